@@ -77,8 +77,10 @@ class TestKilled:
                     events = [click(f"e{n}", user_id, n) for user_id, _ in names.values() for n in range(4)]
                     events += [click(f"e{n}", visitor, n) for _, visitor in names.values() for n in range(3)]
                     await store.append("main", events)
-                    for _, visitor in names.values():
+                    for user_id, visitor in names.values():
                         await store.undo("main", visitor, "e1")
+                        await store.properties.put_of_user("main", visitor, {"age": 1.0, "height": 1.0})
+                        await store.properties.put_of_user("main", user_id, {"age": 2.0})
                 has_died = []
                 for user_id, visitor in names.values():
                     async with opened(address, GENERATION) as store:
@@ -108,6 +110,8 @@ class TestKilled:
                 user_id, between, asked_for, fourth = users = [fresh_user() for _ in range(4)]
                 async with opened(address, GENERATION) as store:
                     await store.append("main", [click("e", name) for name in users])
+                    for name in users:
+                        await store.properties.put_of_user("main", name, {"name": name})
                     for name, visitor in ((between, asked_for), (user_id, between), (user_id, fourth)):
                         await store.merge("main", name, visitor)
                 async with opened(address, GENERATION) as store:
@@ -117,6 +121,7 @@ class TestKilled:
                     for name in users:
                         assert await log_of(store, name) == []
                         assert await store.states("main", [name], GENERATION) == [None]
+                        assert await store.properties.of_user("main", name) == {}
                     left = [key + quick_server.client.dump(key) for key in quick_server.client.scan_iter()]
                     assert not any(name.encode() in one for one in left for name in users)
                 if not died:
@@ -153,6 +158,9 @@ class TestOvertaken:
 
             own = [click("e0", user_id)] if has_events else []
             await fast.append("main", [*own, click("e1", visitor), click("e2", visitor)])
+            await fast.properties.put_of_user("main", visitor, {"age": 1.0, "height": 1.0})
+            if has_events:
+                await fast.properties.put_of_user("main", user_id, {"age": 2.0})
             faster = "erase" if slower == "merge" else "merge"
             with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
@@ -161,8 +169,48 @@ class TestOvertaken:
                 left = entries_of(visitor)
                 assert log in ([], [(visitor, "e1"), (visitor, "e2")])
                 assert left == len(log) + 1 if left or log else traces(visitor) == []  # "into" is one more
+                properties = await fast.properties.of_user("main", user_id)
+                assert properties == ({"age": 1.0, "height": 1.0} if log else {})
                 await fast.erase("main", user_id)
                 assert traces(user_id, visitor) == []
+                for name in (user_id, visitor):
+                    assert await fast.properties.of_user("main", name) == {}
+            return bool(overtaken)
+
+        asyncio.run(meet_at_every_step(address, meet))
+
+    @pytest.mark.parametrize("erased", ["visitor", "between", "user"])
+    @pytest.mark.parametrize("slower", ["put", "erase"])
+    def test_what_is_put_of_a_visitor_meanwhile_is_never_left_with_somebody_else(
+        self, quick_server: RedisServer, slower: str, erased: str
+    ) -> None:
+        address = f"redis:{quick_server.url} {fresh_user()}"
+
+        async def meet(step: int, slow: UserStore, fast: UserStore) -> bool:
+            names = {name: f"{fresh_user()}-{name}" for name in ("visitor", "between", "user")}
+            visitor, between, user_id = names.values()
+            await fast.properties.put_of_user("main", user_id, {"age": 2.0})
+            await fast.merge("main", between, visitor)
+            await fast.merge("main", user_id, between)
+
+            def work(name: str, store: UserStore) -> Awaitable[object]:
+                if name == "erase":
+                    return store.erase("main", names[erased])
+                return store.properties.put_of_user("main", visitor, {"age": 3.0})
+
+            is_done = asyncio.Event()
+
+            async def overtake() -> None:
+                await work("erase" if slower == "put" else "put", fast)
+                is_done.set()
+
+            with OvertakenAt(step, overtake) as overtaken:
+                await work(slower, slow)
+            if overtaken:
+                await is_done.wait()  # what was overtaken may be something that the store does in the background
+                assert await fast.properties.of_user("main", user_id) == {}, step
+                assert await fast.properties.of_user("main", between) == {}
+                assert await fast.properties.of_user("main", visitor) in ({}, {"age": 3.0})
             return bool(overtaken)
 
         asyncio.run(meet_at_every_step(address, meet))
@@ -262,11 +310,14 @@ async def finished(how: str, store: UserStore, user_id: str, visitor: str) -> No
         case "merging again":
             await store.merge("main", user_id, visitor)
             assert len(await log_of(store, user_id)) == 8
+            assert await store.properties.of_user("main", user_id) == {"age": 2.0, "height": 1.0}
             assert not await store.merge("main", user_id, visitor)
         case "reading the visitor":
             await store.states("main", [visitor], GENERATION)
             assert len(await log_of(store, visitor)) in (4, 8)
             assert len(await log_of(store, user_id)) == len(await log_of(store, visitor))
+            of_user, of_visitor = [await store.properties.of_user("main", name) for name in (user_id, visitor)]
+            assert of_visitor == {"age": 2.0, "height": 1.0} == of_user or of_visitor == {"age": 1.0, "height": 1.0}
         case "posting as the visitor":
             answers = await store.append("main", [click("e1", visitor), click("e9", visitor)])
             assert [answer.duplicate for answer in answers] == [True, False]
