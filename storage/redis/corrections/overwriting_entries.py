@@ -12,13 +12,18 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping
 
 from storage.archive.reader import ArchivedLog
+from storage.errors import StorageUnavailable
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.log.user_log import STREAM_PAGE
+from storage.redis.scripts.corrections import SET_ASIDE
 from storage.redis.session.redis_session import RedisSession
 from storage.state.event import Event, LogRecord, Merge, Undo
 from storage.state.record_encoding import from_json
+
+ATTEMPTS = 20
+OVERTAKEN = "others always logged something in the meantime; try again"
 
 
 class OverwritingEntries:
@@ -35,19 +40,20 @@ class OverwritingEntries:
         """
         keys, log, seq = self._session.keys, self._session.keys.log(number), entry_seq(position.encode())
         archived_ids = dict(archived.table.select("seq", "logged_ms").iter_rows())
-        users: set[User] = set()
-        first = ""
-        async for entry_id, user, _ in self._entries(log):
-            if not first and (_is_another(entry_id, archived_ids) or entry_seq(entry_id) >= seq):
-                first = entry_id.decode()
-            users |= {user} if user else set()
-        if first:
+        for _ in range(ATTEMPTS):
+            users: set[User] = set()
+            first = last = b""
+            async for entry_id, user, _record in self._entries(log):
+                last = entry_id
+                if not first and (_is_another(entry_id, archived_ids) or entry_seq(entry_id) >= seq):
+                    first = entry_id
+                users |= {user} if user else set()
+            if first:
+                await self._forget(users)
             aside = keys.aside(number, secrets.token_hex(8))
-            await self._forget(users)
-            await self._session.call("XTRIM", log, "MINID", first)
-            await self._session.call("RENAME", log, aside)  # with what was logged in the meantime
-            await self._forget({user async for _, user, _ in self._entries(aside) if user})
-        await self._session.call("SET", keys.seq(number), seq)
+            if await self._session.run(SET_ASIDE, [keys.seq(number), log, aside], [last, first, seq]):
+                return
+        raise StorageUnavailable(OVERTAKEN, "contention")
 
     async def log_again(self) -> None:
         """Log what was set aside. A merge or an erasure in it is left out, and can be asked for again."""

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.corrections.overwriting_entries import OverwritingEntries
+from storage.redis.corrections.overwriting_entries import OVERTAKEN, OverwritingEntries
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import SEQ_DIGITS, Head
@@ -27,7 +27,6 @@ REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
 INDEX_PAGE = 200  # ids, some 0.1 ms in which Redis does nothing else
 CHECKS_AT_ONCE = 100
-OVERTAKEN = "others always logged something in the meantime; try again"
 
 
 class LogRepair:

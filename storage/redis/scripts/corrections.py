@@ -123,6 +123,21 @@ end
 return id
 """)
 
+# Lets a partition's numbers go on behind another one, and gives entries that used later ones a key of their own, if the
+# log is as the caller has read it.
+SET_ASIDE = Script("""
+-- KEYS  seq, log, aside
+-- ARGV  ids of the log's last entry and of the first one to set aside, or nothing; the number
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+if (last and last[1] or '') ~= ARGV[1] then return 0 end
+if ARGV[2] ~= '' then
+    redis.call('XTRIM', KEYS[2], 'MINID', ARGV[2])
+    redis.call('RENAME', KEYS[2], KEYS[3])
+end
+redis.call('SET', KEYS[1], ARGV[3])
+return 1
+""")
+
 # Sets a head that is missing or damaged and makes the index again, if the partition's log is as the caller has read it.
 REPAIR = Script("""
 -- KEYS  seq, log, head, index; states

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StorageUnavailable
-from storage.redis.scripts.corrections import APPEND, REPAIR
+from storage.redis.scripts.corrections import APPEND, REPAIR, SET_ASIDE
 from storage.redis.session.trust import EXAMINE_EVERY_S
 from storage.redis.store import RedisStore
 from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
@@ -130,8 +130,9 @@ class TestAcceptedLoss:
             assert sorted(found[4:]) == sorted(added)
             await assert_state_is_fold_of_log(store, user_id)
 
+    @pytest.mark.parametrize("mark", [SET_ASIDE.sha, REPAIR.sha], ids=["set aside", "repair"])
     def test_what_others_log_meanwhile_is_logged_behind_the_archived_entries(
-        self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
         """The command is called once, though a service without the archive goes on with the numbers in the meantime."""
         directory = tmp_path / "archive"
@@ -144,7 +145,7 @@ class TestAcceptedLoss:
                 async def go_on() -> None:
                     assert not any(result.duplicate for result in await forgetful.append("main", late))
 
-                overtake(monkeypatch, REPAIR.sha, go_on)
+                overtake(monkeypatch, mark, go_on)
                 await command.repair(accept_loss=True)
                 await self.assert_logged(command, "early", "late")
                 assert {result.duplicate for result in await command.append("main", late)} == {True}
@@ -153,7 +154,9 @@ class TestAcceptedLoss:
 
         asyncio.run(law())
 
-    @pytest.mark.parametrize("mark", ["RENAME", "XADD", "HDEL", APPEND.sha], ids=["rename", "xadd", "accept", "append"])
+    @pytest.mark.parametrize(
+        "mark", [SET_ASIDE.sha, "XADD", "HDEL", APPEND.sha], ids=["set aside", "xadd", "accept", "append"]
+    )
     def test_a_command_that_dies_loses_nothing_of_it(
         self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
