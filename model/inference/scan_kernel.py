@@ -64,7 +64,10 @@ class Batch(NamedTuple):
     best_products  (Q, B')      float32, the largest product of each codebook
     bounds         (Q, 3)       float64: no score is above the first, none below the second is among the k best, and
                                 the third is the range of the deficits; all without boosts
-    boosts         what scores gain, a ``Boosts``
+    boost_sets     (G, words)   uint64, bitmaps of items whose scores gain something
+    boost_gains    (G,)         float32, their gains
+    item_boosts    (N,) or (0,) float32, what the score of each item gains beside
+    is_boosted     whether there are boosts
     max_boost      the largest sum of gains
     found          (Q,)         int64, the number of kept items
     keys           (Q, room)    uint64, their sort keys in any order; there is room for more than k, and a full array
@@ -79,7 +82,10 @@ class Batch(NamedTuple):
     lifted_filter: Any
     best_products: Any
     bounds: Any
-    boosts: Any
+    boost_sets: Any
+    boost_gains: Any
+    item_boosts: Any
+    is_boosted: bool
     max_boost: float
     found: Any
     keys: Any
@@ -136,7 +142,7 @@ def scores_of(catalogue, table, lifted, gains, boosts, items, scores):
         score = (
             lifted_scores[place] if place >= 0 else _score_item(catalogue.lanes, catalogue.bias, table, items[number])
         )
-        scores[number] = _add_boosts(items[number], score, boosts)
+        scores[number] = _add_boosts(items[number], score, boosts.sets, boosts.gains, boosts.by_item)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -155,7 +161,10 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         np.zeros((queries, FILTER_BITS // 64), np.uint64),
         np.empty(tables.shape[:2], np.float32),
         np.empty((queries, 3)),
-        boosts,
+        boosts.sets,
+        boosts.gains,
+        boosts.by_item,
+        len(boosts.gains) + len(boosts.by_item) > 0,
         max_boost,
         np.empty(queries, np.int64),
         np.empty((queries, 2 * k + SPARE_KEYS), np.uint64),
@@ -191,7 +200,9 @@ def _scan(catalogue, batch, queries, stride, room):
         for place in range(len(lifted) if stride == 1 else 0):
             item = lifted[place]
             if item >= 0 and not _contains(excluded, item):
-                score = _add_boosts(item, lifted_scores[place], batch.boosts)
+                score = lifted_scores[place]
+                if batch.is_boosted:
+                    score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, batch.item_boosts)
                 _offer(item, score, room, keys, found, bounds, batch.max_boost)
         _drop_worst(room, keys, found, bounds, batch.max_boost)
         _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, batch.scratch[q])
@@ -229,7 +240,8 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
                 left &= left - np.uint64(1)
                 score = _score_item(lanes, bias, table, item)
                 if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
-                    score = _add_boosts(item, score, batch.boosts)
+                    if batch.is_boosted:  # numba counts a reference for each array that is taken from a tuple
+                        score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, batch.item_boosts)
                     _offer(item, score, room, keys, found, bounds, batch.max_boost)
 
 
@@ -262,12 +274,12 @@ def _drop_worst(room, keys, found, bounds, max_boost):
 
 
 @numba.njit(nogil=True)
-def _add_boosts(item, score, boosts):
-    for place in range(len(boosts.gains)):
-        if _contains(boosts.sets[place], item):
-            score += boosts.gains[place]
-    if len(boosts.by_item):
-        score += boosts.by_item[item]
+def _add_boosts(item, score, boost_sets, boost_gains, item_boosts):
+    for place in range(len(boost_gains)):
+        if _contains(boost_sets[place], item):
+            score += boost_gains[place]
+    if len(item_boosts):
+        score += item_boosts[item]
     return score
 
 
