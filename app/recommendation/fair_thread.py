@@ -1,6 +1,7 @@
 """A thread for what takes milliseconds of Python and is not batched: long bodies, lists of ids, searches."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from operator import attrgetter
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcher, Requester
 
 MAX_WAITING = 1024  # computations
+SWITCH_INTERVAL_S = 0.0002  # while one runs; at other times requests would cost 7% more processor time for nothing
 
 ResultT = TypeVar("ResultT")
 
@@ -24,7 +26,8 @@ class FairThread:
     """Runs one function after the other in a thread; keys take turns, by what theirs cost.
 
     Each thread that runs Python delays the event loop, at every step that the loop takes. So there is one for
-    everybody's long computations, however many requests bring some at the same time.
+    everybody's long computations, however many requests bring some at the same time, and while it works, it gives the
+    interpreter up five times sooner. A process has one.
     """
 
     def __init__(self, thread: Executor) -> None:
@@ -46,4 +49,9 @@ class FairThread:
 
     async def _run_alone(self, batch: Sequence[Computation]) -> list[Any]:
         (computation,) = batch
-        return [await asyncio.get_running_loop().run_in_executor(self._thread, computation.run)]
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(usual_s, SWITCH_INTERVAL_S))
+        try:
+            return [await asyncio.get_running_loop().run_in_executor(self._thread, computation.run)]
+        finally:
+            sys.setswitchinterval(usual_s)

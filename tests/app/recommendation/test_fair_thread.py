@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from app.http import calls, dependencies
 from app.recommendation.batching import Requester
-from app.recommendation.fair_thread import FairThread
+from app.recommendation.fair_thread import SWITCH_INTERVAL_S, FairThread
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
 
@@ -66,6 +67,19 @@ def test_one_after_the_other_and_each_caller_gets_its_own(fair: FairThread) -> N
 
     asyncio.run(law())
     assert overlap.most == 1
+
+
+def test_others_get_the_interpreter_sooner_while_a_computation_runs(fair: FairThread) -> None:
+    usual_s = sys.getswitchinterval()
+
+    async def law() -> None:
+        during_s = await asyncio.gather(*(fair.run(sys.getswitchinterval, 1.0) for _ in range(3)))
+        assert max(during_s) == pytest.approx(SWITCH_INTERVAL_S)
+        with pytest.raises(ZeroDivisionError):
+            await fair.run(lambda: 1 // 0, 1.0)
+
+    asyncio.run(law())
+    assert sys.getswitchinterval() == usual_s > 2 * SWITCH_INTERVAL_S
 
 
 def test_keys_take_turns_by_what_theirs_cost(fair: FairThread) -> None:
