@@ -76,7 +76,7 @@ SLOW_PATHS = (
     "tests/containers/",
     "tests/docker/",
     "tests/model/evaluation/test_neural_baselines.py",
-    "tests/model/test_mechanism_training.py",
+    "tests/model/mechanisms/test_mechanism_training.py",
     "tests/model/training/test_resuming.py",
     "tests/model/training/test_train.py",
     "tests/storage/archive/test_archive_unavailable.py",

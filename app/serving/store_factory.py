@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from app.settings import StoreSettings
 from storage.errors import StorageError
 from storage.protocol import UserStore
-from storage.redis.nodes import ReplicaAcks
+from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.store import RedisOptions, RedisStore
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore

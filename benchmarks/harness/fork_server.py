@@ -36,7 +36,7 @@ from app.cli import main as cli
 from app.main import create_app
 from app.settings import Settings
 from benchmarks.harness import store_writer
-from benchmarks.harness.faulty_machine import FaultyMachine, library
+from benchmarks.harness.faults.faulty_machine import FaultyMachine, library
 from benchmarks.harness.ledger import RENAMED
 from model.artifact import model_directory
 from storage.records import AppendResult

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.ledger import EventJson, Ledger
-from benchmarks.harness.tcp_proxy import Address
 
 SENDERS = 24
 BATCH_SIZES = (1,) * 5 + (10,) * 4 + (100,)

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.harness.compose import RedisUsers
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
-from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import answers_ping
 
 RESTART_AFTER_S = 0.2

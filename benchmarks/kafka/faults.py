@@ -30,9 +30,9 @@ from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from benchmarks import machine
+from benchmarks.harness.faults.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_ready, spawn_program
-from benchmarks.harness.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.topology import redis_server
 from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers, mock_brokers
 from benchmarks.kafka.consumed_topic import USERS, ConsumedTopic

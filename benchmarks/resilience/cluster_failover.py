@@ -25,13 +25,13 @@ from uuid_utils import uuid7
 
 from app.serving.served_generation import generation_of
 from benchmarks.harness.compose import RedisUsers, make_users, node_command
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.fork_server import fork_server
 from benchmarks.harness.ledger import TENANT, Ledger, StoreVerdict, judge
 from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, command, free_node_port, slots_of, wait_until
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection, RetryingClients
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
-from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
 from benchmarks.resilience.environment import accept_loss
 from benchmarks.resilience.scenario import console, counts

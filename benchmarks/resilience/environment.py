@@ -16,12 +16,12 @@ from typing import Literal
 
 from app.serving.served_generation import generation_of
 from benchmarks.harness.compose import RedisUsers, make_users, redis_command
-from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.faults.faulty_machine import FaultyMachine
+from benchmarks.harness.faults.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.fork_server import Weakness, fork_server
 from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
-from benchmarks.harness.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.topology import (
     FIRST_ADDRESS,
     HAPROXY_CONFIG,

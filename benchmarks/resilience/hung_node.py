@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from uuid_utils import uuid7
 
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
-from benchmarks.harness.tcp_proxy import Address
 from benchmarks.resilience.cluster_failover import PRIMARIES, running_cluster, users_of
 from benchmarks.resilience.scenario import console, counts
 from model.artifact import model_directory

@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 
-from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.faults.faulty_machine import FaultyMachine
 from benchmarks.harness.ledger import StoreVerdict
 from benchmarks.resilience.environment import EnvironmentOptions, ScenarioSettings, accept_loss
 from benchmarks.resilience.scenario import Scenario, console, scenario

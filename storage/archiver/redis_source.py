@@ -21,11 +21,11 @@ from typing_extensions import override
 from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.client import NO_CLUSTER
+from storage.redis.connections.client import NO_CLUSTER
+from storage.redis.connections.nodes import Argument, is_cluster_mode, node_urls
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
 from storage.redis.layout.keys import LAYOUT_VERSION, Keyspace, User, erasing_key
 from storage.redis.layout.stream_entries import parse_erasure
-from storage.redis.nodes import Argument, is_cluster_mode, node_urls
 from storage.redis.scripts.corrections import REWRITE_LOG, rewrite_arguments
 from storage.redis.scripts.events import TRIM
 from storage.state.event import LogRecord, uuid7_time_us

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
 from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration, TenantPointers, parse_property_types
-from storage.redis.nodes import Argument, Command, storage_error
+from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.session.redis_session import RedisSession
 
 

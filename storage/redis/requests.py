@@ -12,10 +12,10 @@ from redis.exceptions import MovedError, NoScriptError, TryAgainError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
+from storage.redis.connections.nodes import storage_error
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.layout.stream_entries import Change, Entry
-from storage.redis.nodes import storage_error
 from storage.redis.session.slices import in_slices
 from storage.state.compiled_fold import fold_encoded
 from storage.state.event import Event, Merge, Undo

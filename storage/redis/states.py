@@ -11,11 +11,11 @@ from redis.exceptions import NoScriptError
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.group_commit import GroupCommitByNode
 from storage.records import FoldedState
+from storage.redis.connections.nodes import storage_error
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import User
 from storage.redis.log.user_log import ENDLESS, UserLog
-from storage.redis.nodes import storage_error
 from storage.redis.requests import Read, fresh_state
 from storage.redis.scripts.events import SAVE_STATE, save_state_arguments
 from storage.redis.session.redis_session import RedisSession

@@ -33,7 +33,8 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
-from storage.redis.client import RedisServers
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.corrections.repair import LogRepair
 from storage.redis.corrections.undo_and_merge import RedisCorrections
@@ -43,7 +44,6 @@ from storage.redis.items.redis_items import RedisItems
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
-from storage.redis.nodes import ReplicaAcks
 from storage.redis.session.redis_session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter

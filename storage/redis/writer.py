@@ -14,12 +14,12 @@ from storage.archive.reader import ArchiveSnapshot
 from storage.errors import StorageBusy, StorageError
 from storage.group_commit import GroupCommitByNode
 from storage.records import AppendResult
-from storage.redis.client import PAUSE_S
+from storage.redis.connections.client import PAUSE_S
+from storage.redis.connections.nodes import Command
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Entry
 from storage.redis.log.lost_users import USER_IS_LOST, LostUsers
-from storage.redis.nodes import Command
 from storage.redis.requests import DUPLICATE, Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.session.redis_session import RedisSession

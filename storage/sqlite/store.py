@@ -31,7 +31,7 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
-from storage.sqlite import corrections, trends
+from storage.sqlite import corrections
 from storage.sqlite import states as sqlite_states
 from storage.sqlite.append import Append
 from storage.sqlite.catch_up import CatchUpThread
@@ -39,6 +39,7 @@ from storage.sqlite.connections.writer_thread import failure_cause
 from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.items import tenant_values as items
+from storage.sqlite.items import trends
 from storage.sqlite.items.properties import SQLiteProperties
 from storage.sqlite.log import (
     holds_archived,

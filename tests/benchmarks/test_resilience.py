@@ -18,7 +18,7 @@ import redis
 import typer
 
 from benchmarks.harness.compose import make_users, redis_command
-from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.faults.faulty_machine import FaultyMachine
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
 from benchmarks.harness.topology import program

@@ -19,8 +19,8 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests
 from app.http.auth.keys import Key
-from storage.circuit_breaker import CircuitBreaker
-from storage.redis.nodes import node_urls
+from storage.redis.connections.circuit_breaker import CircuitBreaker
+from storage.redis.connections.nodes import node_urls
 
 REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
 CONNECTIONS = 8

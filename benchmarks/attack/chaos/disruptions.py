@@ -22,8 +22,8 @@ from benchmarks.attack.chaos.store_disruptions import (
     restarted,
     stopped,
 )
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.supervised_process import SupervisedProcess
-from benchmarks.harness.tcp_proxy import Address
 
 LANES = 3  # disruptions at a time
 ATTEMPTS = 5  # at a kind that did not happen yet, when the time is over

@@ -20,12 +20,12 @@ from redis.crc import key_slot
 from app.serving.served_generation import generation_of
 from benchmarks.attack.chaos.servers import Node, Server
 from benchmarks.harness.compose import RedisUsers, make_users, node_command, redis_command
-from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.faults.faulty_machine import FaultyMachine
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.fork_server import Weakness, fork_server
 from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, free_node_port, slots_of
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
-from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
 from model.artifact import model_directory
 from storage.archive.manifest import MANIFEST, Manifest

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from benchmarks.attack.chaos.environment import ChaosEnvironment
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
-from benchmarks.harness.tcp_proxy import Address
 
 RECOVERY_S = 10.0
 COMMAND_WITHIN_S = 120.0

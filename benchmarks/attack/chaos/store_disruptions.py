@@ -19,10 +19,10 @@ from benchmarks.attack.chaos.operations import AcceptedLoss
 from benchmarks.attack.chaos.operator_calls import Operator
 from benchmarks.attack.chaos.servers import Server
 from benchmarks.attack.chaos.verdict import archived_events, original
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.ledger import TENANT
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.supervised_process import SupervisedProcess
-from benchmarks.harness.tcp_proxy import Address
 
 NOTICED_WITHIN_S = 20.0
 REFUSED_WITHIN_S = 60.0

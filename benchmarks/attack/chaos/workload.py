@@ -13,8 +13,8 @@ from uuid_utils import uuid7
 
 from benchmarks.attack.chaos.correction_gate import CorrectionGate
 from benchmarks.attack.chaos.operations import EventKey, Operation, OperationKind, OperationLog
+from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
-from benchmarks.harness.tcp_proxy import Address
 
 CLIENTS = 12
 MERGING_FAMILIES = 30

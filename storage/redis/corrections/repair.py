@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
+from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.corrections.overwriting_entries import OVERTAKEN, OverwritingEntries
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
@@ -18,7 +19,6 @@ from storage.redis.layout.head import SEQ_DIGITS, Head
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
-from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session.redis_session import RedisSession
 from storage.state.layout import LAYOUT_VERSION, TAG_BYTES

@@ -27,12 +27,12 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
 from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
+from storage.redis.connections.nodes import Argument
 from storage.redis.layout.head import Head, MergeStage
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Entry, index_member
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
-from storage.redis.nodes import Argument
 from storage.redis.scripts.corrections import APPEND, MARK_MERGE, append_arguments, mark_merge_arguments
 from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, put_properties_keys

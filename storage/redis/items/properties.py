@@ -18,11 +18,11 @@ from storage.records import (
     property_to_json,
     types_to_hold,
 )
+from storage.redis.connections.nodes import Argument
 from storage.redis.corrections.undo_and_merge import CONTENTION, RETRY_FOR_S, RedisCorrections
 from storage.redis.layout.head import Head
 from storage.redis.layout.keys import ITEMS_FIELD, User
 from storage.redis.layout.stream_entries import compact_json
-from storage.redis.nodes import Argument
 from storage.redis.scripts.items import DECLARE_TYPES
 from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, READ_USER_PROPERTIES, put_properties_keys
 from storage.redis.session.redis_session import RedisSession

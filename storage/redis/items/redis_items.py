@@ -26,6 +26,7 @@ from storage.records import (
     Tally,
     add_types_to_hold,
 )
+from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.items.properties import (
     properties_from_texts,
     properties_to_texts,
@@ -34,7 +35,6 @@ from storage.redis.items.properties import (
 )
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
-from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session.redis_session import RedisSession
 from storage.redis.session.slices import in_slices

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from storage.redis.connections.nodes import Argument
 from storage.redis.layout.keys import User, erased_index_key, erasing_key
 from storage.redis.layout.stream_entries import Entry, compact_json
-from storage.redis.nodes import Argument
 from storage.redis.scripts.script import Script
 from storage.state.event import digest
 

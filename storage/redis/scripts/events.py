@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from storage.redis.connections.nodes import Argument
 from storage.redis.layout.head import SEQ_DIGITS
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Change
-from storage.redis.nodes import Argument
 from storage.redis.scripts.script import Script
 from storage.state.generation import Generation
 

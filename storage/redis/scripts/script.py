@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from hashlib import sha1
 
-from storage.redis.nodes import Argument, Command
+from storage.redis.connections.nodes import Argument, Command
 
 
 class Script:

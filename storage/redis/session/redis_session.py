@@ -11,10 +11,10 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.client import RedisServers
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, Command, storage_error
 from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
-from storage.redis.nodes import MAX_CONNECTIONS, Argument, Command, storage_error
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
 from storage.redis.session.trust import ServerTrust

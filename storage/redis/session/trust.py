@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
-from storage.redis.client import RedisServers
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import CONNECTION_ERRORS, Argument, storage_error
 from storage.redis.layout.keys import Keyspace
 from storage.redis.layout.lost_entries import LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
-from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
 from storage.redis.session.archived_positions import ArchivedPositions
 from storage.redis.session.newest_entries import NewestEntries
 from storage.redis.session.replies import address, has_entry, is_refusal, is_replica, process_of

@@ -12,8 +12,8 @@ from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, AppendResult
-from storage.redis.client import RedisServers
-from storage.redis.nodes import ReplicaAcks
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, Undo

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-import storage.redis.client
+import storage.redis.connections.client
 import storage.sqlite.states
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
@@ -157,7 +157,7 @@ class TestRegistry:
         self, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(storage.sqlite.states, "DROPPED_AT_ONCE", 3)
-        monkeypatch.setattr(storage.redis.client, "SCAN_COUNT", 3)
+        monkeypatch.setattr(storage.redis.connections.client, "SCAN_COUNT", 3)
         events = events_of(20, 2)
         user_ids = user_ids_of(events)
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 import pytest
 
 from storage.errors import StorageUnavailable
-from storage.redis.client import RedisServers
-from storage.redis.nodes import Command
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command
 
 
 def overtake(monkeypatch: pytest.MonkeyPatch, mark: str, work: Callable[[], Awaitable[object]]) -> None:

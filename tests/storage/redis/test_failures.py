@@ -15,7 +15,7 @@ from redis.exceptions import ClusterDownError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
-from storage.redis.client import RedisServers
+from storage.redis.connections.client import RedisServers
 from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click

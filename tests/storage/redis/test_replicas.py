@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
+from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.layout.head import Head, MergeStage
-from storage.redis.nodes import ReplicaAcks
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisCluster, RedisServer, new_replica, new_server
 from tests.storage.redis.stores import (

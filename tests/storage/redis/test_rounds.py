@@ -12,10 +12,10 @@ import storage.redis.requests
 import storage.redis.session.slices
 import storage.redis.writer
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
-from storage.redis.client import RedisServers
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command
 from storage.redis.layout.keys import Keyspace
 from storage.redis.log.user_log import UserLog
-from storage.redis.nodes import Command
 from storage.redis.states import MAX_MISSING_IN_ROUND
 from storage.redis.store import PARTITIONS, RedisStore
 from storage.state.event import Event

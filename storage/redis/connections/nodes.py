@@ -26,8 +26,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from storage.circuit_breaker import CircuitBreaker
 from storage.errors import FailureCause, StorageError, StorageUnavailable
+from storage.redis.connections.circuit_breaker import CircuitBreaker
 
 MAX_CONNECTIONS = 16  # to each node
 

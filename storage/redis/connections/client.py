@@ -16,7 +16,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from storage.errors import StorageError
-from storage.redis.nodes import (
+from storage.redis.connections.nodes import (
     CONNECTION_ERRORS,
     Argument,
     Command,

@@ -17,7 +17,7 @@ from model.mechanisms.mechanism import Events
 from model.mechanisms.network import DistinctItems, MechanismNetwork
 from model.mechanisms.quantiser import TEMPERATURE, Quantiser, StraightThrough
 from model.mechanisms.softmax import Softmax
-from tests.model.small_mechanisms import ITEMS, network
+from tests.model.mechanisms.small_mechanisms import ITEMS, network
 
 CONSTANT = [name for name in MECHANISMS if network(name).mechanism.state_shape is not None]
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-import storage.circuit_breaker
-from storage.circuit_breaker import CircuitBreaker
+import storage.redis.connections.circuit_breaker
+from storage.redis.connections.circuit_breaker import CircuitBreaker
 
 
 class Server:
@@ -55,7 +55,7 @@ def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> No
 
 
 def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.circuit_breaker, "PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr(storage.redis.connections.circuit_breaker, "PROBE_EVERY_S", 0.01)
 
     async def law() -> None:
         server = Server(fails=True)

@@ -22,7 +22,7 @@ from model.evaluation import evaluate
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, TrainError
-from tests.model.small_mechanisms import ITEMS, network, small
+from tests.model.mechanisms.small_mechanisms import ITEMS, network, small
 
 Make = Callable[..., Any]
 
