@@ -44,6 +44,10 @@ MAX_PAGE_BYTES = 4 << 20
 """Bytes of properties after which a page of changes ends."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY_S = 86_400
+
+USERS_PAGE = 500
+"""Users whose properties a store reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class AppendResult:
     def unfolded(cls, generation: Generation, record: LogRecord) -> Self:
         """Return the outcome of a new record that the next reader folds."""
         return cls(unknown_item=isinstance(record, Event) and not generation.knows_item_of(record))
+
+
+DUPLICATE = AppendResult(duplicate=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +20,8 @@ from app.catalogue.expressions.columns import (
     TextSetColumn,
 )
 from app.catalogue.trained_catalogue import Rows
+from storage.records import EPOCH
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TITLE, CATEGORIES = "title", "categories"
 TYPES: Mapping[str, ItemType] = MappingProxyType(
     {TITLE: "text", CATEGORIES: "set", "available_from": "time", "available_until": "time", "published_at": "time"}

@@ -87,7 +87,7 @@ async def recommend(services: Services, caller: Caller, request: RecommendationR
 
     raises  TooCostly, TooManyRequests, and as `BaseRecommender.recommend`
     """
-    return (await _answers(services, caller, [request]))[0]
+    return (await _recommend_as_json(services, caller, [request]))[0]
 
 
 async def recommend_body(services: Services, caller: Caller, body: object) -> bytes:
@@ -101,7 +101,7 @@ async def recommend_body(services: Services, caller: Caller, body: object) -> by
     else:
         parsed = parse_request(body)
     if isinstance(parsed, RecommendationBatch):
-        return b'{"results":[%s]}' % b",".join(await _answers(services, caller, parsed.requests))
+        return b'{"results":[%s]}' % b",".join(await _recommend_as_json(services, caller, parsed.requests))
     return await recommend(services, caller, parsed)
 
 
@@ -171,7 +171,9 @@ async def _charge_correction(services: Services, caller: Caller, user_ids: Seque
         await charge_operation(services, caller, correction_charge(entries))
 
 
-async def _answers(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> list[bytes]:
+async def _recommend_as_json(
+    services: Services, caller: Caller, requests: Sequence[RecommendationRequest]
+) -> list[bytes]:
     await _charge(services, caller, requests)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     bodies = []

@@ -46,7 +46,7 @@ def limits_of(lane: Lane) -> Limits:
     return Limits(max_batch, MAX_WAITING, MAX_CALLERS_OF_NODE if lane.node else inf)
 
 
-class Asked(NamedTuple):
+class BatchEntry(NamedTuple):
     """A request of a batch, its trace, lane and cost, and what its user has seen, if needed and readable.
 
     selection  what its expressions have selected
@@ -118,7 +118,7 @@ class Recommender(BaseRecommender):
         self._metrics = metrics
         self._clicks = clicks
         self._experiment = experiment
-        self._batcher: MicroBatcherByLane[Lane, Asked, Recommendations] = MicroBatcherByLane(
+        self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(
             self._answer_batch,
             attrgetter("cost"),
             attrgetter("lane"),
@@ -137,7 +137,7 @@ class Recommender(BaseRecommender):
             return self._read_and_recommend(requests, requester)
         states = self._readers.states
         return self._batcher.submit(
-            [Asked.of(request, EVERYTHING, NOBODY_SEEN, states) for request in requests], requester
+            [BatchEntry.of(request, EVERYTHING, NOBODY_SEEN, states) for request in requests], requester
         )
 
     async def _read_and_recommend(
@@ -155,11 +155,11 @@ class Recommender(BaseRecommender):
             request_trace.spans["expressions"] = select_end_s - begin_s
             if user_ids:
                 request_trace.spans["log"] = time.perf_counter() - select_end_s
-        asked = [
-            Asked.of(request, selection, seen, self._readers.states)
+        entries = [
+            BatchEntry.of(request, selection, seen, self._readers.states)
             for request, selection in zip(requests, selections, strict=True)
         ]
-        return await self._batcher.submit(asked, requester)
+        return await self._batcher.submit(entries, requester)
 
     async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester
@@ -177,12 +177,12 @@ class Recommender(BaseRecommender):
         (answer,) = await self.recommend([request], requester)
         return answer
 
-    async def _answer_batch(self, batch: Sequence[Asked]) -> list[Recommendations]:
+    async def _answer_batch(self, batch: Sequence[BatchEntry]) -> list[Recommendations]:
         """Read the users' states, compute the answers, and record how long each stage took."""
-        requests = [asked.request for asked in batch]
-        selections = [asked.selection for asked in batch]
-        seen = {str(asked.request.user_id): asked.seen for asked in batch if asked.seen is not None}
-        cost = sum(asked.cost for asked in batch)
+        requests = [entry.request for entry in batch]
+        selections = [entry.selection for entry in batch]
+        seen = {str(entry.request.user_id): entry.seen for entry in batch if entry.seen is not None}
+        cost = sum(entry.cost for entry in batch)
         users = await self._readers.states.read(requests, seen)
         self._metrics.engine.in_progress += 1
         try:
@@ -199,9 +199,9 @@ class Recommender(BaseRecommender):
         if ranked.ranked:
             timings |= ranked.stages_s
             self._metrics.engine.observe_batch(ranked.ranked, ranked.stages_s["step"], ranked.stages_s["scan"])
-        for asked in batch:
-            if asked.trace is not None:
-                asked.trace.spans.update(timings)
+        for entry in batch:
+            if entry.trace is not None:
+                entry.trace.spans.update(timings)
         for answer in ranked.answers:
             self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._context.name, self._experiment, len(answer["items"]))

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeGuard
 
@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from app.schemas.cursor import BadCursor, shown_before
 from model.config import ID_PATTERN
 from model.data.table import LAST_SECOND
+from storage.records import EPOCH
 
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000
@@ -47,7 +48,6 @@ Param: TypeAlias = "bool | float | str | tuple[str, ...] | tuple[float, ...]"
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _no_path_step(value: str) -> str:

@@ -136,7 +136,7 @@ def disable_trust() -> None:
     trust: Any = ServerTrust
     trust.require = trust.require_whole = trust.acknowledge = require_nothing
     files: Any = OpenFiles
-    files.look = lambda _: None
+    files.check = lambda _: None
 
 
 def disable_syncs() -> None:

@@ -38,10 +38,10 @@ from model.lisa.lisa_mini import build_lisa_mini
 from model.lisa.recent_attention import recent_windows
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
+from model.training.padding import STEPS_PER_EPOCH
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
-STEPS_PER_EPOCH = 256  # small data gets smaller batches, down to SMALLEST_BATCH, rather than few steps
-SMALLEST_BATCH = 64
+SMALLEST_BATCH = 64  # of STEPS_PER_EPOCH rather than few steps, where data is small
 
 
 class PositionBatch(NamedTuple):

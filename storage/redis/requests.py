@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import MovedError, NoScriptError, TryAgainError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
-from storage.records import AppendResult
+from storage.records import DUPLICATE, AppendResult
 from storage.redis.connections.nodes import storage_error
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import Keyspace, User
@@ -22,7 +22,6 @@ from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 
 TIMEOUT_S = 5.0
-DUPLICATE = AppendResult(duplicate=True)
 
 
 class _Waiting(ABC):

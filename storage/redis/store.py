@@ -21,6 +21,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.folders.folder import Folder
 from storage.protocol import GenerationRegistry, UserStore
 from storage.records import (
+    DAY_S,
     MAIN_TENANT,
     MAX_SEEN_ENTRIES,
     AppendResult,
@@ -55,7 +56,6 @@ from storage.trends import Visit
 
 PARTITIONS = 256
 NO_ACKS = ReplicaAcks()
-DAY_S = 86_400
 
 logger = logging.getLogger(__name__)
 

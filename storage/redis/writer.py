@@ -13,14 +13,14 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
 from storage.errors import StorageBusy, StorageError
 from storage.group_commit import GroupCommitByNode
-from storage.records import AppendResult
+from storage.records import DUPLICATE, AppendResult
 from storage.redis.connections.client import PAUSE_S
 from storage.redis.connections.nodes import Command
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Entry
 from storage.redis.log.lost_users import USER_IS_LOST, LostUsers
-from storage.redis.requests import DUPLICATE, Commit, Part, Request, UserFold, commits_of, fold_new_entries
+from storage.redis.requests import Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.session.redis_session import RedisSession
 from storage.redis.session.trust import ServerTrust
@@ -228,7 +228,7 @@ class EventWriter:
 
         A user whose keys are lost would begin a second log, whose numbers the archive has already.
         """
-        if not self._lost_users.can_tell:
+        if not self._lost_users.is_archive_available:
             return parts
         unknown = {part: users for part in parts if (users := part.unknown_users(folds))}
 

@@ -7,7 +7,7 @@ from itertools import compress, islice
 from operator import not_
 
 from storage.errors import StorageBusy
-from storage.records import AppendResult
+from storage.records import DUPLICATE, AppendResult
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.log import ERASED, RECORD_COLUMNS
 from storage.sqlite.states import current_states, replace
@@ -17,7 +17,6 @@ from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.state.record_encoding import EVENT, UNDO, to_row
 
-DUPLICATE = AppendResult(duplicate=True)
 BEING_ERASED = "the user is being erased; try again later"
 # A state that lacks more entries of the log than this is caught up in a thread of its own: no writer waits for it.
 MAX_MISSING_ENTRIES = 1000

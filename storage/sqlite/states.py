@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.records import FoldedState
+from storage.records import DAY_S, FoldedState
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.log import NO_LIMIT, log_entries
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation
 
-DAY_S = 86_400
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
 
 SELECT_STATES = """

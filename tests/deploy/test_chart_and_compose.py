@@ -199,8 +199,8 @@ def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
     assert probe.get("failureThreshold", 3) == int(retries)
     (path,) = re.findall(r"\['LISAREC_PORT'\]\}(/\w+)", DOCKERFILE)
     (port,) = (port for port in container(component)["ports"] if port["name"] == probe["httpGet"]["port"])
-    told = environment_of(container(component)).get("LISAREC_PORT", re.findall(r"LISAREC_PORT=(\d+)", DOCKERFILE)[0])
-    assert (probe["httpGet"]["path"], port["containerPort"]) == (path, int(told))
+    served = environment_of(container(component)).get("LISAREC_PORT", re.findall(r"LISAREC_PORT=(\d+)", DOCKERFILE)[0])
+    assert (probe["httpGet"]["path"], port["containerPort"]) == (path, int(served))
     if starting := container(component).get("startupProbe"):
         assert starting["periodSeconds"] * starting["failureThreshold"] == int(start)
 

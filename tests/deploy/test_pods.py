@@ -222,13 +222,13 @@ def test_keys_and_the_password_of_redis_are_changed_without_a_restart(cluster: C
 
 
 @pytest.mark.parametrize(
-    ("resolver", "told"),
+    ("resolver", "name_server"),
     [
         ("search shop.svc.cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n", "10.96.0.10:53"),
         ("nameserver fd00:10:96::a\nnameserver 10.96.0.10\n", "fd00:10:96::a:53"),
     ],
 )
-def test_the_balancer_asks_the_name_server_of_its_pod(resolver: str, told: str, tmp_path: Path) -> None:
+def test_the_balancer_asks_the_name_server_of_its_pod(resolver: str, name_server: str, tmp_path: Path) -> None:
     (container,) = pods(rendered_variant("defaults"))["balancer"]["containers"]
     (tmp_path / "resolv.conf").write_text(resolver)
     (tmp_path / "haproxy").write_text('#!/bin/sh\necho "$LISAREC_DNS"\n')
@@ -237,4 +237,4 @@ def test_the_balancer_asks_the_name_server_of_its_pod(resolver: str, told: str, 
     said = subprocess.run(
         command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True, timeout=60
     )
-    assert said.stdout.strip() == told
+    assert said.stdout.strip() == name_server

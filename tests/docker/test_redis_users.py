@@ -288,9 +288,9 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
         roles = [node.info("replication")["role"] for node in running]
         assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
         with redis.Redis.from_url(users.url(ports[0], "127.0.1.1")) as service:
-            told = service.config_get("*")
-        assert told["masterauth"] == (acl / "replica_password").read_text()
-        assert users.admin_password not in told.values()
+            config = service.config_get("*")
+        assert config["masterauth"] == (acl / "replica_password").read_text()
+        assert users.admin_password not in config.values()
         with redis.RedisCluster.from_url(users.url(ports[0], "127.0.1.1").removesuffix("/0")) as service:
             for number in range(100):
                 service.eval("redis.call('SET', KEYS[1], 1)", 1, f"key-{number}")

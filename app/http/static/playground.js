@@ -95,10 +95,10 @@ async function become(somebody) {
 }
 
 async function refresh(beganMs = performance.now(), eventMs = null) {
-  const asking = call("GET", `${pathOf(user.id)}/recommendations?k=${K}&explain=true`);
+  const recommending = call("GET", `${pathOf(user.id)}/recommendations?k=${K}&explain=true`);
   const reading = readState();
   reading.catch(() => {}); // it is awaited below, unless the other fails first
-  const [{ data, spans }] = await Promise.all([asking, heatMap ?? showModel()]);
+  const [{ data, spans }] = await Promise.all([recommending, heatMap ?? showModel()]);
   showRecommendations(data);
   showTiming(spans, eventMs, performance.now() - beganMs);
   const state = await reading;
@@ -166,14 +166,14 @@ function explained(row, item) {
   const description = make("span", { id: `why-${item.item_id}`, hidden: true }, ...words);
   button.setAttribute("aria-describedby", description.id);
   // where there is neither pointer nor Tab, a finger asks with this
-  const asking = make("button", { type: "button", className: "plain why", textContent: "why?", tabIndex: -1 });
-  asking.ariaHidden = "true";
-  asking.addEventListener("click", () => {
+  const whyButton = make("button", { type: "button", className: "plain why", textContent: "why?", tabIndex: -1 });
+  whyButton.ariaHidden = "true";
+  whyButton.addEventListener("click", () => {
     pointOut(row);
     element("state").scrollIntoView({ behavior: "smooth", block: "nearest" });
   });
   reasons.set(row, { description, bins });
-  row.append(description, asking);
+  row.append(description, whyButton);
   return row;
 }
 

@@ -83,7 +83,7 @@ class BatchRanker:
             ranked |= self._rank(personal, self._user_vectors, stages_s)
         if similar:
             ranked |= self._rank(similar, self._item_vectors, stages_s)
-        return RankedBatch([self._answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
+        return RankedBatch([self._build_answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
         inputs = [query.history.model_input for query in queries if query.history.model_input]
@@ -132,7 +132,7 @@ class BatchRanker:
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
         return ranked
 
-    def _answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
+    def _build_answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
         """Build the answer to a query from its ranked items, or from popular items where the engine ranked none."""
         source: Source = "personalised" if query.similar_to is None else "similar"
         cursor = None

@@ -166,7 +166,7 @@ def unclear_answers(workload: Workload) -> Counter[str]:
     return Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNCLEAR})
 
 
-def main(  # noqa: PLR0913
+def main(
     model: Annotated[Path, typer.Option(help="Model directory of the first process.")],
     other: Annotated[Path, typer.Option(help="Another one in the same folder, of the second process.")],
     store: Annotated[ChaosStore, typer.Option(help="What keeps the data.")] = "redis",

@@ -16,7 +16,7 @@ from storage.redis.corrections.overwriting_entries import OVERTAKEN, Overwriting
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import SEQ_DIGITS, Head
-from storage.redis.layout.keys import User
+from storage.redis.layout.keys import User, head_key_of_state, tag_of_state
 from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.scripts.corrections import REPAIR
@@ -235,32 +235,21 @@ class LogRepair:
             commands = [
                 Command.of(*command)
                 for state in states  # the head last: a state is never ahead of it
-                for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", _head_of_state(state)))
+                for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", head_key_of_state(state)))
             ]
             replies = iter(await self._session.servers.execute_all(commands))
             for state, begin, length, head in zip(states, replies, replies, replies, strict=True):
-                tag = _tag_of_state(state)
+                tag = tag_of_state(state)
                 if isinstance(length, int):
                     lengths[tag][length] += 1
                 if head is None or not _is_state(begin, tag, head) or length != lengths[tag].most_common(1)[0][0]:
                     await self._session.call("UNLINK", state)
-                    users |= set() if head is None else {_head_of_state(state)}
+                    users |= set() if head is None else {head_key_of_state(state)}
         return len(users)
-
-
-def _head_of_state(key: str) -> str:
-    """Return the key of the head of the user whose state has this key."""
-    partition, _, rest = key.partition(":state:")
-    return f"{partition}:head:{rest.partition(':')[2]}"
 
 
 def _is_of_another_type(reply: Exception) -> bool:
     return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
-
-
-def _tag_of_state(key: str) -> str:
-    """Return the tag, in hex, of the generation whose state has this key."""
-    return key.partition(":state:")[2].partition(":")[0]
 
 
 def _is_state(begin: Any, tag: str, head: bytes) -> bool:

@@ -11,6 +11,7 @@ from storage.errors import PropertyRefused, StorageError, StorageUnavailable
 from storage.protocol import PropertyStore
 from storage.records import (
     MAX_PROPERTIES,
+    USERS_PAGE,
     PropertyTypes,
     PropertyValue,
     parse_property_types,
@@ -26,8 +27,6 @@ from storage.redis.layout.stream_entries import compact_json
 from storage.redis.scripts.items import DECLARE_TYPES
 from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, READ_USER_PROPERTIES, put_properties_keys
 from storage.redis.session.redis_session import RedisSession
-
-USERS_PAGE = 500
 
 
 class RedisProperties(PropertyStore):

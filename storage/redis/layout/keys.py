@@ -123,11 +123,11 @@ class Keyspace:
 
     def log(self, partition: int) -> str:
         """Return the key of the partition's log."""
-        return f"{self.partition(partition)}:log"
+        return log_key(self.partition(partition))
 
     def seq(self, partition: int) -> str:
         """Return the key of the number of the newest entry in the partition's log."""
-        return f"{self.partition(partition)}:seq"
+        return seq_key(self.partition(partition))
 
     def aside(self, partition: int, name: str) -> str:
         """Return the key of entries that were taken out of the partition's log, to be logged again."""
@@ -141,6 +141,32 @@ class Keyspace:
         except UnicodeEncodeError as exc:
             raise StorageError(f"an id cannot be stored: {exc}") from exc
         return User(self._partitions[partition], name)
+
+
+def seq_key(partition: str) -> str:
+    """Return the key of the number of the newest entry in the log of a partition, PREFIX:{p17}."""
+    return f"{partition}:seq"
+
+
+def log_key(partition: str) -> str:
+    """Return the key of the log of a partition, PREFIX:{p17}."""
+    return f"{partition}:log"
+
+
+def scratch_key(partition: str) -> str:
+    """Return the key of the copy that takes the place of the log of a partition, PREFIX:{p17}."""
+    return f"{partition}:scratch"
+
+
+def head_key_of_state(key: str) -> str:
+    """Return the key of the head of the user whose state has this key."""
+    partition, _, rest = key.partition(":state:")
+    return f"{partition}:head:{rest.partition(':')[2]}"
+
+
+def tag_of_state(key: str) -> str:
+    """Return the tag, in hex, of the generation whose state has this key."""
+    return key.partition(":state:")[2].partition(":")[0]
 
 
 def erasing_key(partition: str) -> str:
@@ -269,12 +295,12 @@ class User(NamedTuple):
     @property
     def seq(self) -> str:
         """Key of the number of the newest entry in the partition's log."""
-        return f"{self.partition}:seq"
+        return seq_key(self.partition)
 
     @property
     def log(self) -> str:
         """Key of the partition's log."""
-        return f"{self.partition}:log"
+        return log_key(self.partition)
 
     def state(self, generation: Generation) -> str:
         """Return the key of the user's state of the generation."""

@@ -35,7 +35,7 @@ class LostUsers:
         self._probing: asyncio.Task[None] | None = None
 
     @property
-    def can_tell(self) -> bool:
+    def is_archive_available(self) -> bool:
         """Whether there is an archive to ask, which has answered the last time."""
         return self._archive.is_configured and self._probing is None
 
@@ -66,7 +66,7 @@ class LostUsers:
 
     async def _held(self, users: Collection[User]) -> dict[User, int]:
         """Return the users whom the archive has, and how far it goes in the logs of their partitions."""
-        if not users or not self.can_tell or not (archive_id := await self._session.archive_id()):
+        if not users or not self.is_archive_available or not (archive_id := await self._session.archive_id()):
             return {}
         by_tenant: defaultdict[str, list[User]] = defaultdict(list)
         for user in users:

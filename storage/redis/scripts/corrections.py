@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from storage.redis.connections.nodes import Argument
-from storage.redis.layout.keys import User, erased_index_key, erasing_key
+from storage.redis.layout.keys import User, erased_index_key, erasing_key, log_key, scratch_key
 from storage.redis.layout.stream_entries import Entry, compact_json
 from storage.redis.scripts.script import Script
 from storage.state.event import digest
@@ -165,7 +165,7 @@ def erase_arguments(
 def rewrite_arguments(partition: str, erasures: Sequence[bytes]) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of REWRITE_LOG for the erasures that a partition, PREFIX:{p17}, has to finish."""
     indexes = [erased_index_key(partition, erasure.decode()) for erasure in erasures]
-    return [f"{partition}:log", f"{partition}:scratch", erasing_key(partition), *indexes], [
+    return [log_key(partition), scratch_key(partition), erasing_key(partition), *indexes], [
         REWRITTEN_AT_ONCE,
         *erasures,
     ]

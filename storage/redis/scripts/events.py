@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from storage.redis.connections.nodes import Argument
 from storage.redis.layout.head import SEQ_DIGITS
-from storage.redis.layout.keys import User
+from storage.redis.layout.keys import User, log_key, seq_key
 from storage.redis.layout.stream_entries import Change
 from storage.redis.scripts.script import Script
 from storage.state.generation import Generation
@@ -176,7 +176,7 @@ def commit_arguments(changes: Mapping[str, Sequence[Change]], ttl_s: int) -> tup
     keys: list[str] = []
     args: list[Argument] = [ttl_s]
     for partition, of_users in changes.items():
-        keys += (f"{partition}:seq", f"{partition}:log")
+        keys += (seq_key(partition), log_key(partition))
         args.append(len(of_users))
         for change in of_users:
             keys += (change.head_key, change.id_index, *change.states)

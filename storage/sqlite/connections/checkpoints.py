@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointThread:
-    """A thread that looks at the files, and empties the write-ahead log when that is asked for or the log is long.
+    """A thread that checks the files, and empties the write-ahead log when that is asked for or the log is long.
 
     SQLite's own checkpoints never wait for readers. Where some reader is always there, each copies what it can and none
     begins the log anew. This thread waits for them, but only for a moment in each turn: readers of this program take
@@ -55,22 +55,22 @@ class CheckpointThread:
         while not self._closed:
             with self._changed:
                 asked, self._is_new = list(self._asked), False
-            self._look_at_files()
+            self._check_files()
             if self._files.failure is None and (asked or self._files.log_bytes > MAX_LOG_BYTES):
                 self._take_turn(asked)
             with self._changed:
                 self._changed.wait_for(lambda: self._is_new or self._closed, TURN_S)
-        self._look_at_files()
+        self._check_files()
         if self._files.failure is None:
             self._connection.close()
         else:  # the last one to be closed would copy the log into files that are not its own, and remove it
             threading.Thread(target=_wait_for_ever, args=(self._connection,), daemon=True).start()
 
-    def _look_at_files(self) -> None:
+    def _check_files(self) -> None:
         with suppress(sqlite3.Error):  # the files tell why
             self._files.forget_other_contents(self._connection)
             self._files.read_number(self._connection)
-        self._files.look()
+        self._files.check()
 
     def _take_turn(self, asked: list[Future[None]]) -> None:
         if not self._is_emptied():

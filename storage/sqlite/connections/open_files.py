@@ -38,7 +38,7 @@ _descriptors_lock = threading.Lock()
 class OpenFiles:
     """The files that some connection has open as long as this object is used. Any thread may use it.
 
-    failure     what was wrong when they were last looked at; None while they are where they were opened
+    failure     what was wrong when they were last checked; None while they are where they were opened
     has_failed  whether anything was ever wrong
     """
 
@@ -70,11 +70,11 @@ class OpenFiles:
 
     def require_same(self) -> None:
         """Raise StorageUnavailable where the files are not those that were opened, with all that was committed."""
-        self.look()
+        self.check()
         if self.failure is not None:
             raise self.failure
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Note in `failure` whether something was removed, replaced or overwritten; what was put back is as before."""
         try:
             failure = self._moved() or self._overwritten()

@@ -8,6 +8,7 @@ from typing_extensions import override
 from storage.errors import PropertyRefused, StorageBusy
 from storage.protocol import PropertyStore
 from storage.records import (
+    USERS_PAGE,
     PropertyTypes,
     PropertyValue,
     properties_from_json,
@@ -18,8 +19,6 @@ from storage.sqlite.append import BEING_ERASED
 from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import hold_types, property_types
 from storage.sqlite.log import ERASED, resolve_alias
-
-USERS_PAGE = 500
 
 PUT = """
 INSERT INTO user_properties (tenant, user_id, properties) VALUES (:tenant, :user_id, json_patch('{}', :properties))

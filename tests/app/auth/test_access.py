@@ -241,7 +241,7 @@ class TestTenants:
         for scope, path, body in requests:
             assert shops.client.post(path, json=body, headers=bearer(shops.text["main", scope])).status_code == 200
 
-        def told(call: Call, names: Names) -> tuple[int, str]:
+        def response_without_names(call: Call, names: Names) -> tuple[int, str]:
             answer = shops.call(call, bearer(shops.text["books", call.scope or "recs:read"]), names)
             response_text = re.sub(r'"(recommendation_id|files_by|timestamp)":("[^"]+"|[0-9.]+)', "", answer.text)
             for name in ("user", "visitor", "item", "event", "model"):
@@ -250,7 +250,7 @@ class TestTenants:
 
         for call in sorted(shops.calls(), key=lambda call: call.method != "GET"):
             if call.path != "/metrics":
-                assert told(call, theirs) == told(call, nobodys), call
+                assert response_without_names(call, theirs) == response_without_names(call, nobodys), call
         metrics = shops.client.get("/metrics", headers=bearer(shops.text["books", "metrics:read"])).text
         assert "-of-main" not in metrics
         state = shops.client.get(f"/v1/users/{theirs.user}", headers=bearer(shops.text["main", "users:admin"])).json()

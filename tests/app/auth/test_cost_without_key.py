@@ -23,7 +23,7 @@ FULL_CURSOR = cursor_after(f"item-{n}" for n in range(MAX_ITEMS))
 BOMB = urlsafe_b64encode(b"\x01" + zlib.compress(b"a\n" * 600_000)).decode()
 
 
-class Asked(NamedTuple):
+class HttpRequest(NamedTuple):
     method: str
     path: str
     query: str = ""
@@ -31,24 +31,24 @@ class Asked(NamedTuple):
     value: str = ""
 
 
-PLAIN = Asked("GET", "/v1/users/ada/recommendations")
+PLAIN = HttpRequest("GET", "/v1/users/ada/recommendations")
 HOSTILE = {
     "a full cursor": PLAIN._replace(query=f"cursor={FULL_CURSOR[:LARGE]}"),
     "a cursor that unpacks to much": PLAIN._replace(query=f"cursor={BOMB}"),
     "ids to exclude": PLAIN._replace(query="&".join(["exclude=a"] * (LARGE // 10))),
     "categories": PLAIN._replace(query="&".join(["categories=a"] * (LARGE // 13))),
-    "a parameter again and again": Asked("GET", "/v1/items", "&".join(["a"] * (LARGE // 2))),
-    "parameters of an open route": Asked("GET", "/healthz", "&".join(["a"] * (LARGE // 2))),
-    "an encoded path": Asked("GET", "/v1/users/" + "%41" * 1_000 + "/recommendations"),
-    "a long path": Asked("GET", "/v1/users/" + "a" * LARGE),
-    "a deep path": Asked("GET", "/v1" + "/users" * (LARGE // 6)),
-    "no such method": Asked("PATCH", "/v1/users/ada"),
+    "a parameter again and again": HttpRequest("GET", "/v1/items", "&".join(["a"] * (LARGE // 2))),
+    "parameters of an open route": HttpRequest("GET", "/healthz", "&".join(["a"] * (LARGE // 2))),
+    "an encoded path": HttpRequest("GET", "/v1/users/" + "%41" * 1_000 + "/recommendations"),
+    "a long path": HttpRequest("GET", "/v1/users/" + "a" * LARGE),
+    "a deep path": HttpRequest("GET", "/v1" + "/users" * (LARGE // 6)),
+    "no such method": HttpRequest("PATCH", "/v1/users/ada"),
     "a long key": PLAIN._replace(header="authorization", value="Bearer lisarec_" + "a" * LARGE),
     "a key of underlines": PLAIN._replace(header="authorization", value="Bearer " + "_" * LARGE),
-    "many headers of a page": Asked("OPTIONS", "/v1/events", "", "access-control-request-headers", "a," * 15_000),
-    "an origin": Asked("POST", "/v1/events", "", "origin", "https://" + "a." * 15_000),
-    "the description of the service": Asked("GET", "/openapi.json"),
-    "a type": Asked("POST", "/v1/events", "", "content-type", ";" * LARGE),
+    "many headers of a page": HttpRequest("OPTIONS", "/v1/events", "", "access-control-request-headers", "a," * 15_000),
+    "an origin": HttpRequest("POST", "/v1/events", "", "origin", "https://" + "a." * 15_000),
+    "the description of the service": HttpRequest("GET", "/openapi.json"),
+    "a type": HttpRequest("POST", "/v1/events", "", "content-type", ";" * LARGE),
 }
 
 
@@ -61,7 +61,7 @@ def guarded(start: Callable[..., Client], tmp_path_factory: pytest.TempPathFacto
     client.close()
 
 
-def cpu_s(client: Client, asked: Asked) -> tuple[float, int]:
+def cpu_s(client: Client, http_request: HttpRequest) -> tuple[float, int]:
     """The CPU time of the cheapest of some requests, without a client's part in it, and the status."""
 
     async def ask() -> tuple[float, int]:
@@ -74,15 +74,15 @@ def cpu_s(client: Client, asked: Asked) -> tuple[float, int]:
             if "status" in message:
                 statuses.append(message["status"])
 
-        headers = [(b"host", b"x"), (asked.header.encode(), asked.value.encode())]
-        if asked.method == "OPTIONS":
+        headers = [(b"host", b"x"), (http_request.header.encode(), http_request.value.encode())]
+        if http_request.method == "OPTIONS":
             headers += [(b"origin", b"https://shop.example"), (b"access-control-request-method", b"POST")]
         scope = {
             "type": "http",
-            "method": asked.method,
-            "path": asked.path.replace("%41", "A"),
-            "raw_path": asked.path.encode(),
-            "query_string": asked.query.encode(),
+            "method": http_request.method,
+            "path": http_request.path.replace("%41", "A"),
+            "raw_path": http_request.path.encode(),
+            "query_string": http_request.query.encode(),
             "headers": headers,
         }
         begin = time.thread_time()

@@ -76,8 +76,8 @@ def test_no_event_is_late_because_of_a_clock_that_was_wrong(
     with monkeypatch.context() as patch:
         patch.setattr("time.time_ns", lambda: now_ns() + years * YEAR_S * 10**9)
         client.click("ada", "item-2")
-        told = {"user_id": "ada", "item_id": "item-3", "timestamp": now_ns() / 1e9}
-        assert client.post("/v1/events", json=told).json()["accepted"] == 1, "of a client whose clock is right"
+        event = {"user_id": "ada", "item_id": "item-3", "timestamp": now_ns() / 1e9}
+        assert client.post("/v1/events", json=event).json()["accepted"] == 1, "of a client whose clock is right"
         assert client.get("/v1/users/ada").json()["last_item_id"] == "item-3"
     client.click("ada", "item-4")
     assert client.get("/v1/users/ada").json()["last_item_id"] == "item-4"

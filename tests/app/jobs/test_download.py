@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.jobs.datasets import download as rooms
+from app.jobs.datasets import download as downloads
 from app.jobs.datasets.download import PUBLIC_SETS, DownloadError, PublicSet, download, git_blob_id
 from app.jobs.datasets.writer import new_directory, write_interactions
 from model.data.readers import read_interactions, read_items
@@ -38,7 +38,7 @@ class Publisher:
 def publisher(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Iterator[Publisher]:
     at = Publisher()
 
-    class Door(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             content = at.files.get(self.path.removeprefix("/"))
             if content is None:
@@ -54,7 +54,7 @@ def publisher(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Iter
         def log_message(self, *_: object) -> None:
             pass
 
-    at.url = serve_http(Door)
+    at.url = serve_http(Handler)
     yield at
     at.closing.set()
 
@@ -65,7 +65,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PublicSet:
     with new_directory(tmp_path / "expected") as directory:
         table_sha256 = write_interactions(directory, [(1, 10, 0), (1, 11, 1), (2, 10, 0)])
     small = replace(PUBLIC_SETS["ml-1m"], table_sha256=table_sha256, git_blob=git_blob_id(SEQUENCES))
-    monkeypatch.setitem(rooms.PUBLIC_SETS, "ml-1m", small)
+    monkeypatch.setitem(downloads.PUBLIC_SETS, "ml-1m", small)
     return small
 
 
@@ -108,7 +108,7 @@ class TestOneFile:
         self, publisher: Publisher, tmp_path: Path, small: PublicSet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES + b"2 12\n"
-        monkeypatch.setitem(rooms.PUBLIC_SETS, "ml-1m", replace(small, git_blob=None))
+        monkeypatch.setitem(downloads.PUBLIC_SETS, "ml-1m", replace(small, git_blob=None))
         refused(publisher, tmp_path / "ml-1m", "its table has SHA-256 .* instead of .*; nothing was kept")
 
     def test_a_missing_file_is_named(self, publisher: Publisher, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Service:
 def service(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Service:
     at = Service()
 
-    class Door(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
@@ -90,7 +90,7 @@ def service(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Servic
         def log_message(self, *_: object) -> None:
             pass
 
-    at.url = serve_http(Door)
+    at.url = serve_http(Handler)
     return at
 
 

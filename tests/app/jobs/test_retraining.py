@@ -98,7 +98,7 @@ class Shop:
     def retrain(self) -> RoundOutcome:
         return run_trainer(self.settings, PLAN, None, Console(quiet=True), self.trainer)
 
-    def told(self, metric: str, **labels: str) -> float | None:
+    def sample(self, metric: str, **labels: str) -> float | None:
         """What the trainer tells Prometheus."""
         return self.trainer.registry.get_sample_value(f"lisarec_trainer_{metric}", labels)
 
@@ -159,15 +159,15 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     assert (outcome.outcome, shop.names()) == ("activated", [made[0], outcome.name]), "what was left goes first"
     outcome = shop.retrain()
     assert (outcome.outcome, "have done something new" in outcome.reason) == ("waiting", True)
-    assert {kind: shop.told("rounds_total", outcome=kind) for kind in OUTCOMES} == {
+    assert {kind: shop.sample("rounds_total", outcome=kind) for kind in OUTCOMES} == {
         "activated": 3,
         "refused": 0,
         "waiting": 3,
         "failed": 0,
     }
-    assert shop.told("succeeded_timestamp_seconds") == datetime.fromisoformat(outcome.at).timestamp()
-    assert shop.told("generation_timestamp_seconds") == (shop.models / shop.names()[-1] / MANIFEST).stat().st_mtime
-    assert 0 < (shop.told("ndcg_at_10", model="new") or 0) <= 1
+    assert shop.sample("succeeded_timestamp_seconds") == datetime.fromisoformat(outcome.at).timestamp()
+    assert shop.sample("generation_timestamp_seconds") == (shop.models / shop.names()[-1] / MANIFEST).stat().st_mtime
+    assert 0 < (shop.sample("ndcg_at_10", model="new") or 0) <= 1
 
 
 def test_archive_and_models_may_be_in_a_bucket(
@@ -206,7 +206,7 @@ def test_archive_and_models_may_be_in_a_bucket(
 
 def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus' alert counts from the last success, which may have been another process's."""
-    told, pauses = TrainerMetrics(), []
+    metrics, pauses = TrainerMetrics(), []
     at = datetime.now(UTC) - timedelta(days=3)
     TrainerReport({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(LocalFolder(tmp_path))
 
@@ -222,8 +222,8 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     monkeypatch.setattr("time.sleep", pause)
     monkeypatch.setattr("os.nice", lambda _: 0)
     with pytest.raises(Killed):
-        run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
-    sample = told.registry.get_sample_value
+        run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), metrics)
+    sample = metrics.registry.get_sample_value
     assert sample("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 2
     assert sample("lisarec_trainer_succeeded_timestamp_seconds") == pytest.approx(at.timestamp(), abs=1)
     assert sample("lisarec_trainer_every_seconds") == 60

@@ -75,7 +75,7 @@ def errors(client: Client, cause: FailureCause) -> float:
     return float(line.split()[1])
 
 
-def assert_said(client: Client, log: StoreLog, refusal: httpx.Response, cause: FailureCause, reason: str) -> None:
+def assert_reported(client: Client, log: StoreLog, refusal: httpx.Response, cause: FailureCause, reason: str) -> None:
     """The answer has the kind of failure only; the log has the store's own words."""
     error = refusal.json()["error"]
     assert (refusal.status_code, error["code"]) == (503, "storage_unavailable")
@@ -93,7 +93,7 @@ def test_a_full_disk(start: Callable[..., Client], small_disk: Path, store_log: 
         for begin in itertools.count(0, EVENTS)
         if (answer := client.post("/v1/events", json=events(begin, EVENTS))).status_code != 200
     )
-    assert_said(client, store_log, refusal, "disk_full", "database or disk is full")
+    assert_reported(client, store_log, refusal, "disk_full", "database or disk is full")
     assert client.recommend("user-0")["source"] == "personalised"
     client.close()
 
@@ -109,7 +109,7 @@ def test_a_damaged_file(start: Callable[..., Client], tmp_path: Path, store_log:
             file.write(b"\xff" * 4096)
     client = start(tmp_path)
     refusal = client.post("/v1/events", json=events(begin=EVENTS))
-    assert_said(client, store_log, refusal, "damaged", "malformed")
+    assert_reported(client, store_log, refusal, "damaged", "malformed")
     before = errors(client, "damaged")
     assert client.recommend("user-0")["source"] == "popular"
     assert errors(client, "damaged") == before + 1
@@ -124,7 +124,7 @@ def test_a_locked_file(
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as stranger:
         stranger.execute("BEGIN EXCLUSIVE")
         refusal = client.post("/v1/events", json=events())
-        assert_said(client, store_log, refusal, "locked", "database is locked")
+        assert_reported(client, store_log, refusal, "locked", "database is locked")
     assert client.post("/v1/events", json=events()).status_code == 200
     client.close()
 

@@ -1,4 +1,4 @@
-"""The law that both rooms keep together: a service's steps, one event at a time, are the model's parallel form."""
+"""The law of `model` and `storage` together: a service's steps, one event at a time, are the model's parallel form."""
 
 from __future__ import annotations
 

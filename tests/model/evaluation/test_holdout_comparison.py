@@ -99,19 +99,21 @@ class TestRanks:
             ]
             for n in rng.integers(1, 6, 60)
         ]
-        exam = HoldoutComparison(histories, [str(item) for item in rng.choice(list("abcdefgh"), 60)], seen_rule)
+        comparison = HoldoutComparison(histories, [str(item) for item in rng.choice(list("abcdefgh"), 60)], seen_rule)
         for model in (make_model("abcdef"), make_model("fedcxyz", seed=1)):
-            expected = [rank_by_hand(model, *asked, seen_rule) for asked in zip(histories, exam.targets, strict=True)]
-            assert exam.ranks(model).tolist() == expected
-        first, second = exam.halves()
-        assert (len(first), len(second), second.targets[0]) == (30, 30, exam.targets[1])
+            pairs = zip(histories, comparison.targets, strict=True)
+            expected = [rank_by_hand(model, *pair, seen_rule) for pair in pairs]
+            assert comparison.ranks(model).tolist() == expected
+        first, second = comparison.halves()
+        assert (len(first), len(second), second.targets[0]) == (30, 30, comparison.targets[1])
 
     def test_popular_items_stand_by_their_counts_and_a_tie_counts_against_them(self) -> None:
-        exam = HoldoutComparison(
+        comparison = HoldoutComparison(
             [[("a", "click")], [("a", "click")], [("b", "click")], [("a", "click")]], ["b", "c", "c", "z"], "none"
         )
-        assert exam.ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [3, 3, 3, MISS]
-        assert replace(exam, seen_rule="all").ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [2, 2, 2, MISS]
+        assert comparison.ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [3, 3, 3, MISS]
+        of_unseen = replace(comparison, seen_rule="all")
+        assert of_unseen.ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [2, 2, 2, MISS]
 
 
 class TestCut:
@@ -123,8 +125,8 @@ class TestCut:
     def test_nobody_was_trained_on_an_answer(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
         """Each is the last event of a user, logged since, and asked for with all that was before it."""
         events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
-        past, exam = split_for_comparison(events, seen_ms)
-        asked = list(zip(exam.histories, exam.targets, strict=True))
+        past, comparison = split_for_comparison(events, seen_ms)
+        asked = list(zip(comparison.histories, comparison.targets, strict=True))
         trained = {row[-1] for row in past.iter_rows()}  # every row has a millisecond of its own
         for _, of_user in groupby(events.iter_rows(), lambda row: row[0]):
             own = list(of_user)
@@ -138,8 +140,8 @@ class TestCut:
     def test_the_past_ends_where_the_last_tenth_or_what_is_unseen_begins(self) -> None:
         rows = [(f"u{n % 10}", "a", n, n) for n in range(100)]
         for seen_ms, end in ((-1, 89), (50, 89), (94, 95)):
-            past, exam = split_for_comparison(table(*rows), seen_ms)
-            assert (len(past), len(exam)) == (end, min(10, 100 - max(end, seen_ms + 1)))
+            past, comparison = split_for_comparison(table(*rows), seen_ms)
+            assert (len(past), len(comparison)) == (end, min(10, 100 - max(end, seen_ms + 1)))
 
     def test_of_times_that_only_count_the_last_new_event_is_asked_for(self) -> None:
         rows = [
@@ -147,10 +149,10 @@ class TestCut:
             for user in "uvw"
             for n, item in enumerate("abc"[: 2 + (user != "w")])
         ]
-        past, exam = split_for_comparison(table(*rows), -1)
-        assert (len(past), sorted(exam.targets)) == (6, ["c", "c"])
-        past, exam = split_for_comparison(table(*rows), 5)
-        assert (len(past), exam.histories) == (7, [[("a", "click"), ("b", "click")]])
+        past, comparison = split_for_comparison(table(*rows), -1)
+        assert (len(past), sorted(comparison.targets)) == (6, ["c", "c"])
+        past, comparison = split_for_comparison(table(*rows), 5)
+        assert (len(past), comparison.histories) == (7, [[("a", "click"), ("b", "click")]])
 
     def test_seen_items_stay_where_people_buy_again(self) -> None:
         again = table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)])

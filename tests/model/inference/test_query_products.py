@@ -62,12 +62,12 @@ def test_what_is_asked_is_what_the_model_says(
 
 def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Make) -> None:
     model = with_followers(random_model(ModelConfig(), ITEMS), 0)
-    asking, rng = QueryProducts(model), np.random.default_rng(0)
+    products, rng = QueryProducts(model), np.random.default_rng(0)
     queries = rng.standard_normal((67, model.config.width)).astype(np.float32)
     recent = rng.integers(-1, ITEMS, (67, 5))
-    together = asking(queries, recent)
+    together = products(queries, recent)
     for user in (0, 1, 65, 66):
-        alone = asking(queries[user : user + 1], recent[user : user + 1])
+        alone = products(queries[user : user + 1], recent[user : user + 1])
         for one_user, all_users in zip(map(np.asarray, alone), map(np.asarray, together), strict=True):
             assert np.array_equal(one_user[0], all_users[user])
 
@@ -75,8 +75,8 @@ def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Ma
 @pytest.mark.parametrize("rows", [[[-1, ITEMS - 1]], [[ITEMS - 1, -1]]])
 def test_no_other_types_are_compiled(random_model: Make, rows: list[list[int]]) -> None:
     model = random_model(ModelConfig(), ITEMS)
-    asking = QueryProducts(model)
+    products = QueryProducts(model)
     queries = np.zeros((1, model.config.width), np.float32)
     queries.setflags(write=False)  # as of a message
-    asking(queries, np.array(rows))
+    products(queries, np.array(rows))
     assert len(step_kernel.query_products.signatures) == 1

@@ -19,7 +19,6 @@ from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from tests.storage.redis.servers import expected_servers, running_cluster, running_server
-from tests.waiting import until
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
 CLUSTER = "cluster"
@@ -54,14 +53,6 @@ async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENA
         yield store
     finally:
         await store.close()
-
-
-async def begun(store: UserStore, event: Event) -> asyncio.Task[list[AppendResult]]:
-    """An append that has left the queue, so that whatever comes after it waits for it there."""
-    append = asyncio.ensure_future(store.append(MAIN_TENANT, [event]))
-    await asyncio.sleep(0)  # it is in the queue
-    await until(lambda: store.waiting == 0)
-    return append
 
 
 async def redis_keys(address: str, pattern: str) -> list[str]:

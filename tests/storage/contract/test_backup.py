@@ -41,7 +41,7 @@ async def fill(store: UserStore) -> None:
     await store.erase("main", "gone")
 
 
-async def told(store: UserStore) -> dict[str, Any]:
+async def contents_of(store: UserStore) -> dict[str, Any]:
     """All that a store says of its users."""
     found: dict[str, Any] = {}
     for tenant, user_id in [*(("main", user) for user in USERS), ("shop", "u")]:
@@ -69,7 +69,7 @@ def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
         async with opened(address, GENERATION) as store:
             await fill(store)
             entries = await backup(store, tmp_path / "log.gz")
-            expected = await told(store)
+            expected = await contents_of(store)
         async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             append, calls = store.append, 0
 
@@ -87,7 +87,7 @@ def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
                 await restore(store, tmp_path / "log.gz")
             for _ in range(2):
                 assert await restore(store, tmp_path / "log.gz", resume=True) == entries
-                assert await told(store) == expected
+                assert await contents_of(store) == expected
             again = [click(f"e{n}", user) for n in range(40) for user in USERS if user != "gone"]
             assert all(answer.duplicate for answer in await store.append("main", again))
             await backup(store, tmp_path / "again.gz")

@@ -19,8 +19,7 @@ from storage.state.corrections import posted_as
 from storage.state.event import Merge
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
 from tests.storage.contract.stores import new_address, opened
-from tests.storage.oracles.random_events import click, fresh_user, make_generation
-from tests.storage.processes.merge_forever import VISITS
+from tests.storage.oracles.random_events import VISITS, click, fresh_user, make_generation
 from tests.storage.redis.overtaken import DyingAfter, OvertakenAt, overtake
 from tests.storage.redis.servers import RedisServer, new_server
 

@@ -17,6 +17,8 @@ RATES = (0.0, 0.05, 0.8)
 WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
 UNSEEN = ("view", "impression")
 START_US = 1_700_000_000_000_000
+HOT_USERS = ("hot:1", "hot:2")  # of shared events
+VISITS = 3  # events of each visitor who is merged
 # codes of items that no model has learned, for one generation or both; some that fit neither
 ONE = (b"gen one\0", bytes.fromhex("000102031c1d1e1f"))
 TWO = (b"gen two\0", bytes.fromhex("0a0b0c0d"))
@@ -98,3 +100,9 @@ def user_ids_of(events: Sequence[Event]) -> list[str]:
 def make_newer() -> Generation:
     """A generation with other items, codes and rates than the usual one, and shares of codewords."""
     return make_generation(tag=b"gen two\0", rates=(0.1, 0.7), codebooks=4, items=KNOWN_ITEMS + 2, seed=1, soft=True)
+
+
+def shared_event(number: int) -> Event:
+    """The event of this number, which several processes append; four of five are of two hot users."""
+    user_id = HOT_USERS[number % 2] if number % 5 else f"cold{number % 200}"
+    return click(f"e{number}", user_id, item=number % 14, timestamp_us=START_US + number * 997_001 % 10**9)

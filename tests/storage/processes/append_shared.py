@@ -15,15 +15,9 @@ import sys
 from storage.errors import StorageUnavailable
 from storage.state.event import Event
 from tests.storage.contract.stores import open_store
-from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.oracles.random_events import make_generation, shared_event
 
-HOT_USERS = ("hot:1", "hot:2")
 LANES = 4
-
-
-def shared_event(number: int) -> Event:
-    user_id = HOT_USERS[number % 2] if number % 5 else f"cold{number % 200}"
-    return click(f"e{number}", user_id, item=number % 14, timestamp_us=1_700_000_000_000_000 + number * 997_001 % 10**9)
 
 
 def share(process: int, processes: int, events: int) -> list[Event]:

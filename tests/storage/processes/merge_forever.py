@@ -8,9 +8,7 @@ import sys
 from itertools import count
 
 from tests.storage.contract.stores import open_store
-from tests.storage.oracles.random_events import click, make_generation
-
-VISITS = 3  # events of each visitor
+from tests.storage.oracles.random_events import VISITS, click, make_generation
 
 
 async def main(address: str, prefix: str, user_id: str) -> None:

@@ -16,8 +16,7 @@ from storage.errors import StorageUnavailable
 from storage.redis.scripts.events import COMMIT
 from storage.redis.store import RedisStore
 from storage.state.event import Event
-from tests.storage.oracles.random_events import click
-from tests.storage.processes.append_shared import HOT_USERS, shared_event
+from tests.storage.oracles.random_events import HOT_USERS, click, shared_event
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import PREFIX, assert_state_is_fold_of_log, ids, opened

@@ -95,14 +95,14 @@ def test_slow_clients_are_cut_off_while_others_are_served(server: Process) -> No
                 time.sleep(TRICKLE_S)
 
     with ExitStack() as stack, ThreadPoolExecutor() as others, ThreadPoolExecutor(4 * len(SLOW)) as clients:
-        asking = others.submit(serve_others)
+        serving = others.submit(serve_others)
         ends = {
             name: [clients.submit(trickle, stack.enter_context(connected(server)), *slow) for _ in range(3)]
             for name, slow in SLOW.items()
         }
         ended = {name: [end.result() for end in of_name] for name, of_name in ends.items()}
         done.set()
-        asking.result()
+        serving.result()
     assert ended == {name: [True] * 3 for name in SLOW}
     assert set(served) == {200}
 
