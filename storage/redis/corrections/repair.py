@@ -240,9 +240,10 @@ class LogRepair:
             replies = iter(await self._session.servers.execute_all(commands))
             for state, begin, length, head in zip(states, replies, replies, replies, strict=True):
                 tag = tag_of_state(state)
-                if isinstance(length, int):
+                is_state = head is not None and _is_state(begin, tag, head)
+                if is_state:
                     lengths[tag][length] += 1
-                if head is None or not _is_state(begin, tag, head) or length != lengths[tag].most_common(1)[0][0]:
+                if not is_state or length != lengths[tag].most_common(1)[0][0]:
                     await self._session.call("UNLINK", state)
                     users |= set() if head is None else {head_key_of_state(state)}
         return len(users)
