@@ -17,7 +17,7 @@ from app.catalogue.expressions.texts import Texts
 from model.artifact.string_table import Labels
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import Categories
+from model.inference.diversity import ItemLabels
 
 CACHE_BYTES = 1 << 25  # of bitmaps of recently requested categories
 NO_ROWS = np.zeros(0, np.int64)
@@ -66,9 +66,13 @@ class CategoryColumn(SetColumn):
 
     @override
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
+        return self.rows_with_labels(np.flatnonzero(is_wanted))
+
+    def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
+        """Return the items that have at least one of the categories of these numbers."""
         items = bitmap.empty(len(self._of_model))
-        for number in np.flatnonzero(is_wanted).tolist():
-            items |= self.rows_with(self.labels[number])
+        for number in labels.tolist():
+            items |= self.rows_with(self.name(number))
         return items
 
     @property
@@ -87,9 +91,9 @@ class CategoryColumn(SetColumn):
         sizes[[row for row, _ in replaced]] = [len(names) for _, names in replaced]
         return sizes
 
-    def of_rows(self, rows: NDArray[np.int64]) -> Categories:
+    def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
         """Return the numbers of the items' categories."""
-        of_model = Categories(*self._of_model.of_rows(rows))
+        of_model = ItemLabels(*self._of_model.of_rows(rows))
         if not self._replaced:
             return of_model
         replaced = bitmap.has(self._is_replaced, rows)
@@ -100,7 +104,7 @@ class CategoryColumn(SetColumn):
             names = self._replaced.get(int(rows[position]), ())
             parts[position] = np.array([self._number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, parts)])
-        return Categories(np.concatenate(parts), ends)
+        return ItemLabels(np.concatenate(parts), ends)
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:

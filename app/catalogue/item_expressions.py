@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 from numpy.typing import NDArray
 
 from app.catalogue.expressions import syntax_tree
-from app.catalogue.expressions.columns import Column
+from app.catalogue.expressions.columns import Column, TextColumn, TextSetColumn
 from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
 from app.catalogue.expressions.evaluator import Evaluation, compile_loops
+from app.catalogue.expressions.labels import LabelSnapshot
 from app.catalogue.expressions.syntax_tree import Node
 from app.catalogue.expressions.values import Scalar
 from app.catalogue.item_properties import ItemProperties
@@ -61,7 +62,8 @@ class ItemExpressions:
     def find(self, expression: Expression) -> Selected | None:
         """Return the result if it is known; do not change it."""
         compiled = self._compiled.get(self._text_key(expression))
-        return None if compiled is None else self._results.find(self._key(expression, compiled))
+        found: Selected | None = None if compiled is None else self._results.find(self._key(expression, compiled))
+        return found
 
     def evaluate(self, expression: Expression) -> Selected:
         """Return the result; do not change it.
@@ -72,11 +74,28 @@ class ItemExpressions:
         with self._properties.lock:
             columns = {name: self._properties.column(name.removeprefix(ITEM)) for name in compiled.of_items}
             key = self._key(expression, compiled)
-            found = self._results.find(key)
+            found: Selected | None = self._results.find(key)
             if found is None:
                 known = {name: column for name, column in columns.items() if column is not None}
                 found = self._evaluate(expression, compiled.node, known)
                 self._results.keep(key, found)
+        return found
+
+    def find_labels(self, name: str) -> LabelSnapshot | None:
+        """Return the items by a property that is a text or a set of texts, if they are known."""
+        found: LabelSnapshot | None = self._results.find(self._labels_key(name))
+        return found
+
+    def labels(self, name: str) -> LabelSnapshot:
+        """Return the items by a property that is a text or a set of texts."""
+        with self._properties.lock:
+            column = self._properties.column(name)
+            found = self.find_labels(name)
+            if found is None:
+                if not isinstance(column, TextColumn | TextSetColumn):  # no item ever had it
+                    column = TextColumn.empty(self._properties.rows)
+                found = column.by_label()
+                self._results.keep(self._labels_key(name), found)
         return found
 
     def _compile(self, expression: Expression) -> _Compiled:
@@ -108,6 +127,9 @@ class ItemExpressions:
         changes = [self._properties.changes(name.removeprefix(ITEM)) for name in compiled.of_items]
         return self._text_key(expression), tuple(values), tuple(changes)
 
+    def _labels_key(self, name: str) -> Hashable:
+        return name, self._properties.changes(name)
+
     def _build_environment(
         self, properties: tuple[tuple[str, ValueType], ...], others: tuple[tuple[str, ValueType], ...]
     ) -> Environment:
@@ -124,12 +146,12 @@ class _Results:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._by_key: OrderedDict[Hashable, Selected] = OrderedDict()
+        self._by_key: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def find(self, key: Hashable) -> Selected | None:
+    def find(self, key: Hashable) -> Any:
         return self._by_key.get(key)
 
-    def keep(self, key: Hashable, result: Selected) -> None:
+    def keep(self, key: Hashable, result: Selected | LabelSnapshot) -> None:
         self._by_key[key] = result
         self._bytes += result.nbytes + KEY_BYTES
         while self._bytes > self._max_bytes and len(self._by_key) > 1:

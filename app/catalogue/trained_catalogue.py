@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.category_column import CategoryColumn
+from app.catalogue.expressions.labels import LabelledItems
 from app.schemas.items import FoundItem
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import Categories
 from model.inference.scan import Boosts
 from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 
@@ -42,7 +42,7 @@ class TrainedCatalogue:
         self._retitled: dict[int, str] = {}  # titles that replace those, by row
         self._categories = CategoryColumn(items.categories)
         # compile now what the first requests would wait for
-        self.categories_of(NO_ROWS)
+        self._categories.of_rows(NO_ROWS)
         self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
 
     def __len__(self) -> int:
@@ -82,17 +82,9 @@ class TrainedCatalogue:
         return self._categories.rows_with(category)
 
     @property
-    def category_count(self) -> int:
-        """The number of different categories, which are numbered from 0."""
-        return self._categories.count
-
-    def category_name(self, number: int) -> str:
-        """Return the name of the category of that number."""
-        return self._categories.name(number)
-
-    def categories_of(self, rows: Rows) -> Categories:
-        """Return the numbers of the items' categories."""
-        return self._categories.of_rows(rows)
+    def categories(self) -> LabelledItems:
+        """The items by their categories."""
+        return self._categories
 
     def build_boosts(self, gains: Mapping[str, float]) -> Boosts | None:
         """Return boosts that add to the scores of each category's items its gain; None when every gain is 0."""

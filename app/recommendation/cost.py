@@ -18,7 +18,7 @@ PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
 K = 1 / 250  # of an item of the answer
 EXPLAINED = 1 / 40  # of an item that is explained
 DIVERSE = 1 / 200  # of an item that is chosen for diversity
-CAPPED = 2.0  # of a limit for each category, which ranks more items than the answer has
+CAPPED = 2.0  # of a limit for each category or text, which ranks more items than the answer has
 ITEM_ID = 1 / 350  # of an id in a list or a cursor
 PINNED = 1 / 100
 CATEGORY = 1 / 100  # of a category in a filter or a boost
@@ -56,6 +56,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "explain": EXPLAINED * request.k * request.explain,
         "diversity": DIVERSE * request.k * bool(request.diversity),
         "max_per_category": CAPPED * (request.max_per_category is not None),
+        "max_per": CAPPED * len(request.max_per),
         "history": ITEM_ID * len(request.history or ()),
         "candidates": ITEM_ID * len(request.candidates or ()),
         "exclude": ITEM_ID * len(request.exclude),

@@ -210,4 +210,5 @@ class Recommender(BaseRecommender):
 
 def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether there is something to read or to evaluate before the request can join a batch."""
-    return request.exclude_seen == "all" or request.filter is not None or isinstance(request.boost, tuple)
+    has_expressions = request.filter is not None or isinstance(request.boost, tuple)
+    return has_expressions or request.exclude_seen == "all" or bool(request.max_per)

@@ -1,4 +1,4 @@
-"""What the expressions of a request select: which items may be recommended, and what is added to their scores."""
+"""What a request selects by properties: which items may be recommended, how many alike, and what their scores gain."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.expressions.environment import InvalidExpression, ValueType
+from app.catalogue.expressions.labels import LabelledItems
 from app.catalogue.expressions.values import Scalar
 from app.catalogue.item_expressions import CURRENT, PARAMS, USER, Expression, Selected
+from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest
 from app.recommendation.batching import Requester
@@ -22,18 +24,31 @@ from app.schemas.recommendations import RecommendationRequest
 from model.inference.bitmap import Bitmap
 
 
+class Cap(NamedTuple):
+    """A limit: `most` items of each label in a list, all pages together."""
+
+    items: LabelledItems
+    most: int
+
+
 class Selection(NamedTuple):
-    """The items that may be recommended, None for all; and what is added to each item's score, None for nothing."""
+    """What a request selects.
+
+    allowed  the items that may be recommended; None for all
+    gains    what is added to each item's score; None for nothing
+    caps     of the properties that `max_per` names
+    """
 
     allowed: Bitmap | None
     gains: NDArray[np.float32] | None
+    caps: Sequence[Cap] = ()
 
 
 EVERYTHING = Selection(None, None)
 
 
 class Selector:
-    """Evaluates the expressions of requests for one catalogue, outside of batches, which nobody else has to wait for.
+    """Reads what requests say of properties, for one catalogue, outside of batches: nobody else has to wait for it.
 
     What is known already takes no thread.
     """
@@ -55,8 +70,9 @@ class Selector:
         ]
 
     async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
+        caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
         if request.filter is None and not isinstance(request.boost, tuple):
-            return EVERYTHING
+            return Selection(None, None, caps)
         boosts = request.boost if isinstance(request.boost, tuple) else ()
         values: dict[str, Scalar] = {f"{PARAMS}{name}": value for name, value in request.params.items()}
         types: dict[str, ValueType] = {f"{PARAMS}{name}": _type_of(value) for name, value in request.params.items()}
@@ -76,7 +92,23 @@ class Selector:
         for text in boosts:
             own = await self._evaluate(Expression(text, "number", values, sorted_types), f"{path}boost", requester)
             gains = own if gains is None else gains + own
-        return Selection(allowed, gains)
+        return Selection(allowed, gains, caps)
+
+    async def _cap(self, name: str, most: int, path: str, requester: Requester) -> Cap:
+        if name == CATEGORIES:
+            return Cap(self._catalogue.categories, most)
+        type_ = self._catalogue.properties.types.get(name)
+        if type_ not in ("text", "set"):
+            reason = f"items have no property '{name}'" if type_ is None else f"'{name}' is a {type_} and has no labels"
+            raise InvalidRequest(
+                "a limit cannot be used",
+                [ErrorDetail(field=f"{path}max_per", reason=f"{reason}; it takes texts and sets of texts")],
+            )
+        expressions = self._catalogue.expressions
+        labels = expressions.find_labels(name)
+        if labels is None:
+            labels = await self._thread.run(partial(expressions.labels, name), len(self._catalogue), requester)
+        return Cap(labels, most)
 
     async def _evaluate(self, expression: Expression, field: str, requester: Requester) -> Selected:
         expressions = self._catalogue.expressions

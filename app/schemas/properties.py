@@ -27,7 +27,7 @@ RESERVED_WORDS = frozenset(
 )
 """Words of expressions, which cannot be names there."""
 
-_matches_name = re.compile(NAME_PATTERN).fullmatch
+matches_name = re.compile(NAME_PATTERN).fullmatch
 NAME_RULE = (
     "a property's name has letters of English, digits and _, begins with no digit, has at most 64 characters, and is"
     f" no word of expressions (such as `in`) nor one of {', '.join(sorted(NO_NAMES))}"
@@ -39,7 +39,7 @@ TypesSoFar = MutableMapping[str, PropertyType]
 
 def is_property_name(name: str) -> bool:
     """Return whether a property may have this name."""
-    return _matches_name(name) is not None and name not in NO_NAMES and name not in RESERVED_WORDS
+    return matches_name(name) is not None and name not in NO_NAMES and name not in RESERVED_WORDS
 
 
 def shown(value: PropertyValue) -> Any:

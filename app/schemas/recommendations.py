@@ -25,6 +25,7 @@ from app.schemas.fields import (
     ResultCount,
     plain_digits,
 )
+from app.schemas.limits import MaxPer, MaxPerTexts
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.config import SeenRule
 
@@ -56,6 +57,9 @@ class RecommendationQuery(Closed):
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
     )
+    max_per: MaxPer = Field(
+        default_factory=dict, description="items with the same text in a property, in all pages together, by property"
+    )
     cursor: Cursor | None = Field(
         None, description="answer in pages: empty for the first one, then that of the page before"
     )
@@ -67,6 +71,10 @@ class RecommendationQuery(Closed):
 
 class RecommendationUrlQuery(RecommendationQuery):
     """The wishes of a query string whose form differs from that in a body."""
+
+    max_per: MaxPerTexts = Field(  # type: ignore[assignment]
+        default_factory=list, description="items with the same text in a property, in all pages together: `brand:2`"
+    )
 
     boost: Expressions = Field(
         default_factory=list, description="each adds its number to the scores of the items that have one"

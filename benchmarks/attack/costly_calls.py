@@ -95,6 +95,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "explain": {"k": MAX_K, "explain": True},
         "diversity": {"k": MAX_K, "diversity": 0.5},
         "max_per_category": {"k": MAX_K, "max_per_category": 1},
+        "max_per": {"k": MAX_K, "max_per": {"categories": 1, "title": 1}},
         "history": {"history": ids},
         "unknown history": {"history": [f"unknown-{n}" for n in range(MAX_ITEM_IDS)]},
         "candidates": {"candidates": ids, "k": MAX_K},

@@ -47,6 +47,7 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
         "pins at three places": {"pin": [{"item_id": item_ids[n * 50], "place": n + 1} for n in range(3)]},
         "diversity 0.5": {"diversity": 0.5},
         "at most 3 of a category": {"max_per_category": 3},
+        "at most 1 of a title": {"max_per": {"title": 1}},
         "the first page": {"cursor": ""},
         "the fifth page": {"cursor": cursor},
         "explain": {"explain": True},

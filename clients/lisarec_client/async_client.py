@@ -86,8 +86,8 @@ class AsyncClient:
         """Return the user's best items, or the first k of the fallback after the time-out. Never raise.
 
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
-                 exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, cursor, because,
-                 explain, filter, params, current_item
+                 exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, max_per, cursor,
+                 because, explain, filter, params, current_item
         """
         request = {"k": k, **options} if user_id is None else {"user_id": user_id, "k": k, **options}
         try:

@@ -18,8 +18,8 @@ TargetCodes = NDArray[np.uint8]
 """(n, B') target codes"""
 
 
-class Categories(NamedTuple):
-    """Categories of n items: item i has the labels between ends[i] and ends[i + 1].
+class ItemLabels(NamedTuple):
+    """Labels of n items, such as their categories: item i has those between ends[i] and ends[i + 1].
 
     labels  (M,)      int64
     ends    (n + 1,)  int64
@@ -29,94 +29,73 @@ class Categories(NamedTuple):
     ends: NDArray[np.int64]
 
 
-class Diversity(NamedTuple):
-    """How far a list may depart from the order of the scores.
-
-    strength          0 to 1; 0 leaves the order as it is
-    max_per_category  items of one category; 0 for any number
-    """
-
-    strength: float
-    max_per_category: int
-
-    @property
-    def window(self) -> int:
-        """How many items compete for each place."""
-        return WINDOW if self.strength else 1
-
-
-NO_DIVERSITY = Diversity(0.0, 0)
+def window(strength: float) -> int:
+    """Return how many items compete for each place."""
+    return WINDOW if strength else 1
 
 
 class Candidates(NamedTuple):
     """The n best items of a ranking.
 
-    scores      (n,)   descending
-    codes       of these items; any where the diversity has no strength
-    categories  of these items
-    are_all     whether the ranking has no further items
+    scores   (n,)   descending
+    codes    of these items; any where the diversity has no strength
+    labels   of these items, of which a list has only so many items each
+    are_all  whether the ranking has no further items
     """
 
     scores: NDArray[np.float32]
     codes: TargetCodes
-    categories: Categories
+    labels: ItemLabels
     are_all: bool
 
 
 def select_diverse(
-    diversity: Diversity,
+    strength: float,
     count: int,
     candidates: Candidates,
     reserved_codes: TargetCodes,
-    taken_per_category: NDArray[np.int64],
+    room: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int]:
     """Choose items for the places of a list, one after the other.
 
-    The first `window` of the remaining items whose categories are not full compete for each place. The winner has the
+    The first `window` of the remaining items whose labels all have room compete for each place. The winner has the
     largest (1 - strength) * score - strength * its largest similarity to an item that was chosen before.
 
-    reserved_codes      codes of the items already in the list
-    taken_per_category  (L,)  number of items of each category in the list; the selected items are added to it
+    strength        how far the list may depart from the order of the scores: 0 to 1; 0 leaves it as it is
+    reserved_codes  codes of the items already in the list
+    room            (L,)  how many more items of each label the list may have; the selected ones are taken off
     returns  positions of the selected candidates, at most `count`: fewer where the selection depends on
              further items; and how many candidates compete for the place after them
     """
     selected = np.empty(count, np.int64)
-    scores, codes, categories, are_all = candidates
+    scores, codes, labels, are_all = candidates
     found, left = _select(
-        tuple(diversity),
-        diversity.window,
-        (scores, codes, *categories, are_all),
-        reserved_codes,
-        taken_per_category,
-        selected,
+        float(strength), window(strength), (scores, codes, *labels, are_all), reserved_codes, room, selected
     )
     return selected[:found], left
 
 
-def category_counts(categories: Categories, labels: int) -> NDArray[np.int64]:
-    """Count the items of each of so many categories: (labels,)."""
-    taken_per_category = np.zeros(labels, np.int64)
-    if len(categories.labels):
-        _count(*categories, taken_per_category)
-    return taken_per_category
+def take_room(labels: ItemLabels, room: NDArray[np.int64]) -> None:
+    """Take the room of the items off that of each label (L,)."""
+    if len(labels.labels):
+        _take(*labels, room)
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(labels, ends, taken_per_category):  # type: ignore[no-untyped-def]
+def _take(labels, ends, room):  # type: ignore[no-untyped-def]
     for item in range(len(ends) - 1):
-        _count_item(item, labels, ends, taken_per_category)
+        _take_item(item, labels, ends, room)
 
 
 @numba.njit(nogil=True)
-def _count_item(item, labels, ends, taken_per_category):  # type: ignore[no-untyped-def]
+def _take_item(item, labels, ends, room):  # type: ignore[no-untyped-def]
     for place in range(ends[item], ends[item + 1]):
         if labels[place] not in labels[ends[item] : place]:  # a catalogue may name a category twice
-            taken_per_category[labels[place]] += 1
+            room[labels[place]] -= 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _select(diversity, window, candidates, reserved_codes, taken_per_category, selected):  # type: ignore[no-untyped-def]
-    strength, most = diversity
+def _select(strength, window, candidates, reserved_codes, room, selected):  # type: ignore[no-untyped-def]
     scores, codes, labels, ends, are_all = candidates
     count, books = len(scores), codes.shape[1]
     is_removed, similarity = np.zeros(count, np.bool_), np.zeros(count, np.float64)
@@ -126,9 +105,8 @@ def _select(diversity, window, candidates, reserved_codes, taken_per_category, s
         best, best_value, seen, item = -1, 0.0, 0, first
         while item < count and seen < window:
             if not is_removed[item]:
-                if most > 0:
-                    for place in range(ends[item], ends[item + 1]):
-                        is_removed[item] |= taken_per_category[labels[place]] >= most
+                for place in range(ends[item], ends[item + 1]):
+                    is_removed[item] |= room[labels[place]] <= 0
                 if not is_removed[item]:
                     if item >= known:
                         known = item + 1
@@ -148,7 +126,7 @@ def _select(diversity, window, candidates, reserved_codes, taken_per_category, s
         selected[found] = best
         found += 1
         is_removed[best] = True
-        _count_item(best, labels, ends, taken_per_category)
+        _take_item(best, labels, ends, room)
         if strength > 0:
             for other in range(first, known):
                 if not is_removed[other]:
@@ -169,6 +147,6 @@ def _equal_codes(one, other):  # type: ignore[no-untyped-def]
 def compile_loops() -> None:
     """Compile the loops before the first request waits for them."""
     codes, labels, ends = np.zeros((0, 1), np.uint8), np.zeros(0, np.int64), np.zeros(1, np.int64)
-    nothing = Candidates(np.zeros(0, np.float32), codes, Categories(labels, ends), True)
-    select_diverse(Diversity(0.5, 1), 0, nothing, codes, labels)
-    _count(labels, ends, labels)
+    nothing = Candidates(np.zeros(0, np.float32), codes, ItemLabels(labels, ends), True)
+    select_diverse(0.5, 0, nothing, codes, labels)
+    _take(labels, ends, labels)

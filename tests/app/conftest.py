@@ -191,6 +191,8 @@ def shared_client(start: Callable[..., Client], tmp_path_factory: pytest.TempPat
 CLICKS = [item_id(row % 37) for row in range(0, 200, 3)]  # many more than the ring holds
 SEEN = {"clicker": CLICKS, "disliker": ["item-3", "item-4"], "nobody": []}
 GONE = ["item-7", "item-30"]  # not available
+BRANDS = {item_id(row): f"brand {row % 9}" for row in range(ITEMS) if row % 7}
+COLOURS = {item_id(row): [f"colour {row % 5}", f"colour {row % 4}"][: row % 3] for row in range(0, ITEMS, 2)}
 SAID = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}  # categories by the shop
 
 
@@ -206,6 +208,8 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
     client.post("/v1/events", json=[{"user_id": "disliker", "item_id": i, "type": "dislike"} for i in SEEN["disliker"]])
     posted = [{"item_id": name, "available": False} for name in GONE]
     posted += [{"item_id": name, "categories": categories} for name, categories in SAID.items()]
+    posted += [{"item_id": name, "properties": {"brand": brand, "price": 5.0}} for name, brand in BRANDS.items()]
+    posted += [{"item_id": name, "properties": {"colours": colours}} for name, colours in COLOURS.items()]
     assert client.post("/v1/items", json=posted).status_code == 200
     yield client
     client.close()

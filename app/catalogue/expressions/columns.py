@@ -10,15 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-import numba
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers
 from app.catalogue.expressions.texts import Texts
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
+from model.inference.diversity import ItemLabels
 
 ItemValue: TypeAlias = "str | float | bool | tuple[str, ...]"
 """A value of a property; a time is a number of microseconds since the epoch."""
@@ -125,9 +126,11 @@ class TextColumn(Column):
 
     def rows_with(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
         """Return the rows whose text has a wanted number; `is_wanted` has one more element, for rows without a text."""
-        rows = bitmap.empty(len(self.numbers))
-        _gather(is_wanted, self.numbers, rows)
-        return rows
+        return rows_of_numbers(is_wanted, self.numbers)
+
+    def by_label(self) -> LabelSnapshot:
+        """Return the items as they are now, by their texts."""
+        return LabelSnapshot(self.numbers.copy(), len(self.texts), None)
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
@@ -199,6 +202,12 @@ class TextSetColumn(SetColumn):
         ends = np.cumsum(lengths)
         return self._sets.rows_with(np.append(wanted_before[ends] > wanted_before[ends - lengths], False))
 
+    def by_label(self) -> LabelSnapshot:
+        """Return the items as they are now, by the texts of their sets."""
+        labels, lengths = self._labels_of_sets()
+        sets = ItemLabels(labels, np.concatenate([[0], np.cumsum(lengths)]))
+        return LabelSnapshot(self._sets.numbers.copy(), len(lengths), sets)
+
     @property
     @override
     def sizes(self) -> NDArray[np.int64]:
@@ -235,16 +244,3 @@ def _letter(number: int) -> str:
 def _numbers_of(letters: str) -> NDArray[np.int64]:
     points = np.frombuffer(letters.encode("utf-32-le"), np.uint32).astype(np.int64)
     return points - len(SURROGATES) * (points >= SURROGATES.stop)
-
-
-@numba.njit(cache=True, nogil=True)
-def _gather(is_wanted, numbers, rows):  # type: ignore[no-untyped-def]
-    """Mark the rows whose numbers are wanted; a number below 0 counts from the end."""
-    size = len(is_wanted)
-    for word in range(len(rows)):
-        bits = np.uint64(0)
-        begin = word * 64
-        for place in range(min(64, len(numbers) - begin)):
-            number = numbers[begin + place]
-            bits |= np.uint64(is_wanted[number if number >= 0 else number + size]) << np.uint64(place)
-        rows[word] = bits

@@ -15,19 +15,11 @@ from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.recommendation.ranking.rankings import Ranked, Ranking, Scores, without_padding
-from app.recommendation.selection import Selection
+from app.recommendation.selection import Cap, Selection
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import (
-    NO_DIVERSITY,
-    Candidates,
-    Categories,
-    Diversity,
-    TargetCodes,
-    category_counts,
-    select_diverse,
-)
+from model.inference.diversity import Candidates, ItemLabels, TargetCodes, select_diverse, take_room, window
 from model.inference.scan import Boosts
 
 
@@ -45,9 +37,10 @@ class Page(NamedTuple):
 
 
 NO_CODES: TargetCodes = np.zeros((0, 0), np.uint8)
-# The expected number of items that are skipped for each selected one, because their categories are full. It is a
+# The expected number of items that are skipped for each selected one, because their labels have no room. It is a
 # generous guess: a longer scan costs less than a second one.
 SKIPPED_PER_ITEM, MAX_SKIPPED = 15, 700
+CAP_SHIFT = 32  # a label's number among those of all caps: that of the cap, and 32 bits of its own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +49,16 @@ class RerankingRules:
 
     count       how many items are selected: k, and for a page one more, which shows whether there is another page
     shown       ids of the items on earlier pages
+    diversity   how far the list may depart from the order of the scores, from 0 to 1
+    caps        how many items it may have of each label
     pins        rows of items that have fixed places, without those shown or filtered out
     pin_places  places of the pins, counted from 0, in order
     reserved    rows that the rest of the list cannot have: those shown that are known, and the pins
     """
 
-    catalogue: TrainedCatalogue
     boosts: Boosts | None
-    diversity: Diversity
+    diversity: float
+    caps: Sequence[Cap]
     k: int
     count: int
     shown: Sequence[str]
@@ -77,8 +72,8 @@ class RerankingRules:
         return self._depth_for(self.count)
 
     def _depth_for(self, missing: int) -> int:
-        skipped = min(SKIPPED_PER_ITEM * missing, MAX_SKIPPED) if self.diversity.max_per_category else 0
-        return missing + skipped + self.diversity.window - 1
+        skipped = min(SKIPPED_PER_ITEM * missing, MAX_SKIPPED) if self.caps else 0
+        return missing + skipped + window(self.diversity) - 1
 
     def page(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Page:
         """Return the next page of a ranking, with the rules applied.
@@ -105,51 +100,57 @@ class RerankingRules:
         )
 
     def _diversified(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Ranked:
-        """Return the best items under the diversity rules, `count` of them if there are as many."""
+        """Return the best items under diversity and caps, `count` of them if there are as many."""
         rows, scores = without_padding(best)
-        if self.diversity == NO_DIVERSITY:
+        if not self.diversity and not self.caps:
             return rows[: self.count], scores[: self.count]
-        codes_of = ranking.codes if self.diversity.strength else _no_codes
-        reserved_codes, reserved_counts = codes_of(self.reserved), self._category_counts(self.reserved)
+        codes_of = ranking.codes if self.diversity else _no_codes
+        reserved_codes, reserved_labels = codes_of(self.reserved), self._labels(self.reserved)
         is_all, step = len(rows) < self.depth, 0
         while True:
-            categories = self._categories(rows)
-            # made anew each time: an update may have added categories
-            counts = np.zeros(self.catalogue.category_count if self.diversity.max_per_category else 0, np.int64)
-            counts[: len(reserved_counts)] = reserved_counts
-            candidates = Candidates(ranking.relevance(scores), codes_of(rows), categories, is_all)
-            selected, left = select_diverse(self.diversity, self.count, candidates, reserved_codes, counts)
+            labels, different, room = self._room(reserved_labels, self._labels(rows))
+            candidates = Candidates(ranking.relevance(scores), codes_of(rows), labels, is_all)
+            selected, left = select_diverse(self.diversity, self.count, candidates, reserved_codes, room)
             if is_all or len(selected) == self.count:
                 return rows[selected], scores[selected]
             # at least twice as many each time, which bounds the number of scans
             step = max(self._depth_for(self.count - len(selected)) - left, 2 * step)
-            more, more_scores = self._next_best(ranking, step, excluded, rows, counts)
+            more, more_scores = self._next_best(ranking, step, excluded, rows, different[room <= 0])
             is_all = len(more) < step
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
 
-    def _categories(self, rows: Rows) -> Categories:
-        """Return the categories of the items; none when the request does not limit categories."""
-        if self.diversity.max_per_category:
-            return self.catalogue.categories_of(rows)
-        return Categories(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
+    def _labels(self, rows: Rows) -> ItemLabels:
+        """Return the labels of the items that caps are about, numbered across all caps."""
+        parts = [cap.items.of_rows(rows) for cap in self.caps]
+        if not parts:
+            return ItemLabels(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
+        labels = np.concatenate(
+            [part.labels.astype(np.int64) + (place << CAP_SHIFT) for place, part in enumerate(parts)]
+        )
+        items = np.concatenate([np.repeat(np.arange(len(rows)), np.diff(part.ends)) for part in parts])
+        ends = np.array([part.ends for part in parts], np.int64).sum(axis=0)
+        return ItemLabels(labels[np.argsort(items, kind="stable")], ends)
 
-    def _category_counts(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the number of these items in each category."""
-        if not self.diversity.max_per_category:
-            return NO_ROWS
-        if not len(rows):
-            return np.zeros(self.catalogue.category_count, np.int64)
-        return category_counts(self.catalogue.categories_of(rows), self.catalogue.category_count)
+    def _room(
+        self, reserved: ItemLabels, labels: ItemLabels
+    ) -> tuple[ItemLabels, NDArray[np.int64], NDArray[np.int64]]:
+        """Number the labels anew, without gaps: return them so, the different ones, and how many items each may get."""
+        different, numbers = np.unique(np.concatenate([reserved.labels, labels.labels]), return_inverse=True)
+        room = np.array([cap.most for cap in self.caps], np.int64)[different >> CAP_SHIFT]
+        of_reserved = len(reserved.labels)
+        take_room(ItemLabels(numbers[:of_reserved], reserved.ends), room)
+        return ItemLabels(numbers[of_reserved:], labels.ends), different, room
 
     def _next_best(
-        self, ranking: Ranking, count: int, excluded: Bitmap, ranked: Rows, category_counts: NDArray[np.int64]
+        self, ranking: Ranking, count: int, excluded: Bitmap, ranked: Rows, full: NDArray[np.int64]
     ) -> Ranked:
-        """Return the best items after those already ranked, at most `count`, without those of full categories."""
+        """Return the best items after those already ranked, at most `count`, without those of full labels."""
         outside = excluded.copy()
         bitmap.add(outside, ranked)
-        if self.diversity.max_per_category:
-            for number in np.flatnonzero(category_counts >= self.diversity.max_per_category).tolist():
-                outside |= self.catalogue.in_category(self.catalogue.category_name(number))
+        for place, cap in enumerate(self.caps):
+            labels = full[full >> CAP_SHIFT == place] - (place << CAP_SHIFT)
+            if len(labels):
+                outside |= cap.items.rows_with_labels(labels)
         return ranking.best(count, outside)
 
 
@@ -163,7 +164,7 @@ def reranking_rules(
 ) -> RerankingRules:
     """Return the re-ranking rules of a request.
 
-    selection     what its expressions select
+    selection     what it selects by properties
     filtered_out  items that its filters exclude, pinned or not
     """
     boosts = None
@@ -171,13 +172,16 @@ def reranking_rules(
         boosts = catalogue.build_boosts(request.boost)
     elif selection.gains is not None:
         boosts = Boosts.of_items(selection.gains)
+    caps = [*selection.caps]
+    if request.max_per_category is not None:
+        caps.append(Cap(catalogue.categories, request.max_per_category))
     shown = request.cursor or ()
     known = catalogue.rows(shown) if shown else NO_ROWS
     pins, pin_places = _pins(request, catalogue, filtered_out) if request.pin else (NO_ROWS, ())
     return RerankingRules(
-        catalogue=catalogue,
         boosts=boosts,
-        diversity=Diversity(request.diversity, request.max_per_category or 0),
+        diversity=request.diversity,
+        caps=caps,
         k=request.k,
         count=request.k + (request.cursor is not None),
         shown=shown,

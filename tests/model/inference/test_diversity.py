@@ -8,19 +8,19 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.inference.diversity import WINDOW, Candidates, Categories, Diversity, select_diverse
+from model.inference.diversity import WINDOW, Candidates, ItemLabels, select_diverse, window
 
 
 def by_definition(
-    diversity: Diversity,
+    strength: float,
     count: int,
     scores: list[float],
     codes: list[list[int]],
-    categories: list[list[int]],
+    labels: list[list[int]],
     before: list[list[int]],
-    taken: dict[int, int],
+    room: dict[int, int],
 ) -> list[int]:
-    """For each place the best of the first WINDOW items that are left and whose categories are not full."""
+    """For each place the best of the first WINDOW items that are left and whose labels all have room."""
 
     def likeness(item: int) -> float:
         others = before + [codes[place] for place in chosen]
@@ -28,21 +28,17 @@ def by_definition(
         return max(same, default=0) / max(len(codes[item]), 1)
 
     chosen: list[int] = []
-    most = diversity.max_per_category
     while len(chosen) < count:
         left = [
-            item
-            for item in range(len(scores))
-            if item not in chosen and not (most and any(taken.get(label, 0) >= most for label in categories[item]))
+            item for item in range(len(scores)) if item not in chosen and all(room[label] > 0 for label in labels[item])
         ]
-        window = left[: WINDOW if diversity.strength else 1]
-        if not window:
+        competing = left[: WINDOW if strength else 1]
+        if not competing:
             break
-        weight = diversity.strength
-        best = max(window, key=lambda item: ((1 - weight) * scores[item] - weight * likeness(item), -item))
+        best = max(competing, key=lambda item: ((1 - strength) * scores[item] - strength * likeness(item), -item))
         chosen.append(best)
-        for label in set(categories[best]):
-            taken[label] = taken.get(label, 0) + 1
+        for label in set(labels[best]):
+            room[label] -= 1
     return chosen
 
 
@@ -50,39 +46,38 @@ lists_of_codes = st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), m
 
 
 @given(
-    diversity=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
-    most=st.integers(0, 3),
+    strength=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
     count=st.integers(1, 90),
     items=st.integers(0, 120),
     before=lists_of_codes,
-    start=st.dictionaries(st.integers(0, 4), st.integers(0, 3)),
+    start=st.lists(st.integers(-1, 4), min_size=5, max_size=5),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=150)
 def test_each_place_is_chosen_as_it_is_defined(
-    diversity: float, most: int, count: int, items: int, before: list[list[int]], start: dict[int, int], seed: int
+    strength: float, count: int, items: int, before: list[list[int]], start: list[int], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    wanted = Diversity(diversity, most)
     scores = np.sort(rng.integers(-3, 4, items) * rng.choice([0.25, 1.0])).astype(np.float32)[::-1].copy()
     codes = rng.integers(0, 4, (items, 3), np.uint8)
     labels = [rng.integers(0, 5, rng.integers(0, 4)).tolist() for _ in range(items)]
     ends = np.cumsum([0, *map(len, labels)])
-    categories = Categories(np.array([label for own in labels for label in own], np.int64), ends)
+    of_items = ItemLabels(np.array([label for own in labels for label in own], np.int64), ends)
     others = np.array(before, np.uint8).reshape(-1, 3)
-    taken = np.array([start.get(label, 0) for label in range(5)])
-    whole, _ = select_diverse(wanted, count, Candidates(scores, codes, categories, True), others, taken.copy())
-    assert whole.tolist() == by_definition(wanted, count, scores.tolist(), codes.tolist(), labels, before, dict(start))
+    room = np.array(start)
+    whole, _ = select_diverse(strength, count, Candidates(scores, codes, of_items, True), others, room.copy())
+    expected = by_definition(strength, count, scores.tolist(), codes.tolist(), labels, before, dict(enumerate(start)))
+    assert whole.tolist() == expected
     # of the first items alone, as far as they are enough to know
     part = items // 2
-    some = Categories(categories.labels[: ends[part]], ends[: part + 1])
+    some = ItemLabels(of_items.labels[: ends[part]], ends[: part + 1])
     best = Candidates(scores[:part], codes[:part], some, False)
-    first, left = select_diverse(wanted, count, best, others, taken.copy())
+    first, left = select_diverse(strength, count, best, others, room.copy())
     assert first.tolist() == whole[: len(first)].tolist()
     if len(first) < count:
-        full = {label for label in range(5) if start.get(label, 0) + used(labels, first.tolist())[label] >= most > 0}
+        full = {label for label in range(5) if start[label] <= used(labels, first.tolist())[label]}
         others_left = [item for item in range(part) if item not in first and not full & set(labels[item])]
-        assert left == len(others_left[: wanted.window])
+        assert left == len(others_left[: window(strength)])
 
 
 def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:
@@ -92,15 +87,15 @@ def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:
 
 def test_without_diversity_the_order_stays() -> None:
     scores, codes = np.array([3, 2, 2, 1], np.float32), np.zeros((4, 2), np.uint8)
-    nothing = Categories(np.empty(0, np.int64), np.zeros(5, np.int64))
+    nothing = ItemLabels(np.empty(0, np.int64), np.zeros(5, np.int64))
     best = Candidates(scores, codes, nothing, True)
-    found, _ = select_diverse(Diversity(0.0, 0), 3, best, codes, np.zeros(0, np.int64))
+    found, _ = select_diverse(0.0, 3, best, codes, np.zeros(0, np.int64))
     assert found.tolist() == [0, 1, 2]
 
 
 def test_without_codes_nothing_is_like_anything() -> None:
-    nothing = Categories(np.empty(0, np.int64), np.zeros(3, np.int64))
+    nothing = ItemLabels(np.empty(0, np.int64), np.zeros(3, np.int64))
     codes = np.zeros((2, 0), np.uint8)
     best = Candidates(np.ones(2, np.float32), codes, nothing, True)
-    found, _ = select_diverse(Diversity(1.0, 0), 2, best, codes, np.zeros(0, np.int64))
+    found, _ = select_diverse(1.0, 2, best, codes, np.zeros(0, np.int64))
     assert found.tolist() == [0, 1]

@@ -1,0 +1,85 @@
+"""Items by the labels that they have: their categories, or the texts of one of their properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import ItemLabels
+
+
+class LabelledItems(Protocol):
+    """Items and their labels, which are numbered from 0."""
+
+    def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
+        """Return the labels of the items of these rows."""
+
+    def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
+        """Return the items that have at least one of the labels."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelSnapshot:
+    """The labels that N items had in a column at one moment.
+
+    numbers  (N,)  int32, of each item's text or set of texts; -1 for none
+    count    the number of different texts or sets
+    sets     the labels of each set; None where a text is its own label
+    """
+
+    numbers: NDArray[np.int32]
+    count: int
+    sets: ItemLabels | None
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return self.numbers.nbytes + (0 if self.sets is None else self.sets.labels.nbytes + self.sets.ends.nbytes)
+
+    def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
+        """Return the labels of the items of these rows."""
+        numbers = self.numbers[rows].astype(np.int64)
+        known = numbers >= 0
+        if self.sets is None:
+            return ItemLabels(numbers[known], np.concatenate([[0], np.cumsum(known)]))
+        labels, ends_of_sets = self.sets
+        begins = np.where(known, ends_of_sets[numbers], 0)
+        sizes = np.where(known, ends_of_sets[numbers + 1] - begins, 0)
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        return ItemLabels(labels[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])], ends)
+
+    def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
+        """Return the items that have at least one of the labels."""
+        is_wanted = np.zeros(self.count + 1, np.bool_)  # the last one is of items without a text
+        if self.sets is None:
+            is_wanted[labels] = True
+        else:
+            wanted_before = np.concatenate([[0], np.cumsum(np.isin(self.sets.labels, labels))])
+            is_wanted[:-1] = np.diff(wanted_before[self.sets.ends]) > 0
+        return rows_of_numbers(is_wanted, self.numbers)
+
+
+def rows_of_numbers(is_wanted: NDArray[np.bool_], numbers: NDArray[np.int32]) -> Bitmap:
+    """Return the rows whose number is wanted; a number below 0 counts from the end."""
+    rows = bitmap.empty(len(numbers))
+    _gather(is_wanted, numbers, rows)
+    return rows
+
+
+@numba.njit(cache=True, nogil=True)
+def _gather(is_wanted, numbers, rows):  # type: ignore[no-untyped-def]
+    """Mark the rows whose numbers are wanted."""
+    size = len(is_wanted)
+    for word in range(len(rows)):
+        bits = np.uint64(0)
+        begin = word * 64
+        for place in range(min(64, len(numbers) - begin)):
+            number = numbers[begin + place]
+            bits |= np.uint64(is_wanted[number if number >= 0 else number + size]) << np.uint64(place)
+        rows[word] = bits
