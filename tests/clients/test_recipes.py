@@ -1,0 +1,111 @@
+"""The recipes of docs/recipes.md: each command runs as it stands there, and its answer is the one that stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.harness.service_process import free_port, wait_until_ready
+from tests.clients.conftest import ROOT
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+SHOP = "A shop to try them on"
+RECIPES = [name for name in SECTIONS if "```json" in SECTIONS[name] and name != SHOP]
+TIMEOUT_S = 200
+
+
+def blocks(section: str, language: str) -> list[str]:
+    """The code of a section in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[section], re.DOTALL | re.MULTILINE)
+
+
+class Shop:
+    """The page's shop: a service, and a shell in which the page's first commands have run."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self._directory = directory
+        self.url = url
+        self.setting, self.plain = blocks(SHOP, "sh")
+
+    def run(self, commands: str) -> str:
+        """Run commands after the definitions of the page, and return what they print."""
+        definitions = self.setting.partition("\n\n")[0]
+        program = f"{definitions}\nlisarec() {{ '{sys.executable}' -m app \"$@\"; }}\n{commands}"
+        environment = os.environ | {"LISAREC_URL": self.url, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            ["bash", "-euc", program], cwd=self._directory, env=environment, capture_output=True, text=True,
+            timeout=TIMEOUT_S, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    def answer(self, commands: str) -> Any:
+        """Run commands and return the answer to the last one."""
+        return json.loads(self.run(commands).splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    directory = tmp_path_factory.mktemp("recipes")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    service = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--data-dir", str(directory / "state"), "--port", str(port)],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until_ready(url, service)
+        shop = Shop(directory, url)
+        shop.run(shop.setting)
+        popular = {"user_id": "ann", "k": 10}
+
+        def scores() -> list[float]:
+            answer = httpx.post(f"{url}/v1/recommendations", json=popular, timeout=TIMEOUT_S)
+            return [item["score"] for item in answer.json()["items"]]
+
+        wait_until(lambda: scores() == list(range(9, 0, -1)), scores)
+        yield shop
+    finally:
+        service.terminate()
+        service.wait(timeout=TIMEOUT_S)
+
+
+def assert_answer(found: Any, shown: str) -> None:
+    """What the page shows is the answer, but for the id, which is another one each time."""
+    expected = json.loads(shown)
+    items = expected.pop("items")
+    expected.pop("recommendation_id", None)
+    assert {name: found[name] for name in expected} == expected
+    assert [item["item_id"] for item in found["items"]] == [item["item_id"] for item in items]
+    for one, other in zip(found["items"], items, strict=True):
+        assert one == other | {"score": pytest.approx(other["score"], abs=0.001)}
+
+
+def test_there_are_the_ten_that_shops_ask_for() -> None:
+    assert len(RECIPES) == 10
+
+
+def test_without_a_rule(shop: Shop) -> None:
+    (shown,) = blocks(SHOP, "json")
+    assert_answer(shop.answer(shop.plain), shown)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe(shop: Shop, recipe: str) -> None:
+    (commands,), (shown,) = blocks(recipe, "sh"), blocks(recipe, "json")
+    try:
+        assert_answer(shop.answer(commands), shown)
+    finally:
+        for path in re.findall(r"/v1/items/\S+", commands):
+            httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=TIMEOUT_S).raise_for_status()
