@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue.expressions.columns import NumberColumn
+from app.catalogue.expressions.columns import BooleanColumn, NumberColumn
 from app.catalogue.item_properties import ItemProperties
 from model.inference import bitmap
 
@@ -21,22 +21,24 @@ Rows = NDArray[np.int64]
 class Availability:
     """The items that are not recommended to anybody, as time passes.
 
-    unavailable  (words,) of these items; always the same array
+    switched_on  whether the shop has switched each item on, as all are at first
+    unavailable  (words,) of the items that are switched off or outside of their dates; always the same array
     """
 
     def __init__(self, properties: ItemProperties) -> None:
         self._properties = properties
-        self._switched_off = bitmap.empty(properties.rows)
+        self.switched_on = BooleanColumn(properties.rows)
+        self.switched_on.set(np.arange(properties.rows), [True] * properties.rows)
         self.unavailable = bitmap.empty(properties.rows)
         self._next_change_us = inf
 
     def switch(self, rows: Rows, *, is_on: bool) -> None:
         """Note what the shop has said of some items; `update` then applies it."""
-        (bitmap.discard if is_on else bitmap.add)(self._switched_off, rows)
+        self.switched_on.set(rows, [is_on] * len(rows))
 
     def update(self, rows: Rows) -> None:
         """Apply changes of different items."""
-        is_outside = self._outside_dates(rows) | bitmap.has(self._switched_off, rows)
+        is_outside = self._outside_dates(rows) | ~bitmap.has(self.switched_on.true, rows)
         bitmap.add(self.unavailable, rows[is_outside])
         bitmap.discard(self.unavailable, rows[~is_outside])
 
@@ -45,7 +47,7 @@ class Availability:
         if time.time() * 1e6 >= self._next_change_us:
             self._next_change_us = inf
             rows = np.arange(self._properties.rows)
-            unavailable = self._switched_off.copy()
+            unavailable = ~self.switched_on.true
             bitmap.add(unavailable, rows[self._outside_dates(rows)])
             self.unavailable[:] = unavailable
 

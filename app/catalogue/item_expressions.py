@@ -15,7 +15,7 @@ from app.catalogue.expressions.columns import Column, TextColumn, TextSetColumn
 from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
 from app.catalogue.expressions.evaluator import Evaluation, compile_loops
 from app.catalogue.expressions.labels import LabelSnapshot
-from app.catalogue.expressions.syntax_tree import Node
+from app.catalogue.expressions.syntax_tree import Call, Node
 from app.catalogue.expressions.values import Scalar
 from app.catalogue.item_properties import ItemProperties
 from app.schemas.fields import MAX_BOOST
@@ -97,6 +97,17 @@ class ItemExpressions:
                 found = column.by_label()
                 self._results.keep(self._labels_key(name), found)
         return found
+
+    def split(self, expression: Expression) -> list[Expression]:
+        """Return the conditions that ``&&`` joins in a valid filter; in an order in which each needs no other one."""
+        node = self._compile(expression).node
+        if isinstance(node, Call) and node.function == "_&&_":
+            sides = expression.text[: node.position], expression.text[node.position + len("&&") :]
+            try:
+                return [part for side in sides for part in self.split(expression._replace(text=side.strip()))]
+            except InvalidExpression:
+                pass  # what joins stands in parentheses
+        return [expression]
 
     def _compile(self, expression: Expression) -> _Compiled:
         key = self._text_key(expression)

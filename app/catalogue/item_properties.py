@@ -22,9 +22,16 @@ from app.catalogue.expressions.columns import (
 from app.catalogue.trained_catalogue import Rows
 from storage.records import EPOCH
 
-TITLE, CATEGORIES = "title", "categories"
+TITLE, CATEGORIES, AVAILABLE = "title", "categories", "available"
 TYPES: Mapping[str, ItemType] = MappingProxyType(
-    {TITLE: "text", CATEGORIES: "set", "available_from": "time", "available_until": "time", "published_at": "time"}
+    {
+        TITLE: "text",
+        CATEGORIES: "set",
+        AVAILABLE: "boolean",
+        "available_from": "time",
+        "available_until": "time",
+        "published_at": "time",
+    }
 )
 """The properties of every tenant's items."""
 

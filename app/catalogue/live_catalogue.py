@@ -12,7 +12,7 @@ from app.catalogue.availability import Availability
 from app.catalogue.expressions.columns import ItemValue, TextColumn
 from app.catalogue.item_expressions import ItemExpressions
 from app.catalogue.item_overrides import ItemOverrides
-from app.catalogue.item_properties import CATEGORIES, TITLE, ItemProperties, stored
+from app.catalogue.item_properties import AVAILABLE, CATEGORIES, TITLE, ItemProperties, stored
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.schemas.items import FoundItem, Item
 from app.schemas.properties import shown_of_item
@@ -41,8 +41,14 @@ class LiveCatalogue(TrainedCatalogue):
         self.unavailable = self._availability.unavailable
         self.properties.add(TITLE, self._title_column)
         self.properties.add(CATEGORIES, lambda: self._categories)
+        self.properties.add(AVAILABLE, lambda: self._availability.switched_on)
         self._availability.update(NO_ROWS)  # compiles it now, not at the first change
         self.catch_up()
+
+    @property
+    def switched_on(self) -> Bitmap:
+        """The items that the shop has not switched off, whatever their dates are."""
+        return self._availability.switched_on.true
 
     def follow_time(self) -> None:
         """Apply the dates that have passed, from which on items are available or are not."""
@@ -74,7 +80,8 @@ class LiveCatalogue(TrainedCatalogue):
         if row is not None:
             (title,) = self._titles_of(np.array([row]))
             named: dict[str, ItemValue] = {TITLE: title} if title else {}
-            return named | {CATEGORIES: self._categories[row]} | self.properties.values(row)
+            named |= {CATEGORIES: self._categories[row], AVAILABLE: bool(self._availability.switched_on.value(row))}
+            return named | self.properties.values(row)
         entry = self._unlearned.get(item_id)
         return {} if entry is None else _unlearned_properties(entry)
 
@@ -151,7 +158,7 @@ def _unlearned_properties(entry: ItemEntry) -> dict[str, ItemValue]:
     properties: dict[str, ItemValue] = {name: stored(value) for name, value in entry.properties.items()}
     if entry.title:
         properties[TITLE] = entry.title
-    return properties | {CATEGORIES: entry.categories or ()}
+    return properties | {CATEGORIES: entry.categories or (), AVAILABLE: entry.available is not False}
 
 
 def _match_levels(titles_and_ids: Sequence[tuple[str, str]], text: str) -> NDArray[np.uint8]:

@@ -61,12 +61,12 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     key = verified_key(services, request)
     if key is None:  # the same words for no key and a wrong one, which reveal no existing key
         raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
-    if required not in key.scopes:
-        raise Forbidden(f"this call needs a key with the scope {required}")
+    caller = Caller(key.tenant, key, Requester(is_disconnected, key.id))
+    require_scope(caller, required)
     if key.is_public and Headers(scope=request).get("origin") not in key.origins:
         raise Forbidden("this key is for pages of other origins")
     await services.rate_limiter.count(key)
-    return Caller(key.tenant, key, Requester(is_disconnected, key.id))
+    return caller
 
 
 def verified_key(services: Services, request: HTTPScope) -> Key | None:
@@ -79,6 +79,12 @@ def verified_key(services: Services, request: HTTPScope) -> Key | None:
         state["key"] = None if services.keyring is None else _key_of(services.keyring, Headers(scope=request))
     key: Key | None = state["key"]
     return key
+
+
+def require_scope(caller: Caller, required: Scope) -> None:
+    """Raise Forbidden for a key that lacks the scope, which a part of its call needs beside the route's own."""
+    if caller.key is not None and required not in caller.key.scopes:
+        raise Forbidden(f"this call needs a key with the scope {required}")
 
 
 async def charge(services: Services, caller: Caller, cost: int, counted: int = 1) -> None:

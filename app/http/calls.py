@@ -11,7 +11,7 @@ from app.errors import InvalidRequest, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
 from app.events.user_data import visitor_of
-from app.http.access import Caller, charge, charge_operation, operation_limit
+from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
 from app.http.services import Services
 from app.recommendation.cost import (
     CORRECTED_EVENTS,
@@ -185,6 +185,8 @@ async def _recommend_as_json(
 
 
 async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
+    if any(request.debug for request in requests):
+        require_scope(caller, "admin")
     most = services.settings.max_cost
     cost = charge_for(requests, most)
     if cost > 1:  # almost never, and one was counted with the call

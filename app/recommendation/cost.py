@@ -24,6 +24,7 @@ PINNED = 1 / 100
 CATEGORY = 1 / 100  # of a category in a filter or a boost
 CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
+COUNTED = 1.0  # of counting what each part of a request leaves out
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
 SEEN = 1.0  # of asking for a log's length, and reading a short one
 SEEN_EVENT = 1 / 100  # of an entry that is read beyond those
@@ -64,6 +65,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "pin": PINNED * len(request.pin),
         "boost": _cost_of_boost(request.boost),
         "filter": CHARACTER * len(request.filter or ""),
+        "debug": (COUNTED + CHARACTER * len(request.filter or "")) * request.debug,
         "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
         "categories": CATEGORY * categories,
         "exclude_seen": SEEN * (request.exclude_seen == "all"),

@@ -34,14 +34,16 @@ class Cap(NamedTuple):
 class Selection(NamedTuple):
     """What a request selects.
 
-    allowed  the items that may be recommended; None for all
-    gains    what is added to each item's score; None for nothing
-    caps     of the properties that `max_per` names
+    allowed     the items that may be recommended; None for all
+    gains       what is added to each item's score; None for nothing
+    caps        of the properties that `max_per` names
+    conditions  where they are to be counted one by one: what ``&&`` joins in the filter, and its items
     """
 
     allowed: Bitmap | None
     gains: NDArray[np.float32] | None
     caps: Sequence[Cap] = ()
+    conditions: Sequence[tuple[str, Bitmap]] = ()
 
 
 EVERYTHING = Selection(None, None)
@@ -85,14 +87,17 @@ class Selector:
             of_current = self._catalogue.properties_of(request.current_item)
             values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
         sorted_types = tuple(sorted(types.items()))
-        allowed, gains = None, None
+        allowed, gains, conditions = None, None, []
         if request.filter is not None:
-            wanted = Expression(request.filter, "boolean", values, sorted_types)
-            allowed = await self._evaluate(wanted, f"{path}filter", requester)
+            wanted, field = Expression(request.filter, "boolean", values, sorted_types), f"{path}filter"
+            allowed = await self._evaluate(wanted, field, requester)
+            if request.debug:
+                parts = await self._thread.run(partial(self._catalogue.expressions.split, wanted), 1.0, requester)
+                conditions = [(part.text, await self._evaluate(part, field, requester)) for part in parts]
         for text in boosts:
             own = await self._evaluate(Expression(text, "number", values, sorted_types), f"{path}boost", requester)
             gains = own if gains is None else gains + own
-        return Selection(allowed, gains, caps)
+        return Selection(allowed, gains, caps, conditions)
 
     async def _cap(self, name: str, most: int, path: str, requester: Requester) -> Cap:
         if name == CATEGORIES:

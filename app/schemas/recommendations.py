@@ -26,7 +26,7 @@ from app.schemas.fields import (
     plain_digits,
 )
 from app.schemas.limits import MaxPer, MaxPerTexts
-from app.schemas.scored_items import NamedItem, ScoredItem
+from app.schemas.scored_items import NamedItem, Removals, ScoredItem, Short
 from model.config import SeenRule
 
 MAX_REQUESTS = 100  # of one batch
@@ -67,6 +67,9 @@ class RecommendationQuery(Closed):
         None, description="instead, what is most like this item; empty: like the user's newest one"
     )
     explain: Flag = Field(False, description="say what made the score of each item")
+    debug: Flag = Field(
+        False, description="say how many items each part of the request left out; needs a key with the scope `admin`"
+    )
 
 
 class RecommendationUrlQuery(RecommendationQuery):
@@ -150,13 +153,14 @@ class SimilarQuery(Closed):
     filter: Expression | None = Field(None, description="as of recommendations; `current` is this item")
     params: ParamsText = Field("{}", description="as of recommendations")
     explain: Flag = Field(False, description="say which codewords each item shares")
+    debug: Flag = Field(False, description="as of recommendations")
 
 
 Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):
-    """The best items that were allowed, best first; fewer than k where fewer were."""
+    """The best items that were allowed, best first; fewer than k where fewer were, and then `short` says why."""
 
     recommendation_id: str
     user_id: str | None
@@ -171,6 +175,8 @@ class Recommendations(TypedDict):
         ]
     ]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
+    short: NotRequired[Short]
+    debug: NotRequired[Removals]
 
 
 # inside the class a type checker would take it for a key

@@ -56,6 +56,58 @@ class ScoredItem(TypedDict):
     explanation: NotRequired[Explanation]
 
 
+Part = Literal[
+    "catalogue",
+    "available",
+    "dates",
+    "candidates",
+    "exclude",
+    "categories",
+    "categories_all",
+    "categories_none",
+    "filter",
+    "because",
+    "exclude_seen",
+    "cursor",
+    "max_per",
+    "max_per_category",
+]
+"""What leaves items out: the catalogue's size, items' availability and dates, and fields of the request."""
+
+
+class Short(TypedDict):
+    """Why a list has fewer items than were requested."""
+
+    reason: Annotated[
+        Part,
+        Field(
+            description="after what fewer than `k` items were left: a field of the request; `cursor` are the pages "
+            "before; `available` and `dates` are those of items; `catalogue` has fewer itself"
+        ),
+    ]
+    left: Annotated[int, Field(description="how many items were left by all but `max_per` and `max_per_category`")]
+
+
+class Removed(TypedDict):
+    """How many items one part of a request left out, of those that the parts before it had left."""
+
+    part: Part
+    condition: NotRequired[
+        Annotated[
+            str, Field(description="of a filter: what `&&` joins is counted one by one; of `max_per` the property")
+        ]
+    ]
+    items: int
+
+
+class Removals(TypedDict):
+    """What became of the items of the catalogue, part by part."""
+
+    items: Annotated[int, Field(description="of the catalogue")]
+    removed: list[Removed]
+    left: int
+
+
 class NamedItem(TypedDict):  # /openapi.json would show a docstring  # noqa: D101
     item_id: str
     title: NotRequired[str]

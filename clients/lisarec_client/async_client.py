@@ -87,7 +87,7 @@ class AsyncClient:
 
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
                  exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, max_per, cursor,
-                 because, explain, filter, params, current_item
+                 because, explain, filter, params, current_item, debug
         """
         request = {"k": k, **options} if user_id is None else {"user_id": user_id, "k": k, **options}
         try:
@@ -106,9 +106,8 @@ class AsyncClient:
             answer = await self._http.post("/v1/recommendations", json=request)
         self._pause_until_s = time.monotonic() + (retry_after_s(answer) or 0.0)
         body = parse_response(answer)
-        return Recommendations(
-            body["items"], body["source"], body["recommendation_id"], body.get("cursor"), body.get("because")
-        )
+        optional = {name: body.get(name) for name in ("cursor", "because", "short", "debug")}
+        return Recommendations(body["items"], body["source"], body["recommendation_id"], **optional)
 
     async def user(self, user_id: str) -> dict[str, Any] | None:
         """Return what the service knows of the user; None for a user without events."""

@@ -32,6 +32,8 @@ class Recommendations:
     recommendation_id: str | None = None
     cursor: str | None = None  # of the next page, where pages were asked for; None after the last one
     because: dict[str, Any] | None = None  # {"item_id", "title"}: the item that these are most like
+    short: dict[str, Any] | None = None  # {"reason", "left"}: why there are fewer than k items
+    debug: dict[str, Any] | None = None  # {"items", "removed", "left"}: what each part of the request left out
 
     @property
     def item_ids(self) -> list[str]:

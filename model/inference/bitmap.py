@@ -70,6 +70,13 @@ def first_outside(bitmap: Bitmap, rows: NDArray[np.int32], count: int) -> NDArra
     return found[: _first_outside(bitmap, rows, found)]
 
 
+def count(bitmap: Bitmap, items: int) -> int:
+    """Return how many of this number of items are in the bitmap."""
+    whole, rest = divmod(items, 64)
+    last = int(bitmap[whole]) & ((1 << rest) - 1) if rest else 0
+    return int(np.bitwise_count(bitmap[:whole]).sum(dtype=np.int64)) + last.bit_count()
+
+
 def to_mask(bitmaps: NDArray[np.uint64], items: int) -> NDArray[np.bool_]:
     """Unpack bitmaps: (..., words) -> (..., N)."""
     return np.unpackbits(bitmaps.view(np.uint8), axis=-1, count=items, bitorder="little").view(np.bool_)

@@ -51,6 +51,8 @@ class Column(ABC):
 
     def set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
         """Give different rows new values; None takes a value away."""
+        if not len(rows):
+            return
         has_value = np.array([value is not None for value in values], np.bool_)
         self._set(rows, values)
         bitmap.add(self.known, rows[has_value])

@@ -15,6 +15,7 @@ from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder
 from app.recommendation.ranking.rankings import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
+from app.recommendation.ranking.removals import RemovalCounter, short
 from app.recommendation.ranking.reranking import RerankingRules
 from app.recommendation.ranking.stored_users import StoredUsers
 from app.recommendation.selection import Selection
@@ -69,6 +70,7 @@ class BatchRanker:
         self._experiment = experiment
         self._experiment_hash = hash_of(experiment)
         self._builder = QueryBuilder(context)
+        self._removals = RemovalCounter(context.catalogue)
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
         compile_loops()
 
@@ -174,6 +176,12 @@ class BatchRanker:
             answer["experiment"] = self._experiment
         if query.similar_to is not None:
             (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
+        if len(items) < query.request.k or query.request.debug:
+            removals = self._removals.count(query, list(map(ITEM_ID, items)))
+            if len(items) < query.request.k:
+                answer["short"] = short(removals, query.request.k)
+            if query.request.debug:
+                answer["debug"] = removals
         return answer
 
     def _popular_items(self, query: CatalogueQuery) -> tuple[list[ScoredItem], str | None]:

@@ -1,10 +1,11 @@
 """Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import ModelInput, model_inputs
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation.ranking import rank_fusion
@@ -13,6 +14,7 @@ from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
+from app.schemas.scored_items import Part
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
@@ -41,6 +43,7 @@ NO_HISTORY = History(None, recent=NO_ROWS, seen=NO_ROWS)
 class CatalogueQuery:
     """One request in rows of the catalogue.
 
+    selection   what its expressions select
     similar_to  the item whose similar items are wanted; None for personal recommendations
     rules       pins, diversity and paging of the request; None where it has none
     boosts      what the request adds to scores
@@ -51,6 +54,7 @@ class CatalogueQuery:
     """
 
     request: RecommendationRequest
+    selection: Selection
     history: History
     similar_to: int | None
     rules: RerankingRules | None
@@ -108,7 +112,9 @@ class QueryBuilder:
         return History(ModelInput(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], seen=rows)
 
     def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
-        excluded, similar_to = self._filtered_out(request, selection), self._similar_to(request, history.model_input)
+        excluded, similar_to = self._catalogue.unavailable.copy(), self._similar_to(request, history.model_input)
+        for _ in filter_out(excluded, request, selection, self._catalogue):
+            pass
         if similar_to is not None:
             bitmap.add(excluded, np.array([similar_to]))
         rules, boosts, is_blended, depth = None, None, False, request.k
@@ -117,14 +123,16 @@ class QueryBuilder:
             boosts, depth = rules.boosts, rules.depth
         elif similar_to is None and self._is_blended(request, history.model_input):
             is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
-        bitmap.add(excluded, {"none": NO_ROWS, "recent": history.recent, "all": history.seen}[request.exclude_seen])
+        bitmap.add(excluded, seen_rows(request, history))
         if rules is not None and len(rules.reserved):
             bitmap.add(excluded, rules.reserved)
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return CatalogueQuery(request, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth)
+        return CatalogueQuery(
+            request, selection, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth
+        )
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
         if model_input is None or model_input.events > rank_fusion.MAX_EVENTS:
@@ -139,21 +147,38 @@ class QueryBuilder:
             return self._catalogue.row_of.get(request.because)
         return int(model_input.last_item) if model_input else None
 
-    def _filtered_out(self, request: RecommendationRequest, selection: Selection) -> Bitmap:
-        """Return the items that the request's filters exclude."""
-        catalogue = self._catalogue
-        excluded = catalogue.unavailable.copy()
-        if request.exclude:
-            bitmap.add(excluded, catalogue.rows(request.exclude))
-        if request.categories:
-            excluded |= ~catalogue.in_categories(request.categories)
-        for category in request.categories_all:
-            excluded |= ~catalogue.in_category(category)
-        if request.categories_none:
-            excluded |= catalogue.in_categories(request.categories_none)
-        if selection.allowed is not None:
-            excluded |= ~selection.allowed
-        return excluded
+
+def filter_out(
+    excluded: Bitmap, request: RecommendationRequest, selection: Selection, catalogue: LiveCatalogue
+) -> Iterator[tuple[Part, str | None]]:
+    """Add the items to `excluded` that the filters of a request leave out, pinned or not, one filter after the other.
+
+    Yields each filter after its items are added; of one condition of a `filter` its text too.
+    """
+    if request.exclude:
+        bitmap.add(excluded, catalogue.rows(request.exclude))
+        yield "exclude", None
+    if request.categories:
+        excluded |= ~catalogue.in_categories(request.categories)
+        yield "categories", None
+    for category in request.categories_all:
+        excluded |= ~catalogue.in_category(category)
+    if request.categories_all:
+        yield "categories_all", None
+    if request.categories_none:
+        excluded |= catalogue.in_categories(request.categories_none)
+        yield "categories_none", None
+    for condition, allowed in selection.conditions:
+        excluded |= ~allowed
+        yield "filter", condition
+    if selection.allowed is not None and not selection.conditions:
+        excluded |= ~selection.allowed
+        yield "filter", None
+
+
+def seen_rows(request: RecommendationRequest, history: History) -> Rows:
+    """Return the seen items that the request leaves out."""
+    return {"none": NO_ROWS, "recent": history.recent, "all": history.seen}[request.exclude_seen]
 
 
 def _has_rules(request: RecommendationRequest, selection: Selection) -> bool:

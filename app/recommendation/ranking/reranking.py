@@ -99,6 +99,12 @@ class RerankingRules:
             len(page_rows) > self.k,
         )
 
+    def full(self, place: int, rows: Rows) -> Bitmap:
+        """Return the items that the rest of a list cannot have beside these rows, by the cap at that place."""
+        labels = self._labels(np.union1d(self.reserved, rows))
+        _, different, room = self._room(labels, self._labels(NO_ROWS))
+        return self._with_labels(place, different[room <= 0])
+
     def _diversified(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Ranked:
         """Return the best items under diversity and caps, `count` of them if there are as many."""
         rows, scores = without_padding(best)
@@ -147,11 +153,13 @@ class RerankingRules:
         """Return the best items after those already ranked, at most `count`, without those of full labels."""
         outside = excluded.copy()
         bitmap.add(outside, ranked)
-        for place, cap in enumerate(self.caps):
-            labels = full[full >> CAP_SHIFT == place] - (place << CAP_SHIFT)
-            if len(labels):
-                outside |= cap.items.rows_with_labels(labels)
+        for place in np.unique(full >> CAP_SHIFT).tolist():
+            outside |= self._with_labels(place, full)
         return ranking.best(count, outside)
+
+    def _with_labels(self, place: int, labels: NDArray[np.int64]) -> Bitmap:
+        """Return the items that have one of these labels, of those that belong to the cap at that place."""
+        return self.caps[place].items.rows_with_labels(labels[labels >> CAP_SHIFT == place] - (place << CAP_SHIFT))
 
 
 def _no_codes(rows: Rows) -> TargetCodes:

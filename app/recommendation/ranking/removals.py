@@ -1,0 +1,75 @@
+"""Counts the items that each part of a request left out: why a list is short, and what a filter does."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.recommendation.ranking.query_builder import CatalogueQuery, filter_out, seen_rows
+from app.schemas.scored_items import Part, Removals, Removed, Short
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+
+
+class RemovalCounter:
+    """Counts what is left of one catalogue after each part of a request."""
+
+    def __init__(self, catalogue: LiveCatalogue) -> None:
+        self._catalogue = catalogue
+
+    def count(self, query: CatalogueQuery, listed: Sequence[str]) -> Removals:
+        """Return how many items each part left out, of those that the parts before it had left.
+
+        listed  ids of the items of the answer
+        """
+        items = before = len(self._catalogue)
+        gone, removed = bitmap.empty(items), list[Removed]()
+        for part, condition in self._parts(query, gone, listed):
+            left = items - bitmap.count(gone, items)
+            one: Removed = {"part": part, "items": before - left}
+            removed.append(one if condition is None else {**one, "condition": condition})
+            before = left
+        return {"items": items, "removed": removed, "left": before}
+
+    def _parts(self, query: CatalogueQuery, gone: Bitmap, listed: Sequence[str]) -> Iterator[tuple[Part, str | None]]:
+        """Add the items to `gone` that each part leaves out, and yield the part."""
+        catalogue, request, rules = self._catalogue, query.request, query.rules
+        gone |= ~catalogue.switched_on
+        yield "available", None
+        gone |= catalogue.unavailable
+        yield "dates", None
+        if request.candidates is not None:
+            gone |= ~catalogue.bitmap_of(catalogue.rows(request.candidates))
+            yield "candidates", None
+        yield from filter_out(gone, request, query.selection, catalogue)
+        if query.similar_to is not None:
+            bitmap.add(gone, np.array([query.similar_to]))
+            yield "because", None
+        if request.exclude_seen != "none":
+            bitmap.add(gone, seen_rows(request, query.history))
+            if rules is not None:
+                bitmap.discard(gone, rules.pins)  # are shown though the user has seen them
+            yield "exclude_seen", None
+        if request.cursor:
+            bitmap.add(gone, catalogue.rows(request.cursor))
+            yield "cursor", None
+        if rules is None:
+            return
+        rows = catalogue.rows(listed)
+        limits: list[tuple[Part, str | None]] = [("max_per", name) for name in request.max_per]
+        for place, limit in enumerate([*limits, ("max_per_category", None)][: len(rules.caps)]):
+            gone |= rules.full(place, rows)
+            bitmap.discard(gone, np.concatenate([rows, rules.pins]))
+            yield limit
+
+
+def short(removals: Removals, k: int) -> Short:
+    """Return why fewer than k items were left."""
+    reason: Part = "catalogue"
+    left, by_limit = removals["items"], 0
+    for one in removals["removed"]:
+        if left >= k:
+            reason = one["part"]
+        left -= one["items"]
+        by_limit += one["items"] if one["part"] in ("max_per", "max_per_category") else 0
+    return {"reason": reason, "left": left + by_limit}
