@@ -13,7 +13,7 @@ from typing import TypeVar
 from storage.errors import StorageUnavailable
 from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThread
 from storage.sqlite.connections.open_files import OpenFiles, require_log_of_database
-from storage.sqlite.connections.writer_thread import WriterThread, storage_error
+from storage.sqlite.connections.writer_thread import WriterThread, failure_cause, storage_error
 from storage.sqlite.schema import create_schema
 
 FILE_NAME = "lisarec.sqlite3"
@@ -47,8 +47,14 @@ class Database:
         self._closed = False
 
     def connect(self) -> sqlite3.Connection:
-        """Open one more connection, which the caller closes."""
-        return connect(self._path)
+        """Open one more connection, which the caller closes.
+
+        raises  StorageUnavailable  when the file cannot be used any more
+        """
+        try:
+            return connect(self._path)
+        except sqlite3.Error as exc:
+            raise StorageUnavailable(f"cannot open '{self._path}': {exc}", failure_cause(exc)) from exc
 
     @property
     def waiting(self) -> int:

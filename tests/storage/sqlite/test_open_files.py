@@ -12,8 +12,8 @@ import pytest
 
 from storage.errors import StorageUnavailable
 from storage.sqlite.connections.open_files import PARTS
-from storage.sqlite.database import FILE_NAME
-from storage.sqlite.store import SQLiteStore
+from storage.sqlite.database import FILE_NAME, Database
+from storage.sqlite.store import MAX_WAITING_EVENTS, SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
 from tests.waiting import PATIENCE_S
 
@@ -80,6 +80,16 @@ def test_it_is_noticed_without_any_request(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(law())
+
+
+def test_a_file_that_is_damaged_while_it_is_opened_is_named(tmp_path: Path) -> None:
+    """The store opens a connection after another, and the file may change between them."""
+    database = Database(tmp_path / FILE_NAME, MAX_WAITING_EVENTS)
+    remove(tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(b"no database " * 1000)
+    with pytest.raises(StorageUnavailable, match=f"cannot open '{tmp_path / FILE_NAME}'"):
+        database.connect()
+    asyncio.run(database.close())
 
 
 def test_every_acknowledged_event_is_in_the_file_when_it_is_put_back(tmp_path: Path) -> None:
