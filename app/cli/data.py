@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.console import console, say
-from app.cli.options import DataOption
+from app.cli.options import DataOption, EventsKeyOption, UrlOption
 
 if TYPE_CHECKING:
     from app.jobs.replay import ReplayCounts
@@ -36,13 +36,11 @@ def download_data(
 
 def replay(
     data: DataOption,
-    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    url: UrlOption = "http://127.0.0.1:8000",
     batch: Annotated[int, typer.Option(min=1, max=1000, help="Events in one request.")] = 500,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two of one user.")] = 4,
     hold_out: Annotated[int, typer.Option(min=0, help="How many last events of each user to leave out.")] = 0,
-    key_file: Annotated[
-        Path | None, typer.Option(help="File with a key that may write events, where keys are on.", metavar="FILE")
-    ] = None,
+    key_file: EventsKeyOption = None,
 ) -> None:
     """Post a data set as events into a running service. Repeating it counts nothing twice."""
     from app.jobs.replay import histories

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -12,26 +13,24 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.console import console, job_console, say
-from app.cli.options import (
-    ArchiveDirOption,
-    DataDirOption,
-    MetricsOption,
-    ModelOption,
-    RedisUrlOption,
-    command_on,
-    place_of,
-    store_settings,
-)
+from app.cli.options import LogOptions, MetricsOption, ModelOption, StoreOptions, place_of
+
+
+@dataclass(frozen=True)
+class ArchiveOptions(LogOptions):
+    """Which log goes into which archive."""
+
+    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
+    ] = None
+    archive_dir: Annotated[
+        str | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR|URL")
+    ] = None
 
 
 def archive(
-    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
-    ] = None,
-    archive_dir: Annotated[
-        str | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR|URL")
-    ] = None,
+    log: ArchiveOptions,
     once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
     every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
     keep_tail: Annotated[
@@ -50,7 +49,7 @@ def archive(
     """
     from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    settings = log.settings()
     if settings.archive_dir is None:
         raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
     numbers = ArchiverMetrics()
@@ -63,9 +62,7 @@ def archive(
 
 def backup(
     out: Annotated[str, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE|URL")],
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
-    archive_dir: ArchiveDirOption = None,
+    log: LogOptions,
 ) -> None:
     """Write the whole log, archived events included, to one file, from which 'restore' fills any store.
 
@@ -73,7 +70,7 @@ def backup(
     """
     from app.jobs import backup as backups
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    settings = log.settings()
     with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("entries", total=None)
         entries = asyncio.run(backups.backup(settings, place_of(out), lambda done: bar.update(task, completed=done)))
@@ -83,8 +80,7 @@ def backup(
 def restore(
     file: Annotated[str, typer.Argument(help="That 'backup' wrote.", metavar="FILE|URL")],
     model: ModelOption,
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
+    store: StoreOptions,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after an interruption; nothing counts twice.")
     ] = False,
@@ -92,7 +88,7 @@ def restore(
     """Fill an empty store with a back-up, and fold its events for a model."""
     from app.jobs import backup as backups
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir)
+    settings = store.settings()
     with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("entries", total=None)
 
@@ -102,14 +98,12 @@ def restore(
         entries = asyncio.run(
             backups.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
         )
-    serve = command_on(f"lisarec serve --model {quote(model)}", redis_url, data_dir)
+    serve = store.command(f"lisarec serve --model {quote(model)}")
     say(f"{entries:,} entries restored; try {serve}")
 
 
 def repair(
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
-    archive_dir: ArchiveDirOption = None,
+    log: LogOptions,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on without acknowledged events that the store has lost.")
     ] = False,
@@ -120,7 +114,7 @@ def repair(
     """
     from app.jobs import backup as backups
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    settings = log.settings()
     users = asyncio.run(backups.repair(settings, accept_loss=accept_loss))
     say(f"{users:,} users repaired")
     if accept_loss:

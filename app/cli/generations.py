@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,32 +13,24 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.console import console, job_console, say
 from app.cli.options import (
-    ArchiveDirOption,
-    DataDirOption,
+    LogOptions,
     MetricsOption,
     ModelOption,
     ModelsDirOption,
-    RedisUrlOption,
-    command_on,
+    StoreOptions,
     known_preset,
     place_of,
-    store_settings,
 )
 
 
-def rebuild(
-    model: ModelOption,
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
-    archive_dir: ArchiveDirOption = None,
-) -> None:
+def rebuild(model: ModelOption, log: LogOptions) -> None:
     """Fold all events into a new model's states.
 
     The old model goes on being served, and events may go on coming in; 'activate' then switches to the new one.
     """
     from app.jobs import generations
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    settings = log.settings()
     place = place_of(model)
     os.nice(10)  # requests have priority
     with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
@@ -49,14 +42,13 @@ def rebuild(
     folder = settings.models_folder
     is_usual = place.parent == (folder.resolve() if isinstance(folder, Path) else folder)
     models_dir = None if is_usual else place_of(model).parent
-    activate = command_on(f"lisarec activate {place.name}", redis_url, data_dir, models_dir)
+    activate = log.command(f"lisarec activate {place.name}", models_dir)
     say(f"{place.name}: {done.events:,} events of {done.users:,} users folded; {activate} switches to it")
 
 
 def activate(
     name: Annotated[str, typer.Argument(help="Of a model directory in the models folder.", metavar="NAME")],
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
+    store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
     """Let every process on a store serve another model.
@@ -66,12 +58,12 @@ def activate(
     """
     from app.jobs import generations
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    settings = store.settings(models_dir=models_dir)
     named, before = asyncio.run(generations.activate(settings, name))
     say(f"{named.name}, generation {named.tag.hex()}, is active")
     if before is not None and before != named:
-        back = command_on(f"lisarec activate {before.name}", redis_url, data_dir, models_dir)
-        drop = command_on(f"lisarec drop {before.name}", redis_url, data_dir)
+        back = store.command(f"lisarec activate {before.name}", models_dir)
+        drop = store.command(f"lisarec drop {before.name}")
         say(f"{back} goes back, {drop} lets go of its states")
 
 
@@ -80,9 +72,9 @@ def experiment(
     shares: Annotated[
         list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
     ] = None,
+    *,
     end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
+    store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
     """Let every process on a store serve several models at the same time, each to its share of the users.
@@ -96,7 +88,7 @@ def experiment(
 
     if end == (name is not None):
         raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    settings = store.settings(models_dir=models_dir)
     begun = None
     if name is not None:
         try:
@@ -112,13 +104,12 @@ def experiment(
 
 def drop(
     name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
+    store: StoreOptions,
 ) -> None:
     """Remove the states of a model nobody serves. Events stay, so they can be rebuilt."""
     from app.jobs import generations
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir)
+    settings = store.settings()
     removed = asyncio.run(generations.drop(settings, name))
     say(f"{removed:,} states of {name} removed")
 
@@ -131,25 +122,31 @@ def _seconds(text: str) -> float:
     return float(int(number) * seconds[unit])
 
 
+@dataclass(frozen=True)
+class RoundOptions:
+    """What a round trains, and when what it has trained is served."""
+
+    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=known_preset)] = "lisa-mini"
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000
+    max_events: Annotated[int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")] = (
+        2_000_000
+    )
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
+    ] = 0.1
+
+
 def retrain(
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
-    archive_dir: ArchiveDirOption = None,
+    log: LogOptions,
+    *,
     models_dir: Annotated[
         str | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR|URL")
     ] = None,
     every: Annotated[
         float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=known_preset)] = "lisa-mini",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
-    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000,
-    max_events: Annotated[
-        int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")
-    ] = 2_000_000,
-    max_loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
-    ] = 0.1,
+    round_: RoundOptions,
     metrics: MetricsOption = None,
 ) -> None:
     """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
@@ -161,8 +158,8 @@ def retrain(
     from app.jobs.retraining.metrics import TrainerMetrics
     from app.jobs.retraining.round import RetrainingPlan
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
-    plan = RetrainingPlan(preset, epochs, min_events, max_events, max_loss)
+    settings = log.settings(models_dir=models_dir)
+    plan = RetrainingPlan(**vars(round_))
     trainer_metrics = TrainerMetrics()
     if metrics is not None:
         trainer_metrics.listen(metrics.host, metrics.port)

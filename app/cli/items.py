@@ -9,6 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.console import console, say
+from app.cli.options import UrlOption
 
 cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
 
@@ -21,7 +22,7 @@ def import_items(
             help="Table with item_id and any of title, categories (a|b), available, and properties.", metavar="FILE"
         ),
     ],
-    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    url: UrlOption = "http://127.0.0.1:8000",
     key_file: Annotated[
         Path | None,
         typer.Option(help="File with a key that may write the catalogue, where keys are on.", metavar="FILE"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.console import say
-from app.cli.options import DataDirOption, MetricsOption, RedisUrlOption, store_settings
+from app.cli.options import EventsKeyOption, MetricsOption, StoreOptions, UrlOption, store_settings
 
 if TYPE_CHECKING:
     from app.jobs.kafka.records import Decode
@@ -20,28 +21,65 @@ PropertiesOption = Annotated[
 ]
 
 
-def consume(
-    brokers: BrokersOption,
-    topic: Annotated[list[str], typer.Option(help="Topic with events, keyed by user; repeatable.")],
-    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
-    key_file: Annotated[
-        Path | None, typer.Option(help="File with a key that may write events, where keys are on.", metavar="FILE")
-    ] = None,
-    group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.")] = "lisarec",
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Which service takes the events."""
+
+    url: UrlOption = "http://127.0.0.1:8000"
+    key_file: EventsKeyOption = None
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What a record is, and where one goes that is no event."""
+
     dead_letters: Annotated[
         str, typer.Option(help="Topic for records that are no events, with the reason.", metavar="TOPIC")
-    ] = "lisarec-dead-letters",
+    ] = "lisarec-dead-letters"
     avro: Annotated[
         Path | None, typer.Option(help="Records are Avro of this schema; default: JSON.", metavar="FILE")
-    ] = None,
+    ] = None
     protobuf: Annotated[
         Path | None, typer.Option(help="Records are Protobuf; what protoc --descriptor_set_out wrote.", metavar="FILE")
-    ] = None,
-    message: Annotated[
-        str | None, typer.Option(help="Full name of their type, for --protobuf.", metavar="NAME")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, max=1_000, help="Events of one request at most.")] = 1_000,
-    linger: Annotated[float, typer.Option(min=0.001, max=10, help="Seconds that a batch is filled for at most.")] = 0.1,
+    ] = None
+    message: Annotated[str | None, typer.Option(help="Full name of their type, for --protobuf.", metavar="NAME")] = None
+
+    def decoder(self) -> Decode:
+        """Return what reads a record; raise BadParameter where the options contradict each other."""
+        from app.jobs.kafka.records import avro_decoder, decode_json, protobuf_decoder
+
+        if self.avro is not None and self.protobuf is not None:
+            raise typer.BadParameter("records are in Avro or in Protobuf; give one of --avro and --protobuf")
+        if (self.protobuf is None) != (self.message is None):
+            raise typer.BadParameter("--protobuf FILE and --message NAME go together")
+        if self.protobuf is not None and self.message is not None:
+            return protobuf_decoder(self.protobuf, self.message)
+        return decode_json if self.avro is None else avro_decoder(self.avro)
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How many records go into one request."""
+
+    batch_size: Annotated[int, typer.Option(min=1, max=1_000, help="Events of one request at most.")] = 1_000
+    linger: Annotated[float, typer.Option(min=0.001, max=10, help="Seconds that a batch is filled for at most.")] = 0.1
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Which topics are read."""
+
+    brokers: BrokersOption
+    topic: Annotated[list[str], typer.Option(help="Topic with events, keyed by user; repeatable.")]
+
+
+def consume(
+    source: SourceOptions,
+    service: ServiceOptions,
+    *,
+    group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.")] = "lisarec",
+    records: RecordOptions,
+    batches: BatchOptions,
     properties: PropertiesOption = None,
     metrics: MetricsOption = None,
 ) -> None:
@@ -58,32 +96,21 @@ def consume(
     numbers = ConsumerMetrics()
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
-    plan = ConsumerPlan(topic, group, batch_size, linger)
-    access = ServiceAccess(url, None if key_file is None else key_file.read_text(encoding="utf-8").strip())
+    plan = ConsumerPlan(source.topic, group, batches.batch_size, batches.linger)
+    key_file = service.key_file
+    access = ServiceAccess(service.url, None if key_file is None else key_file.read_text(encoding="utf-8").strip())
     _log()
-    say(f"{', '.join(topic)} of {brokers} goes to {url}")
-    config = client_config(brokers, properties)
-    run_consumer(config, plan, _decoder(avro, protobuf, message), access, dead_letters, numbers)
-
-
-def _decoder(avro: Path | None, protobuf: Path | None, message: str | None) -> Decode:
-    from app.jobs.kafka.records import avro_decoder, decode_json, protobuf_decoder
-
-    if avro is not None and protobuf is not None:
-        raise typer.BadParameter("records are in Avro or in Protobuf; give one of --avro and --protobuf")
-    if (protobuf is None) != (message is None):
-        raise typer.BadParameter("--protobuf FILE and --message NAME go together")
-    if protobuf is not None and message is not None:
-        return protobuf_decoder(protobuf, message)
-    return decode_json if avro is None else avro_decoder(avro)
+    say(f"{', '.join(source.topic)} of {source.brokers} goes to {service.url}")
+    config = client_config(source.brokers, properties)
+    run_consumer(config, plan, records.decoder(), access, records.dead_letters, numbers)
 
 
 def publish(
     brokers: BrokersOption,
     topic: Annotated[str, typer.Option(help="Topic to write, keyed by user.")],
     positions: Annotated[Path, typer.Option(help="File that remembers how far the log is published.", metavar="FILE")],
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
+    store: StoreOptions,
+    *,
     once: Annotated[bool, typer.Option("--once", help="What is logged now, instead of for ever.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the log.")] = 1.0,
     properties: PropertiesOption = None,
@@ -96,7 +123,7 @@ def publish(
     from app.jobs.kafka.clients import client_config
     from app.jobs.kafka.publisher import run_publisher
 
-    settings = store_settings(redis_url=redis_url, data_dir=data_dir)
+    settings = store.settings()
     _log()
     entries = run_publisher(settings, client_config(brokers, properties), topic, positions, None if once else every)
     say(f"{entries:,} entries of the log published in {topic}")

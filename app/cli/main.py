@@ -8,6 +8,7 @@ import typer
 
 from app.cli import data, event_log, generations, items, kafka, keys, models, service
 from app.cli.console import error_console
+from app.cli.option_groups import ungrouped
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": models.train,
@@ -38,7 +39,7 @@ cli = typer.Typer(
     rich_markup_mode=None,
 )
 for name, command in COMMANDS.items():
-    cli.command(name)(command)
+    cli.command(name)(ungrouped(command))
 cli.add_typer(items.cli, name="items")
 cli.add_typer(keys.cli, name="keys")
 

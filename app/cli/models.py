@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,49 +28,87 @@ from model.config import (
 )
 from model.config import preset as preset_of
 
-PresetOption = Annotated[
-    str,
-    typer.Option(
-        help="Shape and training settings; docs/mechanisms.md has those beside lisa-mini and lisa-recent.",
-        callback=known_preset_or_mechanism,
-    ),
-]
-LiftOption = Annotated[
-    float | None,
-    typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
-]
-EventWeightOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
-        metavar="TYPE=WEIGHT",
-    ),
-]
-UnseenOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"),
-]
-CodesFromOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Keep the codes of this model: the paper's codebook migration. One without codes has them made.",
-        metavar="DIR",
-    ),
-]
+if TYPE_CHECKING:
+    from model.evaluation.baselines import Baseline
+
+
+@dataclass(frozen=True)
+class RecipeOptions:
+    """What is trained."""
+
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Shape and training settings; docs/mechanisms.md has those beside lisa-mini and lisa-recent.",
+            callback=known_preset_or_mechanism,
+        ),
+    ] = "lisa-mini"
+    protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full"
+    train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train"
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    lift: Annotated[
+        float | None,
+        typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
+    ] = None
+    event_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
+            metavar="TYPE=WEIGHT",
+        ),
+    ] = None
+    unseen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
+        ),
+    ] = None
+    codes_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the codes of this model: the paper's codebook migration. One without codes has them made.",
+            metavar="DIR",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0
+
+    def recipe(self) -> Config | MechanismRecipe:
+        """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
+        if self.preset in MECHANISMS and self.lift is not None:
+            raise typer.BadParameter("mechanisms lift nothing; leave out --lift")
+        if self.preset in PRESETS and self.codes_from is not None:
+            raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
+        overrides: dict[str, Any] = {"seed": self.seed, **({"epochs": self.epochs} if self.epochs else {})}
+        card = DataCard(split="temporal" if self.protocol == "temporal" else "loo", train_on=self.train_on)
+        about_data = {**self._event_types(), "data": card}
+        if self.preset not in MECHANISMS:
+            shape, training = preset_of(self.preset)
+            training = training.model_copy(update={**overrides, "lift_strength": self.lift})
+            return Config(model=shape, training=training, **about_data)
+        if not set(about_data["event_weights"].values()) <= {0, 1}:
+            raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
+        usual = SERVED_TRAINING if self.preset in SERVED_MECHANISMS else MechanismTraining()
+        return MechanismRecipe(model=MECHANISMS[self.preset], training=usual.model_copy(update=overrides), **about_data)
+
+    def _event_types(self) -> dict[str, Any]:
+        """Return the weights of all event types, and the unseen types, with those that the options name."""
+        from pydantic import ValidationError
+
+        given = [text.partition("=") for text in self.event_weight or ()]
+        fields = {
+            "event_weights": EVENT_WEIGHTS | {name: weight for name, _, weight in given},
+            "unseen_types": tuple(sorted(set(self.unseen or ()))),
+        }
+        try:
+            return Config.model_validate(fields).model_dump(include=set(fields))
+        except ValidationError as exc:
+            raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 
 
 def train(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
-    preset: PresetOption = "lisa-mini",
-    protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full",
-    train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
-    lift: LiftOption = None,
-    event_weight: EventWeightOption = None,
-    unseen: UnseenOption = None,
-    codes_from: CodesFromOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
+    options: RecipeOptions,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
@@ -79,20 +118,14 @@ def train(
     from model.mechanisms import train as mechanisms
     from model.training.train import train as train_model
 
-    if preset in MECHANISMS and lift is not None:
-        raise typer.BadParameter("mechanisms lift nothing; leave out --lift")
-    if preset in PRESETS and codes_from is not None:
-        raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
-    overrides: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
-    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    recipe = _recipe(preset, overrides, lift, {**_event_types(event_weight or (), unseen or ()), "data": card})
+    recipe = options.recipe()
     try:
         with TrainingProgress(recipe.training.epochs, console) as progress:
-            options: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
-                made = mechanisms.train(data, out, recipe, codes_from=codes_from, **options)
+                made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, **how)
             else:
-                made = train_model(data, out, recipe, **options)
+                made = train_model(data, out, recipe, **how)
     except KeyboardInterrupt:
         say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
@@ -103,33 +136,38 @@ def train(
     say(f"{out}: {then}")
 
 
-def _recipe(
-    preset: str, overrides: dict[str, Any], lift: float | None, about_data: dict[str, Any]
-) -> Config | MechanismRecipe:
-    """Return what the preset or mechanism trains, with the training settings that the command line overrides."""
-    if preset not in MECHANISMS:
-        shape, training = preset_of(preset)
-        training = training.model_copy(update={**overrides, "lift_strength": lift})
-        return Config(model=shape, training=training, **about_data)
-    if not set(about_data["event_weights"].values()) <= {0, 1}:
-        raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
-    usual = SERVED_TRAINING if preset in SERVED_MECHANISMS else MechanismTraining()
-    return MechanismRecipe(model=MECHANISMS[preset], training=usual.model_copy(update=overrides), **about_data)
+@dataclass(frozen=True)
+class BaselineOptions:
+    """Which baselines are fitted."""
+
+    baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too; takes minutes.")] = False
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Fit just this one too; repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
+        ),
+    ] = None
+
+    def grids(self) -> dict[str, Sequence[Baseline]]:
+        """Return what each of them is fitted with; raise BadParameter where there is no such baseline."""
+        from model.evaluation.baselines import GRIDS
+        from model.evaluation.neural_baselines import NEURAL_GRIDS
+
+        every_grid = {**GRIDS, **NEURAL_GRIDS}
+        unknown = sorted(set(self.baseline or ()) - every_grid.keys())
+        if unknown:
+            raise typer.BadParameter(f"no baseline {unknown[0]!r}; there are: {', '.join(every_grid)}")
+        chosen = {*(GRIDS if self.baselines else ()), *(self.baseline or ())}
+        return {name: grid for name, grid in every_grid.items() if name in chosen}
 
 
-def _event_types(weights: Sequence[str], unseen: Sequence[str]) -> dict[str, Any]:
-    """Return the weights of all event types, and the unseen types, with those that the command line names."""
-    from pydantic import ValidationError
+@dataclass(frozen=True)
+class ReportOptions:
+    """Where the numbers are written."""
 
-    given = [text.partition("=") for text in weights]
-    fields = {
-        "event_weights": EVENT_WEIGHTS | {name: weight for name, _, weight in given},
-        "unseen_types": tuple(sorted(set(unseen))),
-    }
-    try:
-        return Config.model_validate(fields).model_dump(include=set(fields))
-    except ValidationError as exc:
-        raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
+    json_file: JsonOption = None
+    ranks: Annotated[Path | None, typer.Option(help="Write every user's rank as Parquet.", metavar="FILE")] = None
+    report: Annotated[Path | None, typer.Option(help="Write index.html with plots here.", metavar="DIR")] = None
 
 
 def evaluate(
@@ -140,45 +178,31 @@ def evaluate(
     data: DataOption,
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
     seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
-    baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too; takes minutes.")] = False,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Fit just this one too; repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
-        ),
-    ] = None,
-    json_file: JsonOption = None,
-    ranks: Annotated[Path | None, typer.Option(help="Write every user's rank as Parquet.", metavar="FILE")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write index.html with plots here.", metavar="DIR")] = None,
+    *,
+    baselines: BaselineOptions,
+    reports: ReportOptions,
 ) -> None:
     """Measure a model on the events held out of its data."""
     from app.jobs.reports.quality_page import write_page
     from app.jobs.reports.quality_table import baselines_table, metrics_table
-    from model.evaluation.baselines import GRIDS
     from model.evaluation.evaluate import evaluate as evaluate_models
     from model.evaluation.evaluate import load_model
-    from model.evaluation.neural_baselines import NEURAL_GRIDS
     from model.mechanisms.train import TrainedMechanism
 
-    every_grid = {**GRIDS, **NEURAL_GRIDS}
-    unknown = sorted(set(baseline or ()) - every_grid.keys())
-    if unknown:
-        raise typer.BadParameter(f"no baseline {unknown[0]!r}; there are: {', '.join(every_grid)}")
-    chosen = {*(GRIDS if baselines else ()), *(baseline or ())}
-    grids = {name: grid for name, grid in every_grid.items() if name in chosen}
+    grids = baselines.grids()
     loaded = [load_model(directory) for directory in model]
     first = loaded[0]
-    if report is not None and isinstance(first, TrainedMechanism):
+    if reports.report is not None and isinstance(first, TrainedMechanism):
         raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
     with console.status("reading") as status:
         evaluation = evaluate_models(loaded, data, protocol, seen, grids, status.update)
     numbers = evaluation.to_json()
-    if json_file is not None:
-        json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
-    if ranks is not None:
-        evaluation.write_ranks(ranks)
-    if report is not None and not isinstance(first, TrainedMechanism):
-        say(f"{write_page(report, evaluation, first)} is ready; open it in a browser")
+    if reports.json_file is not None:
+        reports.json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    if reports.ranks is not None:
+        evaluation.write_ranks(reports.ranks)
+    if reports.report is not None and not isinstance(first, TrainedMechanism):
+        say(f"{write_page(reports.report, evaluation, first)} is ready; open it in a browser")
     console.print(metrics_table(numbers))
     if grids:
         console.print(baselines_table(numbers))

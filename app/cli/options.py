@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -51,6 +52,10 @@ DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLi
 ArchiveDirOption = Annotated[
     str | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR|URL")
 ]
+UrlOption = Annotated[str, typer.Option(help="Where the service listens.")]
+EventsKeyOption = Annotated[
+    Path | None, typer.Option(help="File with a key that may write events, where keys are on.", metavar="FILE")
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")]
 
 
@@ -71,6 +76,37 @@ def _address(text: str) -> Address:
 MetricsOption = Annotated[
     Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
 ]
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Where the users are kept."""
+
+    redis_url: RedisUrlOption = None
+    data_dir: DataDirOption = None
+
+    def settings(self, **others: object) -> StoreSettings:
+        """Return the settings of the store, with others; raise BadParameter if they are invalid."""
+        return store_settings(**vars(self), **others)
+
+    def command(self, command: str, models_dir: Place | str | None = None) -> str:
+        """Return a command to try next, in quotes, with the same store; passwords are left out."""
+        from app.settings import without_password
+
+        options = {
+            "--redis-url": None if self.redis_url is None else without_password(self.redis_url),
+            "--data-dir": self.data_dir,
+            "--models-dir": models_dir,
+        }
+        given = [part for name, value in options.items() if value is not None for part in (name, quote(str(value)))]
+        return f"'{' '.join((command, *given))}'"
+
+
+@dataclass(frozen=True)
+class LogOptions(StoreOptions):
+    """Where the users are kept, and where the archive of their events is."""
+
+    archive_dir: ArchiveDirOption = None
 
 
 def known_preset(name: str) -> str:
@@ -119,21 +155,6 @@ def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
     if "redis_url" in options and "data_dir" in options:
         raise typer.BadParameter("give one of --redis-url and --data-dir: users are kept in Redis or in SQLite")
     return {"redis_url": None, **options} if "data_dir" in options else options
-
-
-def command_on(
-    command: str, redis_url: str | None, data_dir: Path | None, models_dir: Place | str | None = None
-) -> str:
-    """Return a command to try next, in quotes, with the same options of the store; passwords are left out."""
-    from app.settings import without_password
-
-    options = {
-        "--redis-url": None if redis_url is None else without_password(redis_url),
-        "--data-dir": data_dir,
-        "--models-dir": models_dir,
-    }
-    given = [part for name, value in options.items() if value is not None for part in (name, quote(str(value)))]
-    return f"'{' '.join((command, *given))}'"
 
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:

@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import ArchiveDirOption, DataDirOption, Device, JsonOption, RedisUrlOption, service_settings
+from app.cli.options import Device, JsonOption, LogOptions, service_settings
 from app.observability.log_format import LogFormat
+
+if TYPE_CHECKING:
+    from app.jobs.loadtest.rate_sweep import BenchTarget
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """Where the service listens, and what computes."""
+
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None
+    workers: Annotated[int | None, typer.Option(help="Processes.")] = None
+    device: Device | None = None
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Who may call the service, and for which shops."""
+
+    keys_file: Annotated[
+        Path | None, typer.Option("--keys", help="File that 'lisarec keys add' wrote.", metavar="FILE")
+    ] = None
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Let other machines in without keys.", show_default=False)
+    ] = None
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR|URL")
+    ] = None
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings that the options stand for."""
+        tenants = _tenants(self.tenant) if self.tenant else None
+        return {"keys_file": self.keys_file, "insecure": self.insecure, "tenants": tenants}
 
 
 def serve(
+    *,
     model: Annotated[
         str | None,
         typer.Option(
@@ -22,13 +58,8 @@ def serve(
             metavar="DIR|URL",
         ),
     ] = None,
-    redis_url: RedisUrlOption = None,
-    data_dir: DataDirOption = None,
-    archive_dir: ArchiveDirOption = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
-    device: Device | None = None,
+    log: LogOptions,
+    processes: ProcessOptions,
     models_dir: Annotated[
         str | None,
         typer.Option(
@@ -36,13 +67,7 @@ def serve(
             metavar="DIR|URL",
         ),
     ] = None,
-    keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Let other machines in without keys.", show_default=False)
-    ] = None,
-    tenant: Annotated[
-        list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR|URL")
-    ] = None,
+    access: AccessOptions,
     playground: Annotated[
         bool | None, typer.Option("--playground", help="Show users' states at /playground.", show_default=False)
     ] = None,
@@ -58,18 +83,11 @@ def serve(
     from app.main import serve as serve_http
 
     given = {
+        **vars(log),
+        **vars(processes),
+        **access.settings(),
         "model_dir": model,
-        "redis_url": redis_url,
-        "data_dir": data_dir,
-        "archive_dir": archive_dir,
-        "host": host,
-        "port": port,
-        "workers": workers,
-        "device": device,
         "models_dir": models_dir,
-        "keys_file": keys,
-        "insecure": insecure,
-        "tenants": _tenants(tenant) if tenant else None,
         "playground": playground,
         "log_format": log_format,
     }
@@ -93,49 +111,63 @@ def demo(
     run_demo(data, port, console)
 
 
-def bench(
+@dataclass(frozen=True)
+class TargetOptions:
+    """What is measured."""
+
     model: Annotated[
         Path | None, typer.Option(help="Trained model, whose weights and codes are measured.", metavar="DIR")
-    ] = None,
-    items: Annotated[list[int] | None, typer.Option(min=1, help="Size of the catalogue; repeatable.")] = None,
+    ] = None
+    items: Annotated[list[int] | None, typer.Option(min=1, help="Size of the catalogue; repeatable.")] = None
     codes: Annotated[
         Literal["trained", "random"], typer.Option(help="Codes of those items: like the model's, or without structure.")
-    ] = "trained",
-    url: Annotated[str | None, typer.Option(help="Measure this service instead; its store keeps the events.")] = None,
-    redis: Annotated[bool, typer.Option("--redis", help="On a Redis of its own, not on SQLite.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Of the service, on Redis.")] = 2,
-    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0,
-    seconds: Annotated[float, typer.Option(min=1, help="At each rate.")] = 10.0,
-    p90_ms: Annotated[float, typer.Option(min=0.1, help="What it has to keep up with.")] = 7.0,
-    json_file: JsonOption = None,
-) -> None:
+    ] = "trained"
+    url: Annotated[str | None, typer.Option(help="Measure this service instead; its store keeps the events.")] = None
+    redis: Annotated[bool, typer.Option("--redis", help="On a Redis of its own, not on SQLite.")] = False
+    processes: Annotated[int, typer.Option(min=1, help="Of the service, on Redis.")] = 2
+
+    def started(self) -> Iterator[tuple[str, AbstractContextManager[BenchTarget]]]:
+        """Yield what each thing to measure is called, and what starts it; raise BadParameter if there is none."""
+        from app.jobs.loadtest.rate_sweep import enlarged_service, running_target
+
+        if self.url is not None and self.model is None:
+            yield self.url, nullcontext(running_target(self.url))
+        elif self.model is not None and self.url is None:
+            for size in self.items or [100_000]:
+                processes = self.processes if self.redis else 1
+                service = enlarged_service(self.model, size, self.codes, processes, on_redis=self.redis)
+                yield f"{size:,} items, {self.codes} codes", service
+        else:
+            raise typer.BadParameter("give either a model with --model DIR or a running service with --url URL")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Which rates are tried, and what a service that keeps up does."""
+
+    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0
+    seconds: Annotated[float, typer.Option(min=1, help="At each rate.")] = 10.0
+    p90_ms: Annotated[float, typer.Option(min=0.1, help="What it has to keep up with.")] = 7.0
+
+
+def bench(target: TargetOptions, load: LoadOptions, json_file: JsonOption = None) -> None:
     """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
-    from app.jobs.loadtest.rate_sweep import RateSweep, as_json, disk_sync_ms, enlarged_service, running_target
+    from app.jobs.loadtest.rate_sweep import RateSweep, as_json, disk_sync_ms
     from app.jobs.loadtest.table import bench_table
 
-    if (model is None) == (url is None):
-        raise typer.BadParameter("give either a model with --model DIR or a running service with --url URL")
     rows_by_name = {}
-    for size in [0] if model is None else items or [100_000]:
-        name = str(url) if model is None else f"{size:,} items, {codes} codes"
+    for name, service in target.started():
         with ExitStack() as stack:
             with console.status(f"{name}: starting"):
-                running = (
-                    running_target(str(url))
-                    if model is None
-                    else stack.enter_context(
-                        enlarged_service(model, size, codes, processes if redis else 1, on_redis=redis)
-                    )
-                )
-                measured = RateSweep(running)
+                measured = RateSweep(stack.enter_context(service))
             stack.callback(measured.close)
             rows = []
-            for row in measured.until_overloaded(rate, seconds, p90_ms):
+            for row in measured.until_overloaded(load.rate, load.seconds, load.p90_ms):
                 rows.append(row)
                 say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
         rows_by_name[name] = as_json(rows)
-        console.print(bench_table(name, rows, p90_ms))
-    if model is not None:
+        console.print(bench_table(name, rows, load.p90_ms))
+    if target.model is not None:
         say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*disk_sync_ms()))
     if json_file is not None:
         json_file.write_text(json.dumps(rows_by_name, indent=2) + "\n", encoding="utf-8")

@@ -15,6 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from safetensors import safe_open
 
+from app.cli.option_groups import ungrouped
 from app.jobs.reports.svg import Spot, scatter
 from benchmarks.machine import cpu
 from model.artifact import model_directory
@@ -339,17 +341,27 @@ def with_error(found: dict[str, float], sign: str = "") -> str:
     return f"{found['mean']:{sign}.4f} ± {found['standard_error']:.4f}"
 
 
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How the presets are trained; the fields are those of `MechanismTraining`."""
+
+    epochs: Annotated[int, typer.Option(min=1)] = PAPERS_TRAINING.epochs
+    loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary"
+    histories_per_batch: Annotated[int, typer.Option("--batch", min=1, help="Histories of a batch.")] = (
+        PAPERS_TRAINING.histories_per_batch
+    )
+    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS_TRAINING.learning_rate
+    codes_learned_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the epochs; from then on hard codes stay as they are.")
+    ] = PAPERS_TRAINING.codes_learned_share
+
+
 def main(
     data: Annotated[Path, typer.Option(help="Data directory.")],
     runs: Annotated[Path, typer.Option(help="Models and results are kept here.")] = Path("runs"),
     preset: Annotated[list[str], typer.Option(help="One of those there are; repeatable.")] = NAMES,
-    epochs: Annotated[int, typer.Option(min=1)] = PAPERS_TRAINING.epochs,
-    loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary",
-    batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS_TRAINING.histories_per_batch,
-    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS_TRAINING.learning_rate,
-    codes_learned_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Of the epochs; from then on hard codes stay as they are.")
-    ] = PAPERS_TRAINING.codes_learned_share,
+    *,
+    training: TrainingOptions,
     rounds: Annotated[int, typer.Option(help="Timed steps.")] = 200,
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Train nothing; the others show costs alone.")
@@ -359,20 +371,15 @@ def main(
     """Train, test and time the presets."""
     torch.set_num_threads(1)
     runs = runs / data.name
-    training = MechanismTraining(
-        epochs=epochs,
-        loss=loss,
-        histories_per_batch=batch,
-        learning_rate=learning_rate,
-        codes_learned_share=codes_learned_share,
-    )
     unknown = sorted(set(preset) - set(NAMES))
     if unknown:
         raise typer.BadParameter(f"no preset {unknown[0]!r}; there are: {', '.join(NAMES)}")
     items = len(read_interactions(data).item_ids)
     rows = []
     for name in preset:
-        recipe = MechanismRecipe(model=shape_of(name), training=training, data=DataCard(train_on="validation"))
+        recipe = MechanismRecipe(
+            model=shape_of(name), training=MechanismTraining(**vars(training)), data=DataCard(train_on="validation")
+        )
         rows.append(costs_of(name, MechanismNetwork(recipe.model, items), rounds))
         if not only_report or model_directory.exists(runs / name):
             rows[-1] |= results_of(name, trained_model(name, data, runs, recipe), data, runs)
@@ -390,4 +397,4 @@ def shape_of(name: str) -> MechanismConfig:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(ungrouped(main))

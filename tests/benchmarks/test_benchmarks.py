@@ -218,13 +218,14 @@ def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest
 def test_mechanisms_are_trained_tested_and_weighed_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = partial(mechanisms.main, data, tmp_path, loss="softmax", batch=32, learning_rate=0.01, rounds=1)
+    training = mechanisms.TrainingOptions(epochs=1, loss="softmax", histories_per_batch=32, learning_rate=0.01)
+    run = partial(mechanisms.main, data, tmp_path, training=training, rounds=1)
     two = ["lisa-soft-paper", "transformer-paper"]
-    run(preset=two[:1], epochs=1, only_report=False, plot=None)
+    run(preset=two[:1], only_report=False, plot=None)
     weights = (tmp_path / data.name / two[0] / model_directory.WEIGHTS).stat().st_mtime_ns
-    run(preset=two, epochs=1, only_report=True, plot=None)  # the other one is not there yet
+    run(preset=two, only_report=True, plot=None)  # the other one is not there yet
     assert not model_directory.exists(tmp_path / data.name / two[1])
-    run(preset=two, epochs=1, only_report=False, plot=tmp_path / "plot.svg")
+    run(preset=two, only_report=False, plot=tmp_path / "plot.svg")
     printed = capsys.readouterr().out
     soft, softmax = json.loads((tmp_path / data.name / "mechanisms.json").read_text())
     assert [soft["preset"], softmax["preset"]] == two

@@ -27,6 +27,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app.cli.option_groups import ungrouped
 from benchmarks.attack.chaos.correction_gate import CorrectionGate
 from benchmarks.attack.chaos.disruptions import Disruptions, kinds_of
 from benchmarks.attack.chaos.elle import violations, write_history
@@ -166,30 +167,41 @@ def unclear_answers(workload: Workload) -> Counter[str]:
     return Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNCLEAR})
 
 
-def main(
-    model: Annotated[Path, typer.Option(help="Model directory of the first process.")],
-    other: Annotated[Path, typer.Option(help="Another one in the same folder, of the second process.")],
-    store: Annotated[ChaosStore, typer.Option(help="What keeps the data.")] = "redis",
-    seconds: Annotated[float, typer.Option(min=1)] = 1_200.0,
-    seed: Annotated[int, typer.Option(help="Of what is sent and what is disrupted.")] = 1,
-    without: Annotated[list[str] | None, typer.Option(help="A kind of disruption to leave out; repeatable.")] = None,
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run is made of, but for where it writes."""
+
+    model: Annotated[Path, typer.Option(help="Model directory of the first process.")]
+    other: Annotated[Path, typer.Option(help="Another one in the same folder, of the second process.")]
+    store: Annotated[ChaosStore, typer.Option(help="What keeps the data.")] = "redis"
+    seconds: Annotated[float, typer.Option(min=1)] = 1_200.0
+    seed: Annotated[int, typer.Option(help="Of what is sent and what is disrupted.")] = 1
+    without: Annotated[list[str] | None, typer.Option(help="A kind of disruption to leave out; repeatable.")] = None
     wait_replicas: Annotated[
         int, typer.Option(min=0, max=1, help="In a cluster: replicas that must have what is acknowledged.")
-    ] = 1,
+    ] = 1
+
+    def settings(self, directory: Path) -> ChaosSettings:
+        """Return the settings of a run in the directory; raise BadParameter if the models are not in one folder."""
+        if self.model.resolve().parent != self.other.resolve().parent:
+            raise typer.BadParameter("the models must lie in one folder, as those do that can be activated")
+        kinds = [kind for kind in kinds_of(self.store) if kind not in (self.without or ())]
+        models = [self.model, self.other]
+        return ChaosSettings(models, self.store, self.seconds, self.seed, directory, kinds, self.wait_replicas)
+
+
+def main(
+    options: RunOptions,
     elle: Annotated[Path | None, typer.Option(help="Write the histories for Elle here.", metavar="FILE")] = None,
     directory: Annotated[Path | None, typer.Option(help="For data, logs and record.", metavar="DIR")] = None,
 ) -> None:
     """Run the chaos, print what was found."""
-    if model.resolve().parent != other.resolve().parent:
-        raise typer.BadParameter("the models must lie in one folder, as those do that can be activated")
-    kinds = [kind for kind in kinds_of(store) if kind not in (without or ())]
     with TemporaryDirectory(prefix="lisarec-chaos-", ignore_cleanup_errors=True) as temporary:
-        place = directory or Path(temporary)
-        report = asyncio.run(chaos(ChaosSettings([model, other], store, seconds, seed, place, kinds, wait_replicas)))
+        report = asyncio.run(chaos(options.settings(directory or Path(temporary))))
     of_lists = list_operations(report.workload)
     console.print(f"injected: {_counts(report.injected)}")
     console.print(f"answers: {_counts(report.workload.answers)}")
-    console.print(f"{store}, seed {seed}, {seconds:g} s: {report.verdict}")
+    console.print(f"{options.store}, seed {options.seed}, {options.seconds:g} s: {report.verdict}")
     console.print(f"{len(report.workload.record.losses)} losses accepted; {len(of_lists):,} operations on lists judged")
     for name, faults in report.all_faults().items():
         console.print(f"  {name}: {len(faults):,}")
@@ -206,4 +218,4 @@ def _counts(counter: Counter[str]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(ungrouped(main))

@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.cli.main import main
-from app.cli.options import command_on
+from app.cli.options import StoreOptions
 from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings, problem_of_unknown_variables
 from model.data.readers import read_interactions
@@ -316,12 +316,12 @@ def test_a_data_directory_wins_over_a_redis_of_the_environment(
 
 
 def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -> None:
-    assert command_on("lisarec serve", None, None) == "'lisarec serve'"
-    assert command_on("lisarec serve", None, Path("my shop")) == "'lisarec serve --data-dir 'my shop''"
-    assert command_on("lisarec activate june", "redis://db:6379/0", None, Path("models")) == (
+    assert StoreOptions().command("lisarec serve") == "'lisarec serve'"
+    assert StoreOptions(data_dir=Path("my shop")).command("lisarec serve") == "'lisarec serve --data-dir 'my shop''"
+    assert StoreOptions("redis://db:6379/0").command("lisarec activate june", Path("models")) == (
         "'lisarec activate june --redis-url redis://db:6379/0 --models-dir models'"
     )
-    shown = command_on("lisarec drop june", "redis://shop:sesame@db:6379,db2:6379/0", None)
+    shown = StoreOptions("redis://shop:sesame@db:6379,db2:6379/0").command("lisarec drop june")
     assert shown == "'lisarec drop june --redis-url redis://shop:PASSWORD@db:6379,db2:6379/0'"
 
 
