@@ -21,6 +21,11 @@ from playwright.sync_api import Browser, sync_playwright
 from benchmarks.storage.s3_server import S3Server
 from tests.fork_server import ForkedPopen, RealPopen
 
+# whatever the environment says: else each worker rewrites the assertions of all tests anew, which takes it five
+# seconds, and each process of its own compiles the service
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # before anything imports torch, and for the processes that tests start: what is trained here is small, and threads
 # that wait for each other make it ten times slower where other processes want the same cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
