@@ -4,9 +4,10 @@ import { count, describe, element, make } from "./elements.js";
 import { explain } from "./explanation.js";
 import { HeatMap } from "./heat_map.js";
 import { Operations } from "./operations.js";
+import { Rules } from "./rules.js";
 import { call, useKey, uuid7 } from "./service.js";
 
-const K = 10;
+const WISHES = { k: 10, explain: true };
 const SEARCH_LIMIT = 20;
 const WATCH_EVERY_MS = 2000;
 const SLIDE_MS = 350;
@@ -38,6 +39,7 @@ function kept() {
 }
 
 const pathOf = (userId) => `/v1/users/${encodeURIComponent(userId)}`;
+const listOf = (userId) => `${pathOf(userId)}/recommendations`;
 const titleOf = (itemId) => titles.get(itemId) || itemId;
 
 function remember() {
@@ -49,6 +51,7 @@ function remember() {
 /** Say what went wrong; null: nothing did. */
 function say(failure) {
   if (lacksKey(failure)) element("key-form").hidden = false;
+  rules.mark(failure?.details ?? []);
   element("notice").textContent = failure?.message ?? "";
   element("notice").hidden = failure === null;
 }
@@ -95,7 +98,7 @@ async function become(somebody) {
 }
 
 async function refresh(beganMs = performance.now(), eventMs = null) {
-  const recommending = call("GET", `${pathOf(user.id)}/recommendations?k=${K}&explain=true`);
+  const recommending = call("GET", `${listOf(user.id)}?${rules.query(WISHES)}`);
   const reading = readState();
   reading.catch(() => {}); // it is awaited below, unless the other fails first
   const [{ data, spans }] = await Promise.all([recommending, heatMap ?? showModel()]);
@@ -115,6 +118,21 @@ async function readState() {
   } catch (failure) {
     if (failure.status === 404) return null;
     throw failure;
+  }
+}
+
+// ---------------------------------------------------------------- rules
+
+const rules = new Rules(element("rules-form"), () => act(() => refresh()));
+
+async function copyCurl() {
+  const command = rules.curl(listOf(user.id), WISHES);
+  element("curl").textContent = command;
+  try {
+    await navigator.clipboard.writeText(command);
+    element("copied").textContent = "copied";
+  } catch {
+    element("copied").textContent = "this page may not copy; here it is"; // it is no secure context
   }
 }
 
@@ -353,6 +371,7 @@ element("recommendations").addEventListener("pointerleave", ({ pointerType }) =>
   if (pointerType === "mouse") pointOut(null);
 });
 element("query").addEventListener("input", () => search().catch(say));
+element("copy-curl").addEventListener("click", copyCurl);
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
 element("user-form").addEventListener("submit", (submit) => {

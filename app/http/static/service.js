@@ -1,13 +1,16 @@
 // The service over HTTP, as every other client of it has it.
 
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, details = []) {
     super(message);
     this.status = status;
+    this.details = details;
   }
 }
 
 const KEY = "lisarec.key";
+
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 export const useKey = (key) => sessionStorage.setItem(KEY, key);
 
@@ -25,7 +28,9 @@ export async function call(method, path, body) {
   }
   const isJson = (answer.headers.get("content-type") ?? "").startsWith("application/json");
   const data = isJson ? await answer.json() : await answer.text();
-  if (!answer.ok) throw new Refused(answer.status, data.error?.message ?? `the service answered ${answer.status}`);
+  if (!answer.ok) {
+    throw new Refused(answer.status, data.error?.message ?? `the service answered ${answer.status}`, data.error?.details);
+  }
   return { data, spans: spansOf(answer.headers.get("server-timing") ?? "") };
 }
 

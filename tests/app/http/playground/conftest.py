@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from app.main import create_app
@@ -93,3 +94,9 @@ def touched(page: Page) -> set[tuple[int, int, int]]:
     cells = page.locator(".touched").all()
     names = ("data-rate", "data-codebook", "data-codeword")
     return {tuple(int(cell.get_attribute(name) or -1) for name in names) for cell in cells}  # type: ignore[misc]
+
+
+def serious(page: Page) -> list[str]:
+    """What axe-core finds to be a serious or critical obstacle for people with disabilities."""
+    violations = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {one['nodes']}" for one in violations if one["impact"] in ("serious", "critical")]

@@ -6,11 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.app.conftest import SHAPE
-from tests.app.http.playground.conftest import click, recommended, visiting
+from tests.app.http.playground.conftest import click, recommended, serious, visiting
 
 pytest_plugins = "pytester"
 
@@ -134,12 +133,6 @@ def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> 
         page.mouse.move(5, 5)
         if way != "finger":
             expect(page.locator(".speaks")).to_have_count(0)
-
-
-def serious(page: Page) -> list[str]:
-    """What axe-core finds to be a serious or critical obstacle for people with disabilities."""
-    violations = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {one['nodes']}" for one in violations if one["impact"] in ("serious", "critical")]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

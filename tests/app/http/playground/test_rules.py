@@ -1,0 +1,130 @@
+"""The rules of a list in the playground: faults where they are, names that are completed, and the same as a command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.app.http.playground.conftest import recommended, serious, visiting
+
+REFUSED = "422"  # which the browser, too, complains of
+
+
+@pytest.fixture(scope="module")
+def shop(url: str) -> str:
+    items = [
+        {"item_id": f"item-{row}", "properties": {"price": float(row), "brand": f"b{row % 3}"}} for row in range(60)
+    ]
+    httpx.post(f"{url}/v1/items", json=items).raise_for_status()
+    user = {"properties": {"member": True}}
+    httpx.put(f"{url}/v1/users/ann/properties", json=user).raise_for_status()
+    return url
+
+
+@pytest.fixture
+def rules(browser: Browser, shop: str) -> Iterator[Page]:
+    with visiting(browser, shop, expected=REFUSED, permissions=["clipboard-read", "clipboard-write"]) as page:
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        page.click("#rules summary")
+        yield page
+
+
+def shown(page: Page) -> list[str]:
+    return [item_id for item_id, _ in recommended(page)]
+
+
+def asked(url: str, page: Page, **query: str) -> list[str]:
+    """The list that the service gives to the visitor for the same wishes."""
+    path = f"{url}/v1/users/{page.input_value('#user')}/recommendations"
+    answer = httpx.get(path, params={"k": "10", "explain": "true", **query}).raise_for_status().json()
+    return [item["item_id"] for item in answer["items"]]
+
+
+def test_filter_and_boost_choose_the_list(rules: Page, shop: str) -> None:
+    wishes = {
+        "filter": "item.price < params.most && item.brand == current.brand",
+        "boost": "item.price > 9.0 ? 5.0 : 0.0",
+        "params": '{"most": 15}',
+        "current_item": "item-1",
+    }
+    for name, value in wishes.items():
+        rules.fill(f"#{name}", value)
+    rules.press("#filter", "Enter")
+    expect(rules.locator("#recommendations li")).to_have_count(5)
+    assert shown(rules) == asked(shop, rules, **wishes)
+    assert {int(one.removeprefix("item-")) % 3 for one in shown(rules)} == {1}
+    rules.fill("#filter", "")
+    rules.click("text=Apply")
+    expect(rules.locator("#recommendations li")).to_have_count(10)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("filter", "item.price < 50.0 && item.brnd == 'b1'"),
+        ("filter", "'\U0001f375' == item.brand && item.price << 5.0"),
+        ("boost", "item.brand"),
+    ],
+)
+def test_a_fault_is_marked_where_it_is(rules: Page, shop: str, field: str, text: str) -> None:
+    (detail,) = httpx.get(f"{shop}/v1/users/ann/recommendations", params={field: text}).json()["error"]["details"]
+    found = re.match(r"at character (\d+): ", detail["reason"])
+    assert found is not None
+    rules.fill(f"#{field}", text)
+    rules.click("text=Apply")
+    fault = rules.locator(f"#{field}-fault")
+    expect(fault).to_contain_text(detail["reason"])
+    before = "code => [...code.childNodes].slice(0, [...code.childNodes].indexOf(code.querySelector('mark')))"
+    assert (
+        fault.locator("code").evaluate(f"code => ({before})(code).map(one => one.textContent).join('')")
+        == (text[: int(found[1]) - 1])
+    )
+    expect(fault.locator("mark")).to_have_text(text[int(found[1]) - 1])
+    assert fault.locator("code").text_content() == text
+    assert rules.get_attribute(f"#{field}", "aria-invalid") == "true"
+    assert serious(rules) == []
+    rules.fill(f"#{field}", "")
+    rules.click("text=Apply")
+    expect(fault).to_be_empty()
+
+
+def test_what_is_no_parameter_is_said(rules: Page) -> None:
+    rules.fill("#params", '{"most": ')
+    rules.click("text=Apply")
+    expect(rules.locator("#params-fault")).to_contain_text("is no JSON object")
+
+
+def test_names_of_properties_are_completed_with_keys_alone(rules: Page) -> None:
+    rules.focus("#filter")
+    rules.keyboard.type("item.p")
+    expect(rules.locator("#completions button")).to_have_text(["price", "published_at"])
+    rules.keyboard.press("ArrowDown")
+    rules.keyboard.press("Enter")
+    expect(rules.locator("#filter")).to_be_focused()
+    rules.keyboard.type(" < 5.0 && user.")
+    expect(rules.locator("#completions button")).to_have_text(["member"])
+    assert serious(rules) == []
+    rules.keyboard.press("Escape")
+    expect(rules.locator("#completions button")).to_have_count(0)
+    assert rules.input_value("#filter") == "item.price < 5.0 && user."
+    rules.keyboard.type("m")
+    rules.click("#completions button")
+    assert rules.input_value("#filter") == "item.price < 5.0 && user.member"
+
+
+def test_the_command_asks_for_the_same_list(rules: Page) -> None:
+    rules.fill("#filter", "item.brand != 'b1' && item.price < 40.0")
+    rules.click("text=Apply")
+    expect(rules.locator("#recommendations li")).to_have_count(10)
+    rules.click("#copy-curl")
+    expect(rules.locator("#copied")).to_have_text("copied")
+    command = rules.evaluate("navigator.clipboard.readText()")
+    assert rules.text_content("#curl") == command
+    answer = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout)
+    assert [item["item_id"] for item in answer["items"]] == shown(rules)
