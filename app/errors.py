@@ -46,6 +46,10 @@ class ItemNotFound(RequestError):
     """Neither the model nor the shop has said anything of the item."""
 
 
+class ScenarioNotFound(RequestError):
+    """The shop keeps no scenario of this name, or not the version."""
+
+
 class TooCostly(RequestError):
     """One call costs more than any may, or than its key has in a whole minute."""
 

@@ -32,7 +32,18 @@ from app.http.middleware.load_shedding import LoadShedding
 from app.http.middleware.request_metrics import RequestTimer
 from app.http.middleware.request_path import RequestPath
 from app.http.protocol import LimitedHttpProtocol
-from app.http.routes import admin, client, events, health, items, model, playground, recommendations, users
+from app.http.routes import (
+    admin,
+    client,
+    events,
+    health,
+    items,
+    model,
+    playground,
+    recommendations,
+    scenarios,
+    users,
+)
 from app.http.services import Services, open_services
 from app.observability import log_format
 from app.observability.metrics import Metrics
@@ -98,6 +109,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(routes.router)
     if settings.keys_file is not None or is_loopback(settings.host):  # nobody else can call them
         app.include_router(admin.router)
+        app.include_router(scenarios.router)
     if settings.playground:
         app.include_router(playground.router)
     install_error_handlers(app)

@@ -17,6 +17,7 @@ from storage.records import (
     NamedGeneration,
     PropertyTypes,
     PropertyValue,
+    Scenarios,
     Tally,
     TenantPointers,
 )
@@ -223,7 +224,7 @@ class ItemStore(Protocol):
         ...
 
     async def item_tenants(self) -> list[str]:
-        """Return the tenants that have set anything for an item, its codes or properties' types, in any order."""
+        """Return the tenants with values or codes of items, types of properties or scenarios, in any order."""
         ...
 
 
@@ -262,6 +263,29 @@ class PropertyStore(Protocol):
         ...
 
 
+class ScenarioStore(Protocol):
+    """Versions of tenants' scenarios, as texts: the newest MAX_SCENARIO_VERSIONS of each."""
+
+    async def revision(self, tenant: str) -> str:
+        """Return the revision of the tenant's scenarios, which every process polls."""
+        ...
+
+    async def scenarios(self, tenant: str) -> Scenarios:
+        """Return the newest version of each scenario; where one changes meanwhile, at least those of the revision."""
+        ...
+
+    async def versions(self, tenant: str, name: str) -> list[str]:
+        """Return the versions of the scenario that are kept, oldest first."""
+        ...
+
+    async def add(self, tenant: str, name: str, text: str, *, believed: str, dropped: str | None = None) -> bool:
+        """Add a version of the scenario, durably, if the revision is still the believed one; return whether it was.
+
+        dropped  the name of another scenario, all of whose versions are removed in the same step
+        """
+        ...
+
+
 class StatisticsStore(Protocol):
     """What is counted of a tenant's events and items."""
 
@@ -297,9 +321,11 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     or the store is closed.
 
     properties  the types of tenants' properties, and users' properties
+    scenarios   the versions of tenants' scenarios
     """
 
     properties: PropertyStore
+    scenarios: ScenarioStore
 
     @property
     def generations(self) -> GenerationRegistry:

@@ -49,6 +49,9 @@ DAY_S = 86_400
 USERS_PAGE = 500
 """Users whose properties a store reads at a time."""
 
+MAX_SCENARIO_VERSIONS = 50
+"""Newest versions of a scenario that a store keeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
@@ -173,6 +176,17 @@ class TenantPointers:
     items_version: int
     experiment: str | None = None
     property_types: PropertyTypes = field(default_factory=lambda: parse_property_types(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Scenarios:
+    """The newest version of each of a tenant's scenarios, by name.
+
+    revision  another text after every change of one of them; "" before the first
+    """
+
+    revision: str
+    newest: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

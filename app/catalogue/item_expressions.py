@@ -109,6 +109,10 @@ class ItemExpressions:
                 pass  # what joins stands in parentheses
         return [expression]
 
+    def check(self, expression: Expression) -> None:
+        """Compile the expression, whatever its values; raise InvalidExpression."""
+        self._compile(expression)
+
     def _compile(self, expression: Expression) -> _Compiled:
         key = self._text_key(expression)
         compiled = self._compiled.get(key)

@@ -21,6 +21,13 @@ class Caller(NamedTuple):
     key: Key | None
     requester: Requester
 
+    @property
+    def name(self) -> str:
+        """The key's id, and its note if it has one; empty without keys."""
+        if self.key is None:
+            return ""
+        return f"{self.key.id} ({self.key.note})" if self.key.note else self.key.id
+
 
 class RequireScope:
     """A dependency that requires a key with this scope, and lets the request work for that key's tenant.

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from app.errors import InvalidRequest, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
@@ -13,12 +14,14 @@ from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
 from app.http.services import Services
+from app.recommendation import scenarios
 from app.recommendation.cost import (
     CORRECTED_EVENTS,
     LOGGED_EVENTS,
     archive_charge,
     charge_for,
     correction_charge,
+    scenario_charge,
     update_charge,
 )
 from app.recommendation.state_reader import users_who_exclude_all
@@ -26,6 +29,7 @@ from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
+from app.schemas.scenarios import ScenarioPreview, ScenarioSettings, ScenarioVersion
 from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
 from app.serving import property_types
 from app.serving.item_updates import parse_items
@@ -35,6 +39,9 @@ LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more tak
 ID_COST = 30.0  # of validating one of them, beside a byte of JSON
 LONG_ANSWER_BYTES = 1 << 16
 FEW_ITEMS, ITEM_COST = 50, 500.0
+INVALID = "the body is not a valid request"
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 
 async def append_events(services: Services, caller: Caller, body: object) -> EventCounts:
@@ -85,7 +92,7 @@ async def update_items(services: Services, caller: Caller, body: object) -> Item
 async def recommend(services: Services, caller: Caller, request: RecommendationRequest) -> bytes:
     """Charge the caller for the request, and return the body of the answer to it.
 
-    raises  TooCostly, TooManyRequests, and as `BaseRecommender.recommend`
+    raises  TooCostly, TooManyRequests, and as `ScenarioRegistry.resolve` and `BaseRecommender.recommend`
     """
     return (await _recommend_as_json(services, caller, [request]))[0]
 
@@ -110,9 +117,46 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
 
     raises  ItemNotFound, and as `recommend`
     """
-    await _charge(services, caller, [RecommendationRequest(history=[], **query.model_dump())])
+    service = services.by_tenant[caller.tenant]
+    request = RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))
+    (resolved,) = service.scenarios.resolve([request])
+    await _charge(services, caller, [resolved])
+    return orjson.dumps(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
+
+
+async def put_scenario(services: Services, caller: Caller, name: str, body: object) -> ScenarioVersion:
+    """Charge the caller, and keep the settings in the parsed body under the name from now on.
+
+    raises  InvalidRequest  when they are not valid, be it an expression; it says where in the text
+            and as `ScenarioRegistry.put`
+    """
+    settings = parse(ScenarioSettings, body, "the body does not describe a scenario; nothing changed")
+    await charge_operation(services, caller, scenario_charge(settings))
+    await _check(services, caller, settings)
+    return await services.by_tenant[caller.tenant].scenarios.put(name, settings, caller.name)
+
+
+async def preview_scenario(services: Services, caller: Caller, body: object) -> bytes:
+    """Charge the caller, and return the body of the answer to a request with settings that are not kept.
+
+    raises  as `put_scenario` and `recommend`
+    """
+    preview = parse(ScenarioPreview, body, "the body does not describe a preview")
+    await _check(services, caller, preview.settings, "settings.")
+    plain = preview.request.model_copy(update={"scenario": None})
+    request = scenarios.with_settings(plain, preview.settings, "request.")
+    await _charge(services, caller, [request])
     recommender = services.by_tenant[caller.tenant].switcher.recommender
-    return orjson.dumps(await recommender.similar(item_id, query, caller.requester))
+    (answer,) = await recommender.recommend([request], caller.requester)
+    return orjson.dumps(answer)
+
+
+async def _check(services: Services, caller: Caller, settings: ScenarioSettings, path: str = "") -> None:
+    service = services.by_tenant[caller.tenant]
+    types = await service.store.properties.types(caller.tenant)
+    service.switcher.hold_types(types)  # also those that were declared just now
+    run = partial(services.shared_thread.run, requester=caller.requester)
+    await scenarios.check(settings, types, service.catalogue, run, path)
 
 
 async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:
@@ -174,10 +218,11 @@ async def _charge_correction(services: Services, caller: Caller, user_ids: Seque
 async def _recommend_as_json(
     services: Services, caller: Caller, requests: Sequence[RecommendationRequest]
 ) -> list[bytes]:
-    await _charge(services, caller, requests)
-    recommender = services.by_tenant[caller.tenant].switcher.recommender
+    service = services.by_tenant[caller.tenant]
+    resolved = service.scenarios.resolve(requests)
+    await _charge(services, caller, resolved)
     bodies = []
-    for answer in await recommender.recommend(requests, caller.requester):
+    for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
         bodies.append(orjson.dumps(answer))
         if len(bodies[-1]) > LONG_ANSWER_BYTES:
             await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
@@ -201,12 +246,17 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
 
     raises  InvalidRequest
     """
+    if isinstance(body, dict) and "requests" in body:
+        return parse(RecommendationBatch, body, INVALID)
+    return parse(RecommendationRequest, body, INVALID)
+
+
+def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
+    """Return what a parsed body says; raise InvalidRequest."""
     try:
-        if isinstance(body, dict) and "requests" in body:
-            return RecommendationBatch.model_validate(body)
-        return RecommendationRequest.model_validate(body)
+        return schema.model_validate(body)
     except ValidationError as exc:
-        raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+        raise InvalidRequest(problem, details_of(exc)) from None
 
 
 def _size(body: object) -> int:

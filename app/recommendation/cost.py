@@ -10,6 +10,7 @@ from math import floor
 
 from app.errors import ErrorDetail, TooCostly
 from app.schemas.recommendations import RecommendationRequest
+from app.schemas.scenarios import ScenarioSettings
 
 PLAIN = 1.0
 LIGHT = 2.0  # below this cost, the time of a request predicts that of the next
@@ -39,6 +40,7 @@ UPDATED_ITEMS = 25
 UPDATED_CATEGORIES = 50  # and properties, of all these items together
 CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
 LOADED_MODEL = 500
+SCENARIOS = 10  # that are listed or changed, or the versions of one
 METRICS = 3
 
 
@@ -51,7 +53,8 @@ def cost_of(request: RecommendationRequest) -> float:
 
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what each field of the request adds to the cost of a plain one."""
-    categories = len(request.categories) + len(request.categories_all) + len(request.categories_none)
+    categories = sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))
+    filters = CHARACTER * sum(map(len, request.filters))
     return {
         "k": K * request.k,
         "explain": EXPLAINED * request.k * request.explain,
@@ -64,8 +67,8 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "cursor": ITEM_ID * len(request.cursor or ()),
         "pin": PINNED * len(request.pin),
         "boost": _cost_of_boost(request.boost),
-        "filter": CHARACTER * len(request.filter or ""),
-        "debug": (COUNTED + CHARACTER * len(request.filter or "")) * request.debug,
+        "filter": filters,
+        "debug": (COUNTED + filters) * request.debug,
         "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
         "categories": CATEGORY * categories,
         "exclude_seen": SEEN * (request.exclude_seen == "all"),
@@ -100,6 +103,11 @@ def update_charge(items: Sequence[object]) -> int:
     fields = [one.get(name) for one in items if isinstance(one, dict) for name in ("categories", "properties")]
     labels = sum(len(one) for one in fields if isinstance(one, list | dict))
     return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES
+
+
+def scenario_charge(settings: ScenarioSettings) -> int:
+    """Return what it costs to compile a scenario's expressions and keep it."""
+    return floor(SCENARIOS + CHARACTER * len(settings.filter or "") + _cost_of_boost(settings.boost))
 
 
 def archive_charge(files: int) -> int:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from app.recommendation.batching import ANYBODY, Requester
 from app.recommendation.recommender import BaseRecommender, Recommender
 from app.schemas.operations import Experiment
-from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
+from app.schemas.recommendations import RecommendationRequest, Recommendations
 
 
 def arm_of(experiment: Experiment, user_id: str) -> str:
@@ -60,8 +60,10 @@ class ExperimentRecommender(BaseRecommender):
         return [answers[position] for position in range(len(requests))]
 
     @override
-    async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
-        return await self._default.similar(item_id, query, requester)
+    async def similar(
+        self, item_id: str, request: RecommendationRequest, requester: Requester = ANYBODY
+    ) -> Recommendations:
+        return await self._default.similar(item_id, request, requester)
 
     def _recommender_for(self, request: RecommendationRequest) -> Recommender:
         return self._default if request.user_id is None else self._arms[arm_of(self._experiment, request.user_id)]

@@ -24,7 +24,7 @@ from app.recommendation.ranking.stored_users import SeenRows
 from app.recommendation.selection import EVERYTHING, Selection, Selector
 from app.recommendation.state_reader import LogReader, StateReader, users_who_exclude_all
 from app.recommendation.user_properties import UserPropertyReader
-from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
+from app.schemas.recommendations import RecommendationRequest, Recommendations
 
 MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a larger batch all would wait longer
 MAX_COSTLY_BATCH = 16.0
@@ -91,8 +91,10 @@ class BaseRecommender(ABC):
         """
 
     @abstractmethod
-    async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
-        """Return the items that are most similar to the item.
+    async def similar(
+        self, item_id: str, request: RecommendationRequest, requester: Requester = ANYBODY
+    ) -> Recommendations:
+        """Return the items that are most similar to the item, of those that the request without a user allows.
 
         raises  ItemNotFound, and as `recommend`
         """
@@ -168,13 +170,13 @@ class Recommender(BaseRecommender):
         return await self.recommend(requests, requester)
 
     @override
-    async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
+    async def similar(
+        self, item_id: str, request: RecommendationRequest, requester: Requester = ANYBODY
+    ) -> Recommendations:
         if item_id not in self._context.catalogue.row_of or not len(self._context.generation.codes):
             raise ItemNotFound("no model has learned this item, so nothing is known to be like it")
-        request = RecommendationRequest(
-            history=[], because=item_id, current_item=item_id, exclude_seen="none", **query.model_dump()
-        )
-        (answer,) = await self.recommend([request], requester)
+        of_item = request.model_copy(update={"because": item_id, "current_item": item_id})
+        (answer,) = await self.recommend([of_item], requester)
         return answer
 
     async def _answer_batch(self, batch: Sequence[BatchEntry]) -> list[Recommendations]:
@@ -210,5 +212,5 @@ class Recommender(BaseRecommender):
 
 def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether there is something to read or to evaluate before the request can join a batch."""
-    has_expressions = request.filter is not None or isinstance(request.boost, tuple)
+    has_expressions = bool(request.filters) or isinstance(request.boost, tuple)
     return has_expressions or request.exclude_seen == "all" or bool(request.max_per)

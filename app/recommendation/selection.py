@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,9 +19,10 @@ from app.errors import ErrorDetail, InvalidRequest
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
 from app.recommendation.user_properties import UserPropertyReader
-from app.schemas.fields import Param
+from app.schemas.fields import ParamType, param_type
 from app.schemas.recommendations import RecommendationRequest
 from model.inference.bitmap import Bitmap
+from storage.records import PropertyType
 
 
 class Cap(NamedTuple):
@@ -73,42 +74,35 @@ class Selector:
 
     async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
         caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
-        if request.filter is None and not isinstance(request.boost, tuple):
+        if not request.filters and not isinstance(request.boost, tuple):
             return Selection(None, None, caps)
         boosts = request.boost if isinstance(request.boost, tuple) else ()
         values: dict[str, Scalar] = {f"{PARAMS}{name}": value for name, value in request.params.items()}
-        types: dict[str, ValueType] = {f"{PARAMS}{name}": _type_of(value) for name, value in request.params.items()}
-        types |= {f"{USER}{name}": type_ for name, type_ in self._users.types.items()}
-        texts = (request.filter or "", *boosts)
+        types = types_of({name: param_type(value) for name, value in request.params.items()}, self._users.types)
+        texts = (*request.filters, *boosts)
         if request.user_id is not None and any(USER in text for text in texts):
             of_user = await self._users.read(request.user_id)
             values |= {f"{USER}{name}": value for name, value in of_user.items()}
         if request.current_item is not None and any(CURRENT in text for text in texts):
             of_current = self._catalogue.properties_of(request.current_item)
             values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
-        sorted_types = tuple(sorted(types.items()))
         allowed, gains, conditions = None, None, []
-        if request.filter is not None:
-            wanted, field = Expression(request.filter, "boolean", values, sorted_types), f"{path}filter"
-            allowed = await self._evaluate(wanted, field, requester)
+        for text in request.filters:
+            wanted, field = Expression(text, "boolean", values, types), f"{path}filter"
+            own = await self._evaluate(wanted, field, requester)
+            allowed = own if allowed is None else allowed & own
             if request.debug:
                 parts = await self._thread.run(partial(self._catalogue.expressions.split, wanted), 1.0, requester)
-                conditions = [(part.text, await self._evaluate(part, field, requester)) for part in parts]
+                conditions += [(part.text, await self._evaluate(part, field, requester)) for part in parts]
         for text in boosts:
-            own = await self._evaluate(Expression(text, "number", values, sorted_types), f"{path}boost", requester)
+            own = await self._evaluate(Expression(text, "number", values, types), f"{path}boost", requester)
             gains = own if gains is None else gains + own
         return Selection(allowed, gains, caps, conditions)
 
     async def _cap(self, name: str, most: int, path: str, requester: Requester) -> Cap:
         if name == CATEGORIES:
             return Cap(self._catalogue.categories, most)
-        type_ = self._catalogue.properties.types.get(name)
-        if type_ not in ("text", "set"):
-            reason = f"items have no property '{name}'" if type_ is None else f"'{name}' is a {type_} and has no labels"
-            raise InvalidRequest(
-                "a limit cannot be used",
-                [ErrorDetail(field=f"{path}max_per", reason=f"{reason}; it takes texts and sets of texts")],
-            )
+        require_labels(name, self._catalogue.properties.types.get(name), path)
         expressions = self._catalogue.expressions
         labels = expressions.find_labels(name)
         if labels is None:
@@ -126,12 +120,19 @@ class Selector:
             raise InvalidRequest("an expression cannot be used", [ErrorDetail(field=field, reason=str(exc))]) from None
 
 
-def _type_of(value: Param) -> ValueType:
-    match value:
-        case bool():
-            return "boolean"
-        case str():
-            return "text"
-        case tuple():
-            return "numbers" if isinstance(next(iter(value), None), float) else "set"
-    return "number"
+def require_labels(name: str, type_: ValueType | None, path: str) -> None:
+    """Raise InvalidRequest where the items' property of this type cannot be limited."""
+    if type_ not in ("text", "set"):
+        reason = f"items have no property '{name}'" if type_ is None else f"'{name}' is a {type_} and has no labels"
+        raise InvalidRequest(
+            "a limit cannot be used",
+            [ErrorDetail(field=f"{path}max_per", reason=f"{reason}; it takes texts and sets of texts")],
+        )
+
+
+def types_of(
+    params: Mapping[str, ParamType], of_users: Mapping[str, PropertyType]
+) -> tuple[tuple[str, ValueType], ...]:
+    """Return the types of the names in expressions that items do not have, sorted by name."""
+    types: dict[str, ValueType] = {f"{PARAMS}{name}": type_ for name, type_ in params.items()}
+    return tuple(sorted((types | {f"{USER}{name}": type_ for name, type_ in of_users.items()}).items()))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeGuard
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -44,6 +44,9 @@ MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of o
 
 Param: TypeAlias = "bool | float | str | tuple[str, ...] | tuple[float, ...]"
 """A parameter of expressions."""
+
+ParamType = Literal["text", "number", "boolean", "set", "numbers"]
+"""The type of a parameter: a set is a list of texts."""
 
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
@@ -160,7 +163,7 @@ def _expressions(value: str | Sequence[object]) -> tuple[str, ...]:
     )
 
 
-def _params(value: object) -> dict[str, Param]:
+def parse_params(value: object) -> dict[str, Param]:
     """Return the parameters of expressions, which a query string has as JSON. A refusal echoes none of them."""
     if isinstance(value, str):
         try:
@@ -180,7 +183,7 @@ def _params(value: object) -> dict[str, Param]:
 
 
 def _params_text(text: str) -> str:
-    _params(text)
+    parse_params(text)
     return text
 
 
@@ -200,6 +203,18 @@ def _param(value: object) -> Param:
         "texts",
         {"characters": MAX_PARAM_CHARS, "most": MAX_PARAM_TEXTS},
     )
+
+
+def param_type(param: Param) -> ParamType:
+    """Return the type of a parameter. An empty list is one of texts."""
+    match param:
+        case bool():
+            return "boolean"
+        case str():
+            return "text"
+        case tuple():
+            return "numbers" if isinstance(next(iter(param), None), float) else "set"
+    return "number"
 
 
 def _param_size(param: Param) -> int:
@@ -289,7 +304,7 @@ Boost = Annotated[
 ParamsText = Annotated[str, AfterValidator(_params_text)]
 Params = Annotated[
     dict[str, Param],
-    PlainValidator(_params),
+    PlainValidator(parse_params),
     WithJsonSchema(
         {
             "type": "object",

@@ -1,5 +1,6 @@
 """Requests for recommendations, and the lists that answer them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
@@ -32,8 +33,15 @@ from model.config import SeenRule
 MAX_REQUESTS = 100  # of one batch
 
 
-class RecommendationQuery(Closed):
-    """The wishes that fit into a query string."""
+SCENARIO = Field(
+    None,
+    description="the list's settings, by the name under which the shop keeps them; what the request says beside them "
+    "narrows the list",
+)
+
+
+class ListSettings(Closed):
+    """What a request or a scenario may say of a list, and fits into a query string."""
 
     k: ResultCount = 10
     exclude_seen: SeenRule = Field(
@@ -50,15 +58,21 @@ class RecommendationQuery(Closed):
         description="an expression of CEL that is true for items that may be recommended, such as "
         "`item.price < params.max_price`",
     )
-    current_item: Id | None = Field(
-        None, description="the item of the page, whose properties are `current` in expressions"
-    )
     diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
     )
     max_per: MaxPer = Field(
         default_factory=dict, description="items with the same text in a property, in all pages together, by property"
+    )
+
+
+class RecommendationQuery(ListSettings):
+    """The wishes that fit into a query string."""
+
+    scenario: Id | None = SCENARIO
+    current_item: Id | None = Field(
+        None, description="the item of the page, whose properties are `current` in expressions"
     )
     cursor: Cursor | None = Field(
         None, description="answer in pages: empty for the first one, then that of the page before"
@@ -102,6 +116,8 @@ def _different_pins(pins: list["Pin"]) -> list["Pin"]:
     return pins
 
 
+Pins = Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)]
+
 USER_OR_HISTORY: dict[str, Any] = {
     "oneOf": [
         {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
@@ -125,9 +141,17 @@ class RecommendationRequest(RecommendationQuery):
         "`item.margin > 0.3 ? 0.7 : 0.0`",
     )
     params: Params = Field(default_factory=dict, description="by name, what is `params` in expressions")
-    pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = Field(
-        default_factory=list
-    )
+    pin: Pins = Field(default_factory=list)
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """The expressions that must be true for an item."""
+        return [self.filter] if self.filter is not None else []
+
+    @property
+    def category_groups(self) -> Sequence[Sequence[str]]:
+        """Lists of categories; an item needs one of each list."""
+        return [self.categories] if self.categories else []
 
     @model_validator(mode="after")
     def _user_or_history(self) -> Self:
@@ -147,6 +171,7 @@ class RecommendationBatch(Closed):
 class SimilarQuery(Closed):
     """What may be answered."""
 
+    scenario: Id | None = SCENARIO
     k: ResultCount = 10
     categories: Categories = Field([], description="an item needs one of them")
     exclude: ItemIds = Field([])
@@ -168,6 +193,7 @@ class Recommendations(TypedDict):
     source: Source
     items: list[ScoredItem]
     cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
+    scenario: NotRequired[Annotated[str, Field(description="whose settings the list has")]]
     experiment: NotRequired[str]
     seen_events_limit: NotRequired[
         Annotated[

@@ -16,6 +16,7 @@ from app.recommendation.ranking.trending import Trending
 from app.recommendation.state_reader import LogReader
 from app.schemas.operations import ServedModel
 from app.serving.item_updates import ItemUpdates
+from app.serving.scenario_registry import ScenarioRegistry
 from app.serving.served_generation import TenantContext, generation_of
 from app.serving.store_factory import open_store
 from app.serving.switcher import POLL_EVERY_S, GenerationSwitcher
@@ -38,6 +39,7 @@ class Service:
     item_updates: ItemUpdates
     signals: LiveSignals
     log_reader: LogReader
+    scenarios: ScenarioRegistry
 
     @property
     def catalogue(self) -> LiveCatalogue:
@@ -80,10 +82,14 @@ async def tenant_service(
         vocabulary = Vocabulary(context.overrides, switcher.served, switcher.refresh_items)
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
+        scenarios = ScenarioRegistry(store.scenarios, settings.tenant)
+        with suppress(StorageError):
+            await scenarios.follow()
         async with in_background(
-            switcher.poll_forever(), _follow_time(switcher), signals.sync_forever(), _sweep(store)
+            *(switcher.poll_forever(), scenarios.follow_forever(), _follow_time(switcher)),
+            *(signals.sync_forever(), _sweep(store)),
         ):
-            yield Service(store, switcher, ingest, item_updates, signals, log_reader)
+            yield Service(store, switcher, ingest, item_updates, signals, log_reader, scenarios)
         with suppress(StorageError):
             await signals.flush()
 

@@ -76,7 +76,7 @@ class GenerationSwitcher:
         try:
             await self._announce()
             pointers = await self._context.store.pointers()
-            self._hold_types(pointers.property_types)
+            self.hold_types(pointers.property_types)
             await self._refresh_items_to(pointers.items_version)
             await self._follow_active(pointers.active)
             await self._follow_experiment(pointers.experiment)
@@ -138,7 +138,8 @@ class GenerationSwitcher:
                 await self._context.store.generations.announce(served.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
-    def _hold_types(self, types: PropertyTypes) -> None:
+    def hold_types(self, types: PropertyTypes) -> None:
+        """Go by these types of properties."""
         if types != self._context.overrides.types:
             self._context.overrides.types = types
             for served in self.served():

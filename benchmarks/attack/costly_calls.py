@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from app.recommendation import cost
-from app.recommendation.cost import charge_for, correction_charge, update_charge
+from app.recommendation.cost import charge_for, correction_charge, scenario_charge, update_charge
+from app.recommendation.scenarios import with_settings
 from app.schemas.cursor import cursor_after
 from app.schemas.events import MAX_EVENTS
 from app.schemas.fields import (
@@ -25,6 +26,7 @@ from app.schemas.fields import (
 from app.schemas.items import MAX_ITEMS
 from app.schemas.properties import MAX_VALUE_BYTES
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
+from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
 from storage.records import MAX_PROPERTIES
 
@@ -263,6 +265,32 @@ def operations() -> list[Call]:
         ),
         Call("end experiment", "DELETE", "/v1/admin/experiment"),
         Call("declare types", "PUT", "/v1/admin/properties", lambda _: {"items": dict.fromkeys(PROPERTIES, "number")}),
+        *_scenarios(),
+    ]
+
+
+def _scenarios() -> list[Call]:
+    """Return calls about a scenario whose versions are nearly as long as they may be."""
+
+    def largest(number: int) -> dict[str, Any]:
+        padding = {"exclude": [f"{number}-{n}".ljust(128, "-") for n in range(80)]}
+        declared = {"n": {"type": "number", "default": number}}
+        return {**EXPRESSIONS["boost by expressions"], **padding, "params": declared}
+
+    def previewed(number: int) -> dict[str, Any]:
+        return {"settings": largest(number), "request": {"user_id": USER}}
+
+    every, one = "/v1/admin/scenarios", "/v1/admin/scenarios/home"
+    put = scenario_charge(ScenarioSettings.model_validate(largest(0)))
+    request = with_settings(RecommendationRequest(user_id=USER), ScenarioSettings.model_validate(largest(0)))
+    return [
+        Call("put scenario", "PUT", one, largest, put),
+        Call("scenario", "GET", one),
+        Call("scenarios", "GET", every, None, cost.SCENARIOS),
+        Call("versions", "GET", f"{one}/versions", None, cost.SCENARIOS),
+        Call("roll back", "POST", f"{one}/rollback", lambda _: {}, cost.SCENARIOS),
+        Call("preview", "POST", f"{every}/preview", previewed, charge_for([request], MOST)),
+        Call("remove scenario", "DELETE", one, None, cost.SCENARIOS),
     ]
 
 

@@ -1,6 +1,7 @@
 """A back-up of log and items in one file, from which any kind of store can be restored.
 
 A gzip file of JSON lines: a header, then for each tenant with items {"property_types": [tenant, PropertyTypes]},
+{"scenario": [tenant, name, versions]} for each scenario,
 {"item": [tenant, fields of an ItemEntry, properties as `property_to_json` encodes them]} for each item that it has
 changed, {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in
 hex. Then come {"user": [tenant, user id, properties]} for each user who has some, each entry of the log as in
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.errors import StorageError
-from storage.protocol import EventStore, UserStore
+from storage.protocol import EventStore, ScenarioStore, UserStore
 from storage.records import (
     ItemChanges,
     ItemCodes,
@@ -38,8 +39,8 @@ from storage.state.corrections import posted_as
 from storage.state.event import Event, LogRecord, Merge, Undo, digest
 from storage.state.record_encoding import from_json, to_json
 
-VERSION = 4
-EARLIER_VERSIONS = (1, 2, 3)  # 3 has no properties; 1 has no items
+VERSION = 5
+EARLIER_VERSIONS = (1, 2, 3, 4)  # 4 has no scenarios, 3 no properties and 1 no items
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
 EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
@@ -54,7 +55,14 @@ class UserProperties(NamedTuple):
     properties: Mapping[str, PropertyValue]
 
 
-ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes | UserProperties
+class Scenario(NamedTuple):
+    """The versions of one scenario, oldest first."""
+
+    name: str
+    versions: Sequence[str]
+
+
+ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes | UserProperties | Scenario
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +144,22 @@ async def _restore_items(store: UserStore, tenant: str, items: Sequence[ItemReco
         await store.properties.declare(tenant, types)
     for user in (item for item in items if isinstance(item, UserProperties)):
         await store.properties.put_of_user(tenant, *user)
+    for scenario in (item for item in items if isinstance(item, Scenario)):
+        await _restore_scenario(store.scenarios, tenant, scenario)
     entries = [item for item in items if isinstance(item, ItemEntry)]
     codes = [item for item in items if isinstance(item, ItemCodes)]
     for begin in range(0, len(entries), BATCH):
         await store.put_items(tenant, entries[begin : begin + BATCH])
     for begin in range(0, len(codes), BATCH):
         await store.put_item_codes(tenant, codes[begin : begin + BATCH])
+
+
+async def _restore_scenario(store: ScenarioStore, tenant: str, scenario: Scenario) -> None:
+    """Add the versions that an interrupted call has not."""
+    known = len(await store.versions(tenant, scenario.name))
+    for version in scenario.versions[known:]:
+        while not await store.add(tenant, scenario.name, version, believed=await store.revision(tenant)):
+            pass  # somebody else has changed another one
 
 
 async def _append(store: EventStore, events: list[TenantEvent]) -> None:
@@ -173,6 +191,8 @@ async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, Log
 async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
     for tenant in await store.item_tenants():
         yield {"property_types": [tenant, await store.properties.types(tenant)]}
+        for name in (await store.scenarios.scenarios(tenant)).newest:
+            yield {"scenario": [tenant, name, await store.scenarios.versions(tenant, name)]}
         changes = ItemChanges([], 0)
         while (following := await store.item_changes(tenant, changes.version, BATCH)).version > changes.version:
             changes = following
@@ -242,6 +262,10 @@ def _user(tenant: str, user_id: str, properties: Mapping[str, Any]) -> tuple[str
     return tenant, UserProperties(user_id, {name: property_from_json(value) for name, value in properties.items()})
 
 
+def _scenario(tenant: str, name: str, versions: Sequence[str]) -> tuple[str, Scenario]:
+    return tenant, Scenario(name, versions)
+
+
 def _property_types(tenant: str, types: PropertyTypes) -> tuple[str, PropertyTypes]:
     return tenant, types
 
@@ -261,6 +285,7 @@ def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
 ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
     "item_codes": _item_codes,
     "property_types": _property_types,
+    "scenario": _scenario,
     "user": _user,
 }
 

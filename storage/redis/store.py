@@ -42,6 +42,7 @@ from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.generations import RedisGenerations
 from storage.redis.items.properties import RedisProperties
 from storage.redis.items.redis_items import RedisItems
+from storage.redis.items.scenarios import RedisScenarios
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
@@ -105,7 +106,7 @@ class RedisStore(UserStore):
         )
         self._writer.serve(generations)
         self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)
-        self._generations = RedisGenerations(session, tenant)
+        self.scenarios, self._generations = RedisScenarios(session), RedisGenerations(session, tenant)
 
     @classmethod
     async def open(

@@ -144,6 +144,16 @@ CREATE TABLE notes (
 ) WITHOUT ROWID;
 """
 
+SCENARIOS_SCHEMA = """
+CREATE TABLE scenarios (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, -- of the version, among those of all scenarios
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version TEXT NOT NULL
+);
+CREATE INDEX scenarios_by_name ON scenarios (tenant, name);
+"""
+
 SCHEMAS = (
     LOG_SCHEMA,
     STATES_SCHEMA,
@@ -154,8 +164,9 @@ SCHEMAS = (
     USER_PROPERTIES_SCHEMA,
     TRENDS_SCHEMA,
     TALLIES_SCHEMA,
+    SCENARIOS_SCHEMA,
 )
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

@@ -41,6 +41,7 @@ from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.items import tenant_values as items
 from storage.sqlite.items import trends
 from storage.sqlite.items.properties import SQLiteProperties
+from storage.sqlite.items.scenarios import SQLiteScenarios
 from storage.sqlite.log import (
     holds_archived,
     log_entries,
@@ -87,7 +88,7 @@ class SQLiteStore(UserStore):
         self._archive_dir = archive_dir
         self._catch_up = CatchUpThread(database)
         self._generations = SQLiteGenerations(database, tenant)
-        self.properties = SQLiteProperties(database)
+        self.properties, self.scenarios = SQLiteProperties(database), SQLiteScenarios(database)
         self._served = tuple(generations)
         self._tenant = tenant
         self._state_ttl_days = state_ttl_days

@@ -45,7 +45,7 @@ BODY = json_request(
             "pin": [{"item_id": "tea-2", "place": 2}],
             "diversity": 0.5,
             "max_per_category": 2,
-            "max_per": {"brand": 2},
+            "max_per": {"categories": 2},
         },
         "the first page": {"user_id": "ada", "cursor": ""},
         "explained": {"user_id": "ada", "k": 3, "explain": True},

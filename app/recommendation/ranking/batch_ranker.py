@@ -172,6 +172,8 @@ class BatchRanker:
             answer["cursor"] = cursor
         if query.request.exclude_seen == "all" and query.history.newest is not None:
             answer["seen_events_limit"] = query.history.newest
+        if query.request.scenario is not None:
+            answer["scenario"] = query.request.scenario
         if self._experiment:
             answer["experiment"] = self._experiment
         if query.similar_to is not None:

@@ -158,8 +158,8 @@ def filter_out(
     if request.exclude:
         bitmap.add(excluded, catalogue.rows(request.exclude))
         yield "exclude", None
-    if request.categories:
-        excluded |= ~catalogue.in_categories(request.categories)
+    for categories in request.category_groups:
+        excluded |= ~catalogue.in_categories(categories)
         yield "categories", None
     for category in request.categories_all:
         excluded |= ~catalogue.in_category(category)

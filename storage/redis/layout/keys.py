@@ -5,8 +5,8 @@ percent-encoded, so that the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that ever had a state,
-                                                "items:TENANT" for every tenant that has ever set values of items, or
-                                                has declared properties,
+                                                "items:TENANT" for every tenant that has ever set values of items, has
+                                                declared properties, or has put scenarios,
                                                 "secret", 64 hex digits that are made once
                                                 "accepted", when an operator last accepted a loss of data, in ms
                                                 "lost", entries that are missing and that nobody has accepted the loss
@@ -40,6 +40,9 @@ percent-encoded, so that the first "/" ends it.
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:properties      hash    item id -> a JSON object: name -> the JSON of the value, as a text
   PREFIX:{items:TENANT}:property-types  string  a JSON object, see `PropertyTypes` in storage/records.py
+  PREFIX:{items:TENANT}:scenarios       hash    name of a scenario -> its newest version
+  PREFIX:{items:TENANT}:scenarios-revision  string  another text after every change of a scenario
+  PREFIX:{items:TENANT}:scenario:NAME   list    the versions of a scenario that are kept, oldest first
   PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
   PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
@@ -219,6 +222,20 @@ class ItemKeys:
     def property_types(self) -> str:
         """Key of the types of the properties of items and users."""
         return f"{self.prefix}:property-types"
+
+    @property
+    def scenarios(self) -> str:
+        """Key of the newest versions of scenarios."""
+        return f"{self.prefix}:scenarios"
+
+    @property
+    def scenarios_revision(self) -> str:
+        """Key of what changes with every scenario."""
+        return f"{self.prefix}:scenarios-revision"
+
+    def scenario(self, name: str) -> str:
+        """Return the key of the versions of a scenario."""
+        return f"{self.prefix}:scenario:{name}"
 
     @property
     def code_changes(self) -> str:

@@ -55,7 +55,8 @@ ORDER BY version LIMIT :limit
 """
 
 SELECT_TENANTS = """
-SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant FROM notes WHERE name = ?
+SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant FROM scenarios
+UNION SELECT tenant FROM notes WHERE name = ?
 """
 
 ADD_TALLY = """
@@ -67,6 +68,7 @@ ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 SECRET = "secret"  # noqa: S105, the name of it
 EXPERIMENT = "experiment"
 PROPERTY_TYPES = "property-types"  # a JSON object, see PropertyTypes
+SCENARIOS_REVISION = "scenarios-revision"
 TREND_CLOCK = "trend-clock"
 ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
 
@@ -133,7 +135,7 @@ def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
 
 
 def item_tenants(db: sqlite3.Connection) -> list[str]:
-    """Return the tenants that have set anything for an item, its codes or properties' types."""
+    """Return the tenants with values or codes of items, types of properties or scenarios."""
     return [tenant for (tenant,) in db.execute(SELECT_TENANTS, (PROPERTY_TYPES,))]
 
 

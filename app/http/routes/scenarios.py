@@ -1,0 +1,92 @@
+"""The routes of scenarios: settings of lists that the shop changes without a release."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from app.http.access import charge_operation, needs
+from app.http.calls import INVALID, parse, preview_scenario, put_scenario
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
+from app.http.openapi import errors, json_request
+from app.http.routes.guarded_route import GuardedRoute
+from app.recommendation.cost import SCENARIOS
+from app.schemas.fields import Id
+from app.schemas.recommendations import Recommendations
+from app.schemas.scenarios import (
+    EXAMPLE,
+    Rollback,
+    ScenarioList,
+    ScenarioPreview,
+    ScenarioSettings,
+    ScenarioVersion,
+    ScenarioVersions,
+)
+
+router = APIRouter(
+    prefix="/v1/admin/scenarios", route_class=GuardedRoute, tags=["scenarios"], dependencies=[needs("admin"), NO_QUERY]
+)
+Name = Annotated[Id, Path(openapi_examples=example("product-page"))]
+
+SETTINGS = json_request(ScenarioSettings.model_json_schema(), {"a product page": EXAMPLE})
+ROLLBACK = json_request(Rollback.model_json_schema(), {"to the second version": {"version": 2}})
+PREVIEW = json_request(
+    ScenarioPreview.model_json_schema(),
+    {"for ada": {"settings": EXAMPLE, "request": {"user_id": "ada", "current_item": "tea-2"}}},
+)
+
+
+@router.get("", response_model_exclude_unset=True)
+async def get_scenarios(service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioList:
+    """All scenarios, at most 100."""
+    await charge_operation(services, caller, SCENARIOS)
+    return ScenarioList(scenarios=await service.scenarios.scenarios())
+
+
+@router.get("/{name}", response_model_exclude_unset=True, responses=errors(404))
+async def get_scenario(name: Name, service: ServiceDep) -> ScenarioVersion:
+    """The scenario as it is now."""
+    return await service.scenarios.scenario(name)
+
+
+@router.put("/{name}", response_model_exclude_unset=True, openapi_extra=SETTINGS, responses=errors(400, 408, 413, 415))
+async def put_new_settings(name: Name, body: JsonBody, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
+    """Keep settings of a list under the name: a new version, unless nothing changes.
+
+    Every process goes by it within a second. An expression that cannot be used is a 422 that says where in the text,
+    as is a scenario of more than 16,384 bytes, and the 101st. Declare the types of properties first.
+    """
+    return await put_scenario(services, caller, name, body)
+
+
+@router.delete("/{name}", response_model_exclude_unset=True, responses=errors(404))
+async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
+    """Remove the scenario. Its versions stay, and a rollback brings it back, until its place is needed."""
+    await charge_operation(services, caller, SCENARIOS)
+    return await service.scenarios.put(name, None, caller.name)
+
+
+@router.get("/{name}/versions", response_model_exclude_unset=True, responses=errors(404))
+async def get_versions(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersions:
+    """The newest 50 versions, also of a scenario that was removed: who changed what, and when."""
+    await charge_operation(services, caller, SCENARIOS)
+    return ScenarioVersions(versions=await service.scenarios.versions(name))
+
+
+@router.post(
+    "/{name}/rollback",
+    response_model_exclude_unset=True,
+    openapi_extra=ROLLBACK,
+    responses=errors(400, 404, 408, 413, 415),
+)
+async def roll_back(
+    name: Name, body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
+) -> ScenarioVersion:
+    """Give the scenario the settings of an earlier version again, as a new version."""
+    await charge_operation(services, caller, SCENARIOS)
+    return await service.scenarios.roll_back(name, parse(Rollback, body, INVALID).version, caller.name)
+
+
+@router.post("/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 408, 413, 415))
+async def preview(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
+    """The list that a request would get with settings that are not kept."""
+    return Response(await preview_scenario(services, caller, body), media_type="application/json")

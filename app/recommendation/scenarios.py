@@ -1,0 +1,113 @@
+"""Resolves scenarios: makes of a request that names one a request with its settings.
+
+What both say holds of both: filters are joined, of limits the lower one counts, and of seen rules the stricter one. So
+a request narrows what its scenario allows, and never widens it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, TypeAlias, get_args
+
+from app.catalogue.expressions.environment import InvalidExpression
+from app.catalogue.item_expressions import Expression
+from app.catalogue.item_properties import CATEGORIES
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.errors import ErrorDetail, InvalidRequest
+from app.recommendation.selection import require_labels, types_of
+from app.schemas.fields import Param, param_type
+from app.schemas.recommendations import RecommendationRequest
+from app.schemas.scenarios import ScenarioParam, ScenarioRequest, ScenarioSettings
+from model.config import SeenRule
+from storage.records import PropertyTypes
+
+RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
+
+JOINED = ("categories_all", "categories_none", "exclude")
+LIMITS = ("k", "max_per_category")
+FIXED = ("diversity", "boost", "pin")
+SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
+MAX_NAMES = 20  # of scenarios in an error
+
+
+def with_settings(request: RecommendationRequest, settings: ScenarioSettings, path: str = "") -> ScenarioRequest:
+    """Return the request with the settings of its scenario.
+
+    path  of the request in the body, for errors
+
+    raises  InvalidRequest  when it lacks a parameter, or says otherwise what the scenario fixes
+    """
+    given = dict(request)
+    merged: dict[str, Any] = {"scenario_filter": settings.filter, "scenario_categories": settings.categories}
+    for name in settings.model_fields_set - {"filter", "categories", "params"}:
+        value = getattr(settings, name)
+        merged[name] = _merged(name, given[name], value, path) if name in request.model_fields_set else value
+    merged["params"] = _params(request.params, settings.params, path)
+    fields_set = request.model_fields_set | merged.keys()
+    return ScenarioRequest.model_construct(fields_set, **{**given, **merged})
+
+
+def unknown_scenario(name: str, known: Mapping[str, object], path: str = "") -> InvalidRequest:
+    """Return the error of a request that names no scenario."""
+    close = get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join([*known][:MAX_NAMES]) or 'none'}"
+    return InvalidRequest(
+        "there is no such scenario", [ErrorDetail(field=f"{path}scenario", reason=f"is not the name of one; {hint}")]
+    )
+
+
+async def check(
+    settings: ScenarioSettings, types: PropertyTypes, catalogue: LiveCatalogue, run: RunApart, path: str = ""
+) -> None:
+    """Make sure that the scenario's expressions and limits can be used, whatever a request says.
+
+    types  of all properties
+    run    runs a function in the thread of expressions
+    path   of the settings in the body, for errors
+
+    raises  InvalidRequest
+    """
+    for name in settings.max_per.keys() - {CATEGORIES}:
+        require_labels(name, types["item"].get(name), path)
+    names = types_of({name: one.type for name, one in settings.params.items()}, types["user"])
+    filters = [] if settings.filter is None else [("filter", Expression(settings.filter, "boolean", {}, names))]
+    boosts = settings.boost if isinstance(settings.boost, tuple) else ()
+    for field, expression in [*filters, *(("boost", Expression(text, "number", {}, names)) for text in boosts)]:
+        try:
+            await run(partial(catalogue.expressions.check, expression), 1.0)
+        except InvalidExpression as exc:
+            detail = ErrorDetail(field=f"{path}{field}", reason=str(exc))
+            raise InvalidRequest("an expression cannot be used", [detail]) from None
+
+
+def _merged(name: str, given: Any, setting: Any, path: str) -> Any:
+    if name in JOINED:
+        return [*dict.fromkeys([*setting, *given])]
+    if name in LIMITS:
+        return _lower(given, setting)
+    if name == "max_per":
+        return {of: _lower(given.get(of), setting.get(of)) for of in (*setting, *given)}
+    if name == "exclude_seen":
+        return max(given, setting, key=SEEN_RULES.index)
+    if name in FIXED and given != setting:
+        raise InvalidRequest(
+            "the scenario fixes what the request says otherwise",
+            [ErrorDetail(field=f"{path}{name}", reason="is set by the scenario; leave it out")],
+        )
+    return setting
+
+
+def _lower(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _params(given: Mapping[str, Param], declared: Mapping[str, ScenarioParam], path: str) -> dict[str, Param]:
+    params = {name: one.default for name, one in declared.items() if one.default is not None} | dict(given)
+    faults = [
+        ErrorDetail(field=f"{path}params", reason=f"{'is to have' if name in given else 'lacks'} {name}, a {one.type}")
+        for name, one in declared.items()
+        if name not in params or param_type(params[name]) != one.type
+    ]
+    if faults:
+        raise InvalidRequest("the scenario needs parameters that the request does not have so", faults)
+    return params

@@ -1,0 +1,166 @@
+"""Scenarios: settings of lists that the shop keeps under a name, and the requests that they make."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import override
+
+from app.schemas.fields import (
+    MAX_PARAMS,
+    Boost,
+    Closed,
+    Param,
+    ParamType,
+    param_type,
+    parse_params,
+)
+from app.schemas.recommendations import ListSettings, Pins, RecommendationRequest
+from storage.records import MAX_SCENARIO_VERSIONS
+
+MAX_SCENARIOS = 100  # of a tenant
+MAX_SCENARIO_BYTES = 1 << 14  # in JSON
+
+
+# of values that are validated by a function, whose type alone would have lists taken for something unexpected
+AS_IT_IS = PlainSerializer(lambda value: value, return_type=Any)
+
+
+def _default(value: object) -> Param:
+    return parse_params({"default": value})["default"]
+
+
+class ScenarioParam(Closed):
+    """A parameter that requests have to bring, or may leave out where it has a default."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: ParamType
+    default: Annotated[Param, PlainValidator(_default), AS_IT_IS] | None = None
+
+
+def _declared(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str, ScenarioParam]:
+    """Return the declared parameters. A refusal names none, since that would echo the request."""
+    try:
+        if not isinstance(value, dict) or len(value) > MAX_PARAMS:
+            raise ValueError
+        declared: dict[str, ScenarioParam] = validate(value)
+        defaults = {name: 0.0 if one.default is None else one.default for name, one in declared.items()}
+        parse_params({name: list(one) if isinstance(one, tuple) else one for name, one in defaults.items()})
+        if any(one.default is not None and param_type(one.default) != one.type for one in declared.values()):
+            raise ValueError
+    except ValueError:
+        raise PydanticCustomError(
+            "no_declaration",
+            "takes at most {most} names, each with a type (text, number, boolean, set or numbers) and, if requests may "
+            'leave it out, a default of that type, such as {{"max_price": {{"type": "number", "default": 50}}}}',
+            {"most": MAX_PARAMS},
+        ) from None
+    return declared
+
+
+ScenarioParams = Annotated[dict[str, ScenarioParam], WrapValidator(_declared)]
+
+EXAMPLE: dict[str, Any] = {
+    "k": 8,
+    "filter": "item.price < params.max_price && item.brand == current.brand",
+    "boost": "item.margin > 0.3 ? 0.7 : 0.0",
+    "exclude_seen": "all",
+    "max_per_category": 2,
+    "params": {"max_price": {"type": "number", "default": 50}},
+}
+
+
+class ScenarioSettings(ListSettings):
+    """Settings of a list. Their fields mean what they mean in a request for recommendations."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [EXAMPLE]})
+
+    boost: Annotated[Boost, AS_IT_IS] = Field(default_factory=dict)
+    pin: Pins = Field(default_factory=list)
+    params: ScenarioParams = Field(
+        default_factory=dict,
+        description="which parameters the expressions need, by name: of what type, and what a request that leaves one "
+        "out means",
+    )
+
+
+VERSION_EXAMPLE: dict[str, Any] = {
+    "name": "product-page",
+    "version": 3,
+    "changed_at": "2026-05-01T08:00:00Z",
+    "changed_by": "0123456789ab",
+    "settings": EXAMPLE,
+}
+
+
+class ScenarioVersion(BaseModel):
+    """One version of a scenario: who made it and when."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [VERSION_EXAMPLE]})
+
+    name: str
+    version: int = Field(description="from 1")
+    changed_at: datetime
+    changed_by: str = Field(description="the id of the key, and its note if it has one; empty without keys")
+    settings: ScenarioSettings | None = Field(description="null where this version removed the scenario")
+
+
+class ScenarioVersions(BaseModel):
+    """The versions of a scenario that are kept, the newest one first."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"versions": [VERSION_EXAMPLE]}]})
+
+    versions: Annotated[list[ScenarioVersion], Field(max_length=MAX_SCENARIO_VERSIONS)]
+
+
+class ScenarioList(BaseModel):
+    """The scenarios of the tenant, as they are now, in order of names."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"scenarios": [VERSION_EXAMPLE]}]})
+
+    scenarios: Annotated[list[ScenarioVersion], Field(max_length=MAX_SCENARIOS)]
+
+
+class Rollback(Closed):
+    """The version whose settings a scenario is to have again."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"version": 2}]})
+
+    version: Annotated[int, Field(ge=1)] | None = Field(None, description="by default the one before the newest")
+
+
+class ScenarioPreview(Closed):
+    """Settings that are not kept, and the request whose list is to have them."""
+
+    model_config = ConfigDict(strict=True)
+
+    settings: ScenarioSettings
+    request: RecommendationRequest
+
+
+class ScenarioRequest(RecommendationRequest):
+    """A request with the settings of its scenario. An item has to pass the filters of both."""
+
+    scenario_filter: str | None = None
+    scenario_categories: Sequence[str] = ()
+
+    @property
+    @override
+    def filters(self) -> Sequence[str]:
+        return [text for text in (self.scenario_filter, self.filter) if text is not None]
+
+    @property
+    @override
+    def category_groups(self) -> Sequence[Sequence[str]]:
+        return [group for group in (self.scenario_categories, self.categories) if group]

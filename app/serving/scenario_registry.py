@@ -1,0 +1,176 @@
+"""The scenarios of one tenant: follows the store, and adds versions to it."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.errors import ErrorDetail, InvalidRequest, ScenarioNotFound
+from app.recommendation.scenarios import unknown_scenario, with_settings
+from app.schemas.recommendations import RecommendationRequest
+from app.schemas.scenarios import MAX_SCENARIO_BYTES, MAX_SCENARIOS, ScenarioSettings, ScenarioVersion
+from storage.errors import StorageError, StorageUnavailable
+from storage.protocol import ScenarioStore
+
+POLL_EVERY_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+class ScenarioRegistry:
+    """Resolves the scenarios of requests as the store has them. A change is never written over another one."""
+
+    def __init__(self, store: ScenarioStore, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._revision: str | None = None  # None: nothing was ever read
+        self._newest: Mapping[str, ScenarioVersion] = {}
+        self._following = asyncio.Lock()
+
+    async def follow_forever(self) -> None:
+        """Follow the store until cancelled; what cannot be read now stays as it was."""
+        while True:
+            with suppress(StorageError):
+                await self.follow()
+            await asyncio.sleep(POLL_EVERY_S)
+
+    async def follow(self) -> None:
+        """Go by what the store has now; StorageError when it cannot be read."""
+        async with self._following:
+            if await self._store.revision(self._tenant) != self._revision:
+                stored = await self._store.scenarios(self._tenant)
+                read = {name: _parse(text) or self._newest.get(name) for name, text in stored.newest.items()}
+                self._newest = {name: version for name, version in read.items() if version is not None}
+                self._revision = stored.revision
+
+    def resolve(self, requests: Sequence[RecommendationRequest]) -> Sequence[RecommendationRequest]:
+        """Return the requests with the settings of the scenarios that they name.
+
+        raises  InvalidRequest      when there is no such scenario, or the request does not go with it
+                StorageUnavailable  when this process could not read any scenario yet
+        """
+        if all(request.scenario is None for request in requests):
+            return requests
+        if self._revision is None:
+            raise StorageUnavailable("no scenario could be read yet")
+        return [
+            self._resolve(request, f"requests.{place}." if len(requests) > 1 else "")
+            for place, request in enumerate(requests)
+        ]
+
+    def _resolve(self, request: RecommendationRequest, path: str) -> RecommendationRequest:
+        if request.scenario is None:
+            return request
+        version = self._newest.get(request.scenario)
+        if version is None or version.settings is None:
+            known = {name: one for name, one in self._newest.items() if one.settings is not None}
+            raise unknown_scenario(request.scenario, known, path)
+        return with_settings(request, version.settings, path)
+
+    # ---- versions, as the store has them
+
+    async def scenarios(self) -> list[ScenarioVersion]:
+        """Return the scenarios that there are, in order of names; StorageError."""
+        await self.follow()
+        return [one for _, one in sorted(self._newest.items()) if one.settings is not None]
+
+    async def scenario(self, name: str) -> ScenarioVersion:
+        """Return the scenario.
+
+        raises  ScenarioNotFound, StorageError
+        """
+        await self.follow()
+        found = self._newest.get(name)
+        if found is None or found.settings is None:
+            raise _not_found(name, [one.name for one in await self.scenarios()])
+        return found
+
+    async def versions(self, name: str) -> list[ScenarioVersion]:
+        """Return the versions of the scenario that are kept, the newest first, also of one that was removed.
+
+        raises  ScenarioNotFound, StorageError
+        """
+        texts = await self._store.versions(self._tenant, name)
+        if not texts:
+            raise _not_found(name, [one.name for one in await self.scenarios()])
+        return [one for text in reversed(texts) if (one := _parse(text))]
+
+    async def put(self, name: str, settings: ScenarioSettings | None, changed_by: str) -> ScenarioVersion:
+        """Let the scenario have these settings from now on, None to remove it; the same again change nothing.
+
+        This process goes by them before it returns, all others within a second.
+
+        raises  InvalidRequest    when there would be too many scenarios, or the settings are too long
+                ScenarioNotFound  when there is nothing to remove
+                StorageError      when the store did not take it; sending it again is safe
+        """
+        while True:
+            await self.follow()
+            before, believed = self._newest.get(name), self._revision
+            if settings is None and before is None:
+                raise _not_found(name, [one.name for one in await self.scenarios()])
+            if before is not None and _content(before.settings) == _content(settings):
+                return before
+            version = ScenarioVersion(
+                name=name,
+                version=1 if before is None else before.version + 1,
+                changed_at=datetime.now(UTC),
+                changed_by=changed_by,
+                settings=settings,
+            )
+            text, dropped = _encoded(version), None if before is not None else self._dropped()
+            if await self._store.add(self._tenant, name, text, believed=believed or "", dropped=dropped):
+                await self.follow()
+                return version
+
+    async def roll_back(self, name: str, number: int | None, changed_by: str) -> ScenarioVersion:
+        """Let the scenario have the settings of an earlier version again, None for the one before; raise as `put`."""
+        versions = await self.versions(name)
+        wanted = versions[0].version - 1 if number is None else number
+        found = next((one for one in versions if one.version == wanted), None)
+        if found is None:
+            kept = f"is none of those that are kept: {versions[-1].version} to {versions[0].version}"
+            raise ScenarioNotFound(
+                "there is no such version; nothing changed", [ErrorDetail(field="version", reason=kept)]
+            )
+        return await self.put(name, found.settings, changed_by)
+
+    def _dropped(self) -> str | None:
+        """Return which scenario gives way to a new one: of those that were removed, the one that was so first.
+
+        raises  InvalidRequest  when there are as many as there may be
+        """
+        if len(self._newest) < MAX_SCENARIOS:
+            return None
+        removed = [one for one in self._newest.values() if one.settings is None]
+        if not removed:
+            raise InvalidRequest(f"there are {MAX_SCENARIOS} scenarios, as many as there may be; remove one first")
+        return min(removed, key=lambda one: one.changed_at).name
+
+
+def _parse(text: str) -> ScenarioVersion | None:
+    try:
+        return ScenarioVersion.model_validate_json(text)
+    except ValidationError:
+        logger.error("a scenario is of another version of lisarec; this process goes by what it was before")
+        return None
+
+
+def _content(settings: ScenarioSettings | None) -> dict[str, Any] | None:
+    return None if settings is None else settings.model_dump(exclude_unset=True)
+
+
+def _encoded(version: ScenarioVersion) -> str:
+    text = version.model_dump_json(exclude_unset=True)
+    if len(text.encode()) > MAX_SCENARIO_BYTES:
+        raise InvalidRequest(f"a scenario has at most {MAX_SCENARIO_BYTES:,} bytes in JSON; nothing changed")
+    return text
+
+
+def _not_found(name: str, known: Sequence[str]) -> ScenarioNotFound:
+    hint = unknown_scenario(name, dict.fromkeys(known)).details[0]
+    return ScenarioNotFound("there is no such scenario; nothing changed", [hint.model_copy(update={"field": "name"})])

@@ -1,0 +1,3 @@
+"""The service in a process of its own."""
+
+from tests.app.service_process import launch as launch

@@ -1,0 +1,385 @@
+"""Scenarios over HTTP: their lists are those of the settings spelled out, and requests narrow and never widen them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.cli.main import main
+from app.http.auth import keys
+from app.schemas.recommendations import RecommendationRequest
+from app.schemas.scenarios import MAX_SCENARIOS, ScenarioSettings
+from app.settings import Settings
+from storage.records import MAX_SCENARIO_VERSIONS
+from tests.app.catalogue.expressions.oracle import TEXTS, conditions, numbers
+from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
+from tests.app.service_process import Process
+from tests.app.support import SECRET, assert_refused, bearer, item_ids
+from tests.storage.redis.servers import new_server
+from tests.waiting import wait_until
+
+TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
+DECLARED = {"max": {"type": "number"}, "brands": {"type": "set"}, "sizes": {"type": "numbers", "default": [2.5]}}
+PARAMS = {"max": 2.0, "brands": ["a", "ab"], "sizes": [2.5]}
+EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
+URL = "/v1/admin/scenarios"
+OF_A_REQUEST = {"scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "candidates"}
+SEEN_RULES = ["none", "recent", "all"]
+
+some = st.lists(st.sampled_from(CATEGORIES), unique=True, max_size=2)
+ids = st.lists(st.integers(0, ITEMS - 1).map(item_id), unique=True, max_size=10)
+filters = conditions.map(lambda pair: pair.ours)
+narrowing: dict[str, st.SearchStrategy[Any]] = {
+    "k": st.integers(1, ITEMS),
+    "exclude_seen": st.sampled_from(SEEN_RULES),
+    "categories": some,
+    "categories_all": some,
+    "categories_none": some,
+    "exclude": ids,
+    "filter": filters,
+    "max_per_category": st.integers(1, 8),
+    "max_per": st.dictionaries(st.sampled_from(["brand", "categories"]), st.integers(1, 8), max_size=2),
+}
+pins = st.lists(st.integers(0, ITEMS - 1), unique=True, max_size=3).map(
+    lambda rows: [{"item_id": item_id(row), "place": place} for place, row in enumerate(rows, 1)]
+)
+all_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        **narrowing,
+        "diversity": st.sampled_from([0.0, 0.5]),
+        "boost": st.dictionaries(st.sampled_from(CATEGORIES), st.sampled_from([-1.0, 2.0]), max_size=2)
+        | st.lists(numbers.map(lambda pair: pair.ours), min_size=1, max_size=2),
+        "pin": pins,
+    },
+)
+wishes = st.fixed_dictionaries({}, optional=narrowing)
+
+
+class Shop(NamedTuple):
+    """Two services over one store."""
+
+    first: Client
+    other: Client
+
+    def put(self, name: str, **settings: Any) -> Any:
+        response = self.first.request("PUT", f"{URL}/{name}", json=settings)
+        assert response.status_code == 200, response.text
+        self.other.runner.run(self.other.service.scenarios.follow())
+        return response.json()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    server = new_server("redis-server") if request.param == "redis" else None
+    data_dir = tmp_path_factory.mktemp("state")
+    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
+    first, other = Client(made), Client(made)
+    first.click("ada", "item-3", "item-4", "item-9")
+    assert first.request("PUT", "/v1/admin/properties", json={"items": TYPES}).status_code == 200
+    posted = [
+        {
+            "item_id": item_id(row),
+            "properties": {"price": row / 10, "margin": None if row % 5 else 1.0, "brand": TEXTS[row % len(TEXTS)]},
+        }
+        for row in range(ITEMS)
+    ]
+    assert first.post("/v1/items", json=posted).status_code == 200
+    other.runner.run(other.service.switcher.poll())
+    yield Shop(first, other)
+    first.close()
+    other.close()
+    if server:
+        server.stop()
+
+
+def answer(client: Client, **body: Any) -> Any:
+    response = client.post("/v1/recommendations", json={"user_id": "ada", "current_item": item_id(7), **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def listed(answered: Any) -> list[tuple[str, Any]]:
+    return [(item["item_id"], pytest.approx(item["score"], abs=1e-4)) for item in answered["items"]]
+
+
+def test_a_scenario_has_every_field_of_a_request_that_is_not_of_one_request_alone() -> None:
+    assert ScenarioSettings.model_fields.keys() == RecommendationRequest.model_fields.keys() - OF_A_REQUEST
+
+
+@given(all_settings)
+@settings(max_examples=40)
+def test_a_list_is_that_of_the_settings_spelled_out(shop: Shop, spelled: Mapping[str, Any]) -> None:
+    shop.put("page", **spelled, params=DECLARED)
+    given_params = {name: value for name, value in PARAMS.items() if name != "sizes"}
+    for client in (shop.first, shop.other):
+        of_scenario = answer(client, scenario="page", params=given_params)
+        assert listed(of_scenario) == listed(answer(client, **spelled, params=PARAMS))
+        assert of_scenario["scenario"] == "page"
+
+
+@given(all_settings, wishes)
+@settings(max_examples=40)
+def test_a_request_narrows_what_its_scenario_allows(
+    shop: Shop, spelled: Mapping[str, Any], wished: Mapping[str, Any]
+) -> None:
+    """Everything that both allow is shown and nothing else; what is fixed stays as it was."""
+    shop.put("page", **{**spelled, "k": ITEMS}, params=DECLARED)
+    every = {**spelled, "k": ITEMS, "params": PARAMS}
+    shown = set(item_ids(answer(shop.first, scenario="page", params=PARAMS, **wished)))
+    if not (spelled.keys() | wished.keys()) & {"max_per_category", "max_per"}:
+        both = set(item_ids(answer(shop.first, **every)))
+        both &= set(item_ids(answer(shop.first, **{**EVERY, **wished, "k": ITEMS, "params": PARAMS})))
+        assert len(shown) == min(len(both), wished.get("k", ITEMS))
+        assert shown <= both
+    stricter = max(spelled.get("exclude_seen", "none"), wished.get("exclude_seen", "none"), key=SEEN_RULES.index)
+    unseen = {"item-3", "item-4", "item-9"} if stricter != "none" else set()
+    pinned = {pin["item_id"] for pin in spelled.get("pin", ())}
+    assert not (shown - pinned) & unseen
+    assert not shown & {*spelled.get("exclude", ()), *wished.get("exclude", ())}
+    limits = [one["max_per_category"] for one in (spelled, wished) if "max_per_category" in one]
+    if limits and not pinned:
+        of_items = [category for name in shown for category in categories_of(int(name.removeprefix("item-")))]
+        assert max(map(of_items.count, of_items), default=0) <= min(limits)
+
+
+@pytest.mark.parametrize("form", ["get", "post", "batch", "similar"])
+def test_every_kind_of_request_takes_a_scenario(shop: Shop, form: str) -> None:
+    shop.put("cheap", filter="item.price < params.max", k=4, params={"max": {"type": "number", "default": 2}})
+    cases: list[tuple[dict[str, float], float]] = [({}, 2.0), ({"max": 1}, 1.0)]
+    for params, dearest in cases:
+        if form == "get":
+            found = shop.other.recommend("ada", scenario="cheap", params=json.dumps(params))
+        elif form == "similar":
+            query = {"scenario": "cheap", "params": json.dumps(params)}
+            found = shop.other.get(f"/v1/items/{item_id(30)}/similar", params=query).json()
+        else:
+            request = {"history": [item_id(30)], "scenario": "cheap", "params": params}
+            body = {"requests": [request, {"user_id": "ada"}]} if form == "batch" else request
+            response = shop.other.post("/v1/recommendations", json=body).json()
+            found = response["results"][0] if form == "batch" else response
+        assert len(found["items"]) == 4
+        assert all(int(name.removeprefix("item-")) / 10 < dearest for name in item_ids(found))
+
+
+def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
+    shop.put("fixed", k=3, diversity=0.5, boost="item.price", pin=[], filter="item.price < params.max", params=DECLARED)
+    good: dict[str, Any] = {"user_id": "ada", "scenario": "fixed", "params": {"max": 2, "brands": []}}
+    assert len(answer(shop.first, **{**good, "k": 10})["items"]) == 3
+    assert answer(shop.first, **{**good, "diversity": 0.5, "boost": ["item.price"]})["scenario"] == "fixed"
+    wrong: dict[str, dict[str, Any]] = {
+        "diversity": {"diversity": 0.1},
+        "boost": {"boost": {"tea": 1}},
+        "pin": {"pin": [{"item_id": "item-1", "place": 1}]},
+    }
+    for field, change in wrong.items():
+        response = shop.first.post("/v1/recommendations", json={**good, **change})
+        assert_refused(response, 422)
+        assert response.json()["error"]["details"][0]["field"] == field
+    faults: dict[str, dict[str, Any]] = {
+        "lacks max, a number": {},
+        "is to have max, a number": {"max": SECRET, "brands": []},
+        "is to have sizes, a numbers": {"max": 1, "brands": [], "sizes": [SECRET]},
+        "lacks brands, a set": {"max": 1},
+    }
+    for reason, given_params in faults.items():
+        response = shop.first.post("/v1/recommendations", json={"requests": [good, {**good, "params": given_params}]})
+        assert_refused(response, 422)
+        details = response.json()["error"]["details"]
+        assert ("requests.1.params", reason) in [(one["field"], one["reason"]) for one in details]
+    for name, hint in {"fixd": "fixed", SECRET: "there are"}.items():
+        response = shop.first.post("/v1/recommendations", json={**good, "scenario": name})
+        assert_refused(response, 422)
+        (detail,) = response.json()["error"]["details"]
+        assert (detail["field"], hint in detail["reason"]) == ("scenario", True)
+    broken_out = {**good, "filter": "true) || (true"}
+    assert_refused(shop.first.post("/v1/recommendations", json=broken_out), 422)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"filter": f"item.{SECRET} < 1.0"}, ""),
+        ({"filter": "item.price < params.undeclared"}, "filter"),
+        ({"filter": "item.price"}, "filter"),
+        ({"boost": ["1.0", "item.brand"]}, "boost"),
+        ({"boost": {"tea": 30}}, "boost"),
+        ({"max_per": {"price": 2}}, "max_per"),
+        ({"max_per": {"colour": 2}}, "max_per"),
+        ({"k": 0}, "k"),
+        ({"user_id": "ada"}, ""),
+        ({"params": {"max": {"type": "number", "default": SECRET}}}, "params"),
+        ({"params": {f"{SECRET} ": {"type": "number"}}}, "params"),
+        ({"params": {SECRET: {"type": SECRET}}}, "params"),
+        ({"params": {SECRET: {"type": "number", SECRET: 1}}}, "params"),
+        ({"params": [SECRET]}, "params"),
+        ({"params": {f"a{n}": {"type": "text", "default": "x" * 1024} for n in range(10)}}, "params"),
+        ({"exclude": [f"item-{n:0100}" for n in range(200)]}, ""),
+        ([], ""),
+    ],
+)
+def test_what_is_no_scenario_changes_nothing(shop: Shop, body: Any, field: str) -> None:
+    before = shop.put("kept", k=2)
+    response = shop.first.request("PUT", f"{URL}/kept", json=body)
+    if SECRET not in str(body.get("filter") if isinstance(body, dict) else ""):
+        assert_refused(response, 422)
+    assert response.status_code == 422
+    assert field in str(response.json()["error"]["details"])
+    assert shop.first.get(f"{URL}/kept").json() == before
+
+
+def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
+    put = [shop.put("home", k=number, filter=f"item.price < {number}.0") for number in (3, 4, 5)]
+    assert [one["version"] for one in put] == [1, 2, 3]
+    assert shop.put("home", k=5, filter="item.price < 5.0") == put[-1]  # nothing changes
+    assert shop.other.get(f"{URL}/home/versions").json()["versions"] == put[::-1]
+    of_first = shop.other.post(f"{URL}/preview", json={"settings": put[0]["settings"], "request": {"user_id": "ada"}})
+    rolled = shop.other.post(f"{URL}/home/rollback", json={"version": 1}).json()
+    assert (rolled["version"], rolled["settings"]) == (4, put[0]["settings"])
+    shop.first.runner.run(shop.first.service.scenarios.follow())
+    for client in (shop.first, shop.other):
+        assert listed(answer(client, scenario="home")) == listed(of_first.json())
+    assert_refused(shop.first.post(f"{URL}/home/rollback", json={"version": 9}), 404)
+    assert_refused(shop.first.post(f"{URL}/nowhere/rollback", json={"version": 1}), 404)
+    removed = shop.first.request("DELETE", f"{URL}/home").json()
+    assert (removed["version"], removed["settings"]) == (5, None)
+    assert "home" not in [one["name"] for one in shop.other.get(URL).json()["scenarios"]]
+    for method, path in {("GET", "home"), ("DELETE", "nowhere"), ("GET", "nowhere"), ("GET", "nowhere/versions")}:
+        assert_refused(shop.first.request(method, f"{URL}/{path}"), 404)
+    refused = shop.first.post("/v1/recommendations", json={"user_id": "ada", "scenario": "home"})
+    assert_refused(refused, 422)
+    back = shop.first.post(f"{URL}/home/rollback", json={"version": 4}).json()
+    assert (back["version"], back["settings"]) == (6, put[0]["settings"])
+    assert len(answer(shop.first, scenario="home")["items"]) == 3
+    assert shop.first.post(f"{URL}/home/rollback", json={}).json()["settings"] is None
+    assert shop.first.request("DELETE", f"{URL}/home").json()["version"] == 7
+
+
+def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop) -> None:
+    unsaved = {"filter": "item.price < params.max", "k": 5, "params": {"max": {"type": "number"}}}
+    wanted = {"user_id": "ada", "params": {"max": 3}}
+    found = shop.first.post(f"{URL}/preview", json={"settings": unsaved, "request": wanted})
+    assert found.status_code == 200, found.text
+    assert shop.first.get(f"{URL}/unsaved").status_code == 404
+    shop.put("unsaved", **unsaved)
+    assert listed(found.json()) == listed(answer(shop.first, scenario="unsaved", params={"max": 3}))
+    for body, field in (
+        ({"settings": {"filter": "item.prise > 1.0"}, "request": wanted}, "settings.filter"),
+        ({"settings": unsaved, "request": {"user_id": "ada"}}, "request.params"),
+        ({"settings": unsaved}, "request"),
+    ):
+        response = shop.first.post(f"{URL}/preview", json=body)
+        assert response.status_code == 422
+        assert response.json()["error"]["details"][0]["field"] == field
+
+
+def test_there_are_bounds_and_what_was_removed_gives_way(client: Client) -> None:
+    def put(name: str, **settings: Any) -> int:
+        return client.request("PUT", f"{URL}/{name}", json=settings).status_code
+
+    assert [put(f"s{number}") for number in range(MAX_SCENARIOS)] == [200] * MAX_SCENARIOS
+    assert_refused(client.request("PUT", f"{URL}/more", json={}), 422)
+    assert put("s0", k=3) == 200
+    for name in ("s7", "s3"):
+        assert client.request("DELETE", f"{URL}/{name}").status_code == 200
+    assert put("more") == 200
+    assert client.get(f"{URL}/s7/versions").status_code == 404
+    assert client.post(f"{URL}/s3/rollback", json={"version": 1}).status_code == 200
+    assert put("another") == 422
+    for number in range(1, MAX_SCENARIO_VERSIONS + 3):
+        assert put("s0", k=number) == 200
+    versions = client.get(f"{URL}/s0/versions").json()["versions"]
+    assert [one["version"] for one in versions] == [*range(MAX_SCENARIO_VERSIONS + 4, 4, -1)]
+    assert len(client.get(URL).json()["scenarios"]) == MAX_SCENARIOS
+
+
+def test_a_tenant_s_scenarios_are_that_tenant_s_alone_and_versions_name_the_key(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    made = {}
+    for tenant in ("shop", "books"):
+        text, key = keys.make(tenant, ["admin", "recs:read"], note="Ada" if tenant == "shop" else "")
+        keys.add(tmp_path / "keys", key)
+        made[tenant] = (bearer(text), key)
+    books_dir = write_model(tmp_path / "models" / "books" / "tiny")
+    place: dict[str, Any] = {"data_dir": tmp_path / "state", "keys_file": tmp_path / "keys"}
+    client = Client(Settings(model_dir=model_dir, tenant="shop", tenants={"books": books_dir}, **place))
+    try:
+        (shop, shop_key), (books, books_key) = made["shop"], made["books"]
+        put = client.request("PUT", f"{URL}/page", json={"k": 3}, headers=shop).json()
+        assert put["changed_by"] == f"{shop_key.id} (Ada)"
+        assert client.get(URL, headers=books).json() == {"scenarios": []}
+        assert client.get(f"{URL}/page/versions", headers=books).status_code == 404
+        asked = {"user_id": "ada", "scenario": "page"}
+        for headers, status in ((shop, 200), (books, 422)):
+            assert client.post("/v1/recommendations", json=asked, headers=headers).status_code == status
+        put = client.request("PUT", f"{URL}/page", json={"k": 4}, headers=books).json()
+        assert (put["version"], put["changed_by"]) == (1, books_key.id)
+        assert client.get(f"{URL}/page", headers=shop).json()["settings"] == {"k": 3}
+    finally:
+        client.close()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def processes(
+    request: pytest.FixtureRequest, launch: Callable[..., Process], tmp_path: Path
+) -> Iterator[tuple[Process, Process]]:
+    server = new_server("redis-server") if request.param == "redis" else None
+    place = {"redis_url": server.url} if server else {}
+    yield launch(**place), launch(**place)
+    if server:
+        server.stop()
+
+
+def test_processes_follow_each_other_and_of_changes_at_once_none_is_lost(processes: tuple[Process, Process]) -> None:
+    one, other = (f"{process.url}{URL}" for process in processes)
+    with httpx.Client() as http:
+        assert http.put(f"{one}/page", json={"k": 1}).status_code == 200
+
+        def shown() -> int | None:
+            asked = {"user_id": "ada", "scenario": "page"}
+            response = http.post(f"{processes[1].url}/v1/recommendations", json=asked)
+            return len(response.json()["items"]) if response.is_success else None
+
+        wait_until(lambda: shown() == 1)
+        http.put(f"{one}/page", json={"k": 2})
+        wait_until(lambda: shown() == 2)
+        with ThreadPoolExecutor(4) as pool:
+            found = [*pool.map(lambda k: http.put(f"{(one, other)[k % 2]}/page", json={"k": k}).json(), range(3, 23))]
+        assert sorted(version["version"] for version in found) == [*range(3, 23)]
+        kept = http.get(f"{other}/page/versions").json()["versions"]
+        assert kept[:20] == sorted(found, key=lambda version: -version["version"])
+        http.delete(f"{one}/page")
+        wait_until(lambda: shown() is None)
+
+
+def test_a_back_up_brings_scenarios_back(
+    start: Callable[..., Client], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = start(tmp_path / "state")
+    for k in (2, 3):
+        client.request("PUT", f"{URL}/page", json={"k": k, "params": {"max": {"type": "number", "default": 1}}})
+    before = client.get(f"{URL}/page/versions").json()
+    client.close()
+    file = str(tmp_path / "all.gz")
+    for command in (
+        ["backup", "--out", file, "--data-dir", str(tmp_path / "state")],
+        ["restore", file, "--model", str(client.model_dir), "--data-dir", str(tmp_path / "restored")],
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            main(command)
+        assert not exit_.value.code, capsys.readouterr()
+    client = start(tmp_path / "restored")
+    try:
+        assert client.get(f"{URL}/page/versions").json() == before
+        assert len(answer(client, scenario="page")["items"]) == 3
+    finally:
+        client.close()
