@@ -29,7 +29,7 @@ from rich.console import Console
 from starlette.types import Message
 
 from app.jobs.loadtest import synthetic_catalogue
-from app.main import create_app
+from app.main import create_app, freeze_loaded_objects
 from app.schemas.fields import MAX_EXPRESSION_CHARS
 from app.settings import Settings
 
@@ -119,6 +119,7 @@ async def attack(model: Path, data_dir: Path, number: int) -> tuple[list[Answer]
             return Answer(statuses[0], time.process_time() - begin_s)
 
         await answer(json.dumps({"user_id": "ada", "filter": 'item.title.contains("a")'}).encode())
+        freeze_loaded_objects()  # as every process that serves does
         halfway = 0
         for n in range(number):
             if n == number // 2:

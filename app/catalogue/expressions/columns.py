@@ -1,7 +1,7 @@
 """Columns: one property of all items each, by row, without an object for any item.
 
-A number or a time takes 8 bytes an item, a text or a set 4, and each different text and set is kept once. A boolean,
-and which items have a value at all, take a bit.
+A number or a time takes 8 bytes an item, a text or a set 2, or 4 where there are more than 32,767 different ones, and
+each different text and set is kept once. A boolean, and which items have a value at all, take a bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers
+from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers, sets_with_any
 from app.catalogue.expressions.texts import Texts
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -106,10 +106,10 @@ class BooleanColumn(Column):
 
 
 class TextColumn(Column):
-    """Texts by number (N,), int32, in `texts`; NO_TEXT is no value."""
+    """Texts by number (N,), int16 or int32, in `texts`; NO_TEXT is no value."""
 
-    def __init__(self, numbers: NDArray[np.int32], texts: Texts) -> None:
-        self.numbers = numbers
+    def __init__(self, numbers: NDArray[np.signedinteger], texts: Texts) -> None:
+        self.numbers: NDArray[Any] = numbers.astype(_dtype_for(texts), copy=False)
         self.texts = texts
         self.known = pack(numbers != NO_TEXT)
 
@@ -124,7 +124,7 @@ class TextColumn(Column):
     @classmethod
     def empty(cls, rows: int) -> TextColumn:
         """Return a column without any value."""
-        return cls(np.full(rows, NO_TEXT, np.int32), Texts())
+        return cls(np.full(rows, NO_TEXT, np.int16), Texts())
 
     def rows_with(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
         """Return the rows whose text has a wanted number; `is_wanted` has one more element, for rows without a text."""
@@ -136,7 +136,9 @@ class TextColumn(Column):
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        self.numbers[rows] = [NO_TEXT if value is None else self.texts.add(value) for value in values]
+        numbers = [NO_TEXT if value is None else self.texts.add(value) for value in values]
+        self.numbers = self.numbers.astype(_dtype_for(self.texts), copy=False)
+        self.numbers[rows] = numbers
         if self.texts.has_many_new:
             self._drop_unused()
 
@@ -145,9 +147,15 @@ class TextColumn(Column):
         return self.texts[int(self.numbers[row])]
 
     def _drop_unused(self) -> None:
-        is_used = np.bincount(self.numbers + 1, minlength=len(self.texts) + 1)[1:] > 0
-        renumbered = np.append(np.cumsum(is_used) - 1, NO_TEXT).astype(np.int32)
-        self.numbers, self.texts = renumbered[self.numbers], Texts(self.texts.series.filter(pl.Series(is_used)))
+        is_used = np.bincount(self.numbers.astype(np.int64) + 1, minlength=len(self.texts) + 1)[1:] > 0
+        texts = Texts(self.texts.series.filter(pl.Series(is_used)))
+        renumbered = np.append(np.cumsum(is_used) - 1, NO_TEXT).astype(_dtype_for(texts))
+        self.numbers, self.texts = renumbered[self.numbers], texts
+
+
+def _dtype_for(texts: Texts) -> type[np.int16 | np.int32]:
+    """Return the narrowest type that has a number for each text."""
+    return np.int16 if len(texts) <= np.iinfo(np.int16).max else np.int32
 
 
 class SetColumn(Column):
@@ -178,7 +186,7 @@ class TextSetColumn(SetColumn):
     def __init__(self, rows: int) -> None:
         self.labels = Texts()
         self._sets = TextColumn.empty(rows)
-        self._labels_of: tuple[Texts, int, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._labels_of: tuple[Texts, int, ItemLabels] | None = None
         self.known = self._sets.known
 
     @classmethod
@@ -199,22 +207,18 @@ class TextSetColumn(SetColumn):
 
     @override
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
-        numbers, lengths = self._labels_of_sets()
-        wanted_before = np.concatenate([[0], np.cumsum(is_wanted[numbers])])
-        ends = np.cumsum(lengths)
-        return self._sets.rows_with(np.append(wanted_before[ends] > wanted_before[ends - lengths], False))
+        return self._sets.rows_with(sets_with_any(is_wanted, self._labels_of_sets()))
 
     def by_label(self) -> LabelSnapshot:
         """Return the items as they are now, by the texts of their sets."""
-        labels, lengths = self._labels_of_sets()
-        sets = ItemLabels(labels, np.concatenate([[0], np.cumsum(lengths)]))
-        return LabelSnapshot(self._sets.numbers.copy(), len(lengths), sets)
+        sets = self._labels_of_sets()
+        return LabelSnapshot(self._sets.numbers.copy(), len(sets.ends) - 1, sets)
 
     @property
     @override
     def sizes(self) -> NDArray[np.int64]:
-        _, lengths = self._labels_of_sets()
-        return np.append(lengths, 0)[self._sets.numbers]
+        sizes: NDArray[np.int64] = np.append(np.diff(self._labels_of_sets().ends), 0)[self._sets.numbers]
+        return sizes
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
@@ -229,14 +233,15 @@ class TextSetColumn(SetColumn):
         numbers = (self.labels.add(label) for label in dict.fromkeys(labels))
         return "".join(_letter(number) for number in numbers if number < LABELS)
 
-    def _labels_of_sets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the numbers of all labels of all different sets, set after set, and how many each set has."""
+    def _labels_of_sets(self) -> ItemLabels:
+        """Return the numbers of the labels of each different set."""
         texts, found = self._sets.texts, self._labels_of
         if found is None or found[:2] != (texts, len(texts)):
             sets = texts.series
-            lengths = sets.str.len_chars().to_numpy().astype(np.int64)
-            found = self._labels_of = texts, len(texts), _numbers_of(sets.str.join().item() or ""), lengths
-        return found[2:]
+            ends = np.concatenate([[0], np.cumsum(sets.str.len_chars().to_numpy().astype(np.int64))])
+            labels = ItemLabels(_numbers_of(sets.str.join().item() or ""), ends)
+            found = self._labels_of = texts, len(texts), labels
+        return found[2]
 
 
 def _letter(number: int) -> str:

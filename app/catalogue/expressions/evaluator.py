@@ -20,12 +20,15 @@ from app.catalogue.expressions.columns import (
     SetColumn,
     TextColumn,
 )
+from app.catalogue.expressions.comparisons import rows_compared
 from app.catalogue.expressions.environment import InvalidExpression
 from app.catalogue.expressions.functions import Functions, Operations
+from app.catalogue.expressions.labels import rows_of_numbers, sets_with_any
 from app.catalogue.expressions.syntax_tree import Call, Constant, Elements, Name, Node, Quantifier, Unsupported
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Scalar, Truth, Value
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
+from model.inference.diversity import ItemLabels
 
 
 class Evaluation:
@@ -184,7 +187,12 @@ def compile_loops() -> None:
     rows, bits = bitmap.empty(1), np.zeros(1, np.uint64)
     _choose(rows, bits, bits, bits)
     _limit(np.zeros(1), rows, 1.0, np.zeros(1, np.float32))
-    TextColumn.empty(1).rows_with(np.zeros(1, np.bool_))
+    for numbers in (np.zeros(1, np.int16), np.zeros(1, np.int32)):
+        rows_of_numbers(np.zeros(1, np.bool_), numbers)
+        rows_compared("_==_", numbers, 0)
+    rows_compared("_<_", np.zeros(1, np.int64), 0)
+    rows_compared("_<_", np.zeros(1), 0.0)
+    sets_with_any(np.zeros(1, np.bool_), ItemLabels(np.zeros(0, np.int64), np.zeros(1, np.int64)))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from app.catalogue.expressions import text_functions
-from app.catalogue.expressions.columns import Column, SetColumn, TextColumn
+from app.catalogue.expressions.columns import NO_TEXT, Column, SetColumn, TextColumn
+from app.catalogue.expressions.comparisons import can_compare, rows_compared
 from app.catalogue.expressions.environment import KNOWN, InvalidExpression
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
 
@@ -96,6 +97,10 @@ class Functions:
             case (Numbers(), _) | (_, Numbers()):
                 values, known = self._rows.spread(one)
                 other_values, other_known = self._rows.spread(other)
+                if can_compare(values, other_values):
+                    return self._rows.truth_where(rows_compared(function, values, other_values), known)
+                if can_compare(other_values, values):
+                    return self._rows.truth_where(rows_compared(SWAPPED[function], other_values, values), other_known)
                 return self._rows.truth_where(compare(values, other_values), known & other_known)
             case (TextColumn(), str()):
                 return self._compared_text(position, function, one, other)
@@ -118,8 +123,9 @@ class Functions:
             wanted = text_functions.compared(position, COMPARISONS[function], column, text)
             return self._rows.truth_where(column.rows_with(wanted), column.known)
         number = column.texts.number(text)
-        equal = self._rows.truth_where(self._rows.none if number is None else column.numbers == number, column.known)
-        return equal if function == "_==_" else Truth(equal.false, equal.true)
+        if number is None:
+            number = NO_TEXT  # no known row has it
+        return self._rows.truth_where(rows_compared(function, column.numbers, number), column.known)
 
     def _contained(self, position: int, one: Value, values: Value) -> Condition:
         match one, values:

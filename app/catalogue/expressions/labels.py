@@ -28,12 +28,12 @@ class LabelledItems(Protocol):
 class LabelSnapshot:
     """The labels that N items had in a column at one moment.
 
-    numbers  (N,)  int32, of each item's text or set of texts; -1 for none
+    numbers  (N,)  int16 or int32, of each item's text or set of texts; -1 for none
     count    the number of different texts or sets
     sets     the labels of each set; None where a text is its own label
     """
 
-    numbers: NDArray[np.int32]
+    numbers: NDArray[np.signedinteger]
     count: int
     sets: ItemLabels | None
 
@@ -56,20 +56,35 @@ class LabelSnapshot:
 
     def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have at least one of the labels."""
-        is_wanted = np.zeros(self.count + 1, np.bool_)  # the last one is of items without a text
         if self.sets is None:
+            is_wanted = np.zeros(self.count + 1, np.bool_)  # the last one is of items without a text
             is_wanted[labels] = True
-        else:
-            wanted_before = np.concatenate([[0], np.cumsum(np.isin(self.sets.labels, labels))])
-            is_wanted[:-1] = np.diff(wanted_before[self.sets.ends]) > 0
-        return rows_of_numbers(is_wanted, self.numbers)
+            return rows_of_numbers(is_wanted, self.numbers)
+        is_label_wanted = np.zeros(max(labels.max(initial=0), self.sets.labels.max(initial=0)) + 1, np.bool_)
+        is_label_wanted[labels] = True
+        return rows_of_numbers(sets_with_any(is_label_wanted, self.sets), self.numbers)
 
 
-def rows_of_numbers(is_wanted: NDArray[np.bool_], numbers: NDArray[np.int32]) -> Bitmap:
+def sets_with_any(is_wanted: NDArray[np.bool_], sets: ItemLabels) -> NDArray[np.bool_]:
+    """Return which sets have a wanted label; the result has one more element, False, for rows without a set."""
+    found = np.zeros(len(sets.ends), np.bool_)
+    _mark_sets(is_wanted, sets.labels, sets.ends, found)
+    return found
+
+
+def rows_of_numbers(is_wanted: NDArray[np.bool_], numbers: NDArray[np.signedinteger]) -> Bitmap:
     """Return the rows whose number is wanted; a number below 0 counts from the end."""
     rows = bitmap.empty(len(numbers))
     _gather(is_wanted, numbers, rows)
     return rows
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark_sets(is_wanted, labels, ends, found):  # type: ignore[no-untyped-def]
+    """Mark the sets that have a wanted label."""
+    for place in range(len(ends) - 1):
+        for label in labels[ends[place] : ends[place + 1]]:
+            found[place] |= is_wanted[label]
 
 
 @numba.njit(cache=True, nogil=True)
