@@ -65,10 +65,10 @@ StockedItemId = Annotated[StockedId, Path(openapi_examples=example("tea-2"))]
 EventId = Annotated[Id, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"))]
 
 
-async def json_body(request: Request, services: ServicesDep) -> object:
-    """Return the body, read no further than the limit and parsed strictly.
+async def read_body(request: Request, services: ServicesDep) -> bytes:
+    """Return the body, read no further than the limit.
 
-    raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType, InvalidJson
+    raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType
     """
     content_type = request.headers.get("content-type")
     if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
@@ -76,9 +76,16 @@ async def json_body(request: Request, services: ServicesDep) -> object:
     timeout_s = services.settings.body_timeout_s
     try:
         async with asyncio.timeout(timeout_s):
-            body = await _read(request, services.settings.max_body_bytes)
+            return await _read(request, services.settings.max_body_bytes)
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s; send it again") from None
+
+
+RawBody = Annotated[bytes, Depends(read_body)]
+
+
+async def json_body(request: Request, services: ServicesDep, body: RawBody) -> object:
+    """Return the body parsed strictly; raise InvalidJson."""
     if len(body) <= LONG_BODY_BYTES:
         return parse_json(body)
     caller: Caller = request.scope["state"]["caller"]  # a body is read after the key alone

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.access import authorise
 from app.http.calls import append_events, recommend, recommend_body
-from app.http.dependencies import REPEATABLE, json_body
+from app.http.dependencies import REPEATABLE, json_body, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.services import Services
 from app.schemas.recommendations import RecommendationRequest, RecommendationUrlQuery
@@ -104,12 +104,13 @@ async def _recommend(scope: Scope, user_id: str) -> bytes | None:
 async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
     services: Services = scope["state"]["services"]
     caller = await authorise(services, scope, "recs:read")
-    body = await json_body(Request(scope, receive), services)
+    request = Request(scope, receive)
+    body = await json_body(request, services, await read_body(request, services))
     return await recommend_body(services, caller, body)
 
 
 async def _append_events(scope: Scope, receive: Receive) -> bytes:
     services: Services = scope["state"]["services"]
     caller = await authorise(services, scope, "events:write")
-    body = await json_body(Request(scope, receive), services)
+    body = await read_body(Request(scope, receive), services)
     return (await append_events(services, caller, body)).model_dump_json().encode()

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from app.http.access import needs
 from app.http.calls import append_events
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep
+from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
@@ -26,7 +26,7 @@ BODY = json_request(
 
 
 @router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
-async def post_events(body: JsonBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
+async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
     """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none.
 
     A 503 `partly_applied` lists which are durable, and how many of them are accepted: these are counted already, and

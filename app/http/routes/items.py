@@ -13,6 +13,7 @@ from app.http.dependencies import (
     ChargeDep,
     ItemId,
     JsonBody,
+    RawBody,
     ServiceDep,
     ServicesDep,
     StockedItemId,
@@ -84,12 +85,11 @@ async def search_items(
 
 
 @router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
-async def post_items(body: JsonBody, caller: CallerDep, services: ServicesDep, charge: ChargeDep) -> ItemsTaken:
+async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) -> ItemsTaken:
     """Say something of one item, or of up to 1,000 in an array: all of it is noted, durably, or nothing.
 
     What an item leaves out stays as it was: said before, or learned with the model.
     """
-    await charge(cost.update_charge(body if isinstance(body, list) else [body]))
     return await calls.update_items(services, caller, body)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.events import ingest
+from app.http.dependencies import LONG_BODY_BYTES
 from app.serving.item_updates import parse_items
 from tests.app.conftest import Client, item_id
 from tests.waiting import until
@@ -76,6 +78,44 @@ def test_large_writes_of_a_key_take_turns_and_small_ones_pass_them(
     client.runner.run(law())
     assert held.most == 1
     assert sorted(held.sizes) == [SMALL] * 5 + [LARGE] * 5
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/items"])
+@pytest.mark.parametrize("size", ["many", "long"])
+def test_a_key_s_large_bodies_wait_for_their_turns_unparsed(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str, size: str
+) -> None:
+    """The garbage collector stops every thread while it goes through parsed bodies."""
+    held, store, parsed = Held(), client.service.store, list[int]()
+    for method in ("append", "put_items"):
+        monkeypatch.setattr(store, method, held.around(getattr(store, method)))
+
+    def loads(text: str, **options: Any) -> object:
+        if text.startswith("["):
+            parsed.append(len(text))
+        return parse_json(text, **options)
+
+    parse_json = json.loads
+    monkeypatch.setattr("json.loads", loads)
+    count = LARGE if size == "many" else SMALL + 1
+    text = "" if size == "many" else " " * LONG_BODY_BYTES
+    body = [{"user_id": f"{n}", "item_id": item_id(n)} for n in range(count)]
+    if path == "/v1/items":
+        body = [{"item_id": item_id(n)} for n in range(count)]
+    content = json.dumps(body).replace(", ", f", {text}")
+
+    async def law() -> None:
+        headers = {"content-type": "application/json"}
+        posts = [client.http.post(path, content=content, headers=headers) for _ in range(5)]
+        large = [asyncio.create_task(post) for post in posts]
+        await until(lambda: held.at_work == 1)
+        assert (await client.http.post(path, json=body[:1])).status_code == 200
+        parsed_at_first = len(parsed)
+        held.may_go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*large)] == [200] * 5
+        assert (parsed_at_first, len(parsed)) == (2, 6)
+
+    client.runner.run(law())
 
 
 def test_a_large_write_that_fails_leaves_the_turn_to_the_next(client: Client) -> None:
