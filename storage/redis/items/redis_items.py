@@ -123,7 +123,7 @@ class RedisItems:
             args: list[Argument] = [*VISIT_LIMITS]
             for visit in visits[start : start + VISITS_PAGE]:
                 args += (visit.item_id, visit.visitor, repr(visit.weight))
-            await self._session.run(ADD_VISITS, [keys.trends, keys.trend_clock, keys.visitors], args)
+            await self._session.write(ADD_VISITS, [keys.trends, keys.trend_clock, keys.visitors], args)
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
         """Return the items with the most visitors now, and how many."""
@@ -144,7 +144,7 @@ class RedisItems:
         args: list[Argument] = [part for tally, count in counts.items() for part in (compact_json(tally), count)]
         if args:
             await self._session.require_open()
-            await self._session.run(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
+            await self._session.write(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
 
     async def tallies(self, tenant: str) -> dict[Tally, int]:
         """Return the tenant's counters by name."""

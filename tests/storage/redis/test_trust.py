@@ -13,6 +13,7 @@ from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.records import NamedGeneration
 from storage.redis.session import trust
 from storage.redis.store import RedisStore
+from storage.trends import Visit
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import (
@@ -60,9 +61,15 @@ class TestLostData:
                     assert "has lost events" in await refusal(store, user_id)
                 assert (await store.states("main", [known], GENERATION)) == [None]
                 named = NamedGeneration("june", GENERATION.tag)
-                for change in (store.generations.activate(named), store.generations.set_experiment("{}")):
+                changes = [store.generations.activate(named), store.generations.set_experiment("{}")]
+                changes += [
+                    store.add_tallies("main", {("shown",): 3}),
+                    store.add_visits("main", [Visit("a", b"1234", 1)]),
+                ]
+                for change in changes:
                     with pytest.raises(StorageUnavailable, match="has lost events"):  # it would be gone with these data
                         await change
+                assert not list(server.client.scan_iter("lisarec:{items:*"))
                 assert "accept-loss" in await until_distrusted(store)
                 assert len([one for one in caplog.records if "has lost events" in one.getMessage()]) <= 2
             async with opened(server.url) as later:  # another process, which remembers nothing
