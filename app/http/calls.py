@@ -253,8 +253,11 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
     if cost > 1:  # almost never, and one was counted with the call
         await charge(services, caller, cost)
         if user_ids := users_who_exclude_all(requests):
-            lengths = await services.by_tenant[caller.tenant].log_reader.lengths(user_ids)
+            reader = services.by_tenant[caller.tenant].log_reader
+            lengths = await reader.lengths(user_ids)
             await charge(services, caller, charge_for(requests, most, lengths), counted=cost)
+            if operation_limit(caller) is not None:
+                await charge_operation(services, caller, archive_charge(await reader.archived_files(user_ids)))
 
 
 def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:

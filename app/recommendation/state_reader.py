@@ -79,6 +79,15 @@ class LogReader:
             self._metrics.failures.report(exc)
             return []
 
+    async def archived_files(self, user_ids: Sequence[str]) -> int:
+        """Return in how many files of an archive the users' logs are; 0 where the store cannot tell, as `lengths`."""
+        try:
+            files = await asyncio.gather(*(self._store.archived_files(self._tenant, user_id) for user_id in user_ids))
+        except StorageError as exc:
+            self._metrics.failures.report(exc)
+            return 0
+        return sum(files)
+
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
         return await asyncio.gather(*map(self._seen_items, logs))
 

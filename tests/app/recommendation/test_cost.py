@@ -207,6 +207,25 @@ class TestACall:
         assert left(client, text) == 100 - (3 + 1 + ARCHIVED_FILE + 2)
         client.close()
 
+    def test_that_excludes_what_is_archived_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
+        """The reproduction: a log counted as 10,000 entries at most, in however many files it was."""
+        text, key = make("main", SCOPES, requests_per_minute=100)
+        add(tmp_path / "keys", key)
+        settings = Settings(
+            model_dir=write_model(tmp_path / "models" / "tiny"),
+            redis_url=redis_server.url,
+            archive_dir=tmp_path / "archive",
+            keys_file=tmp_path / "keys",
+            max_seen_events=100,
+        )
+        client = Client(settings)
+        post_log(client, text, "ada", 3)
+        turn(redis_server, tmp_path / "archive")
+        body = {"user_id": "ada", "exclude_seen": "all"}
+        assert client.post("/v1/recommendations", json=body, headers=bearer(text)).status_code == 200
+        assert left(client, text) == 100 - (3 + 2 + ARCHIVED_FILE)
+        client.close()
+
     def test_of_an_operator_is_never_too_costly_but_counts_as_half_of_the_minute(
         self, guarded: tuple[Client, dict[str, str]]
     ) -> None:
