@@ -32,7 +32,7 @@ async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int
 async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress: Callable[[int], None]) -> int:
     """Write the file on this machine first, since an upload would be held up by the store, and the store by it."""
     folder = open_folder(out.parent, settings.cache_dir)
-    if out.name in await asyncio.to_thread(lambda: set(folder.names())):
+    if await asyncio.to_thread(folder.has, out.name):
         raise ValueError(f"'{out}' exists already; choose another name with --out")
     settings.cache_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=settings.cache_dir, prefix="backup-") as directory:

@@ -33,6 +33,9 @@ class Folder(Protocol):
     def names(self) -> Iterator[str]:
         """Yield the names of all files, those in folders below too, in no order."""
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+
     def read(self, name: str, known: Version | None = None) -> Content | None:
         """Return a file's content; None where it still is the known version."""
 

@@ -32,6 +32,10 @@ class LocalFolder(Folder):
                 yield path.relative_to(self._directory).as_posix()
 
     @override
+    def has(self, name: str) -> bool:
+        return (self._directory / name).is_file()
+
+    @override
     def read(self, name: str, known: Version | None = None) -> Content | None:
         with (self._directory / name).open("rb") as file:
             found = os.fstat(file.fileno())

@@ -70,6 +70,14 @@ class ObjectFolder(Folder):
                 yield from (found["path"] for found in page)
 
     @override
+    def has(self, name: str) -> bool:
+        try:
+            self._head(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @override
     def read(self, name: str, known: Version | None = None) -> Content | None:
         with self._failing(name):
             try:
@@ -117,9 +125,12 @@ class ObjectFolder(Folder):
                 unfinished.unlink(missing_ok=True)
         return copy
 
-    def _digest_of_version(self, name: str) -> str:
+    def _head(self, name: str) -> Version:
         with self._failing(name):
-            version = "".join(_version(obstore.head(self._quick, name)))
+            return _version(obstore.head(self._quick, name))
+
+    def _digest_of_version(self, name: str) -> str:
+        version = "".join(self._head(name))
         return hashlib.sha256(version.encode()).hexdigest()[:32]
 
     def _download(self, name: str, path: Path, sha256: str | None) -> None:

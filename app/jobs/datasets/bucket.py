@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 from storage.archive.manifest import MANIFEST, Manifest
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
@@ -16,13 +19,14 @@ from storage.folders.place import ObjectUrl, open_folder
 def local_copy(url: ObjectUrl, cache: Path) -> Path:
     """Return a directory with the files of the data directory or archive, or of one tenant of an archive.
 
+    The directory is this process's alone, and stays as it is until that has ended.
+
     raises  StorageError  when an archive cannot be read
             OSError       when a file cannot be copied
     """
     root, tenant = (url.parent, url.name) if url.name.startswith("tenant=") else (url, "")
     folder = open_folder(root, cache)
-    directory = cache / "data" / hashlib.sha256(root.url.encode()).hexdigest()[:16]
-    shutil.rmtree(directory, ignore_errors=True)
+    directory = _own_directory(cache / "data" / hashlib.sha256(root.url.encode()).hexdigest()[:16])
     names = [name for name in folder.names() if "/" not in name]
     _link(directory, {name: folder.path(name) for name in names if name != MANIFEST})
     if MANIFEST in names:
@@ -35,6 +39,31 @@ def local_copy(url: ObjectUrl, cache: Path) -> Path:
         (directory / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     (directory / tenant).mkdir(parents=True, exist_ok=True)
     return directory / tenant
+
+
+def _own_directory(parent: Path) -> Path:
+    """Make a directory that this process holds until it ends, and remove those of processes that have ended."""
+    parent.mkdir(parents=True, exist_ok=True)
+    making = os.open(parent, os.O_RDONLY)
+    try:
+        fcntl.flock(making, fcntl.LOCK_EX)  # nobody removes what is made and not held yet
+        for other in parent.iterdir():
+            _remove_unless_held(other)
+        directory = Path(mkdtemp(dir=parent))
+        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX)  # open as long as the process
+    finally:
+        os.close(making)
+    return directory
+
+
+def _remove_unless_held(directory: Path) -> None:
+    other = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory)
+    finally:
+        os.close(other)
 
 
 def _link(directory: Path, copies: Mapping[str, Path]) -> None:

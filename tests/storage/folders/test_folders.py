@@ -52,9 +52,11 @@ class TestFolder:
             folder.add(name, name.encode() * 2)
         assert sorted(folder.names()) == sorted(NAMES)
         for name in NAMES:
+            assert folder.has(name)
             assert data(folder, name) == folder.path(name).read_bytes() == name.encode() * 2
             folder.remove(name)
             folder.remove(name)
+            assert not folder.has(name)
             with pytest.raises(FileNotFoundError):
                 folder.read(name)
             with pytest.raises(FileNotFoundError):
