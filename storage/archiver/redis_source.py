@@ -25,6 +25,7 @@ from storage.redis.connections.client import NO_CLUSTER
 from storage.redis.connections.nodes import Argument, is_cluster_mode, node_urls
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
 from storage.redis.layout.keys import LAYOUT_VERSION, Keyspace, User, erasing_key
+from storage.redis.layout.lost_entries import LOST_FIELD, decode_lost
 from storage.redis.layout.stream_entries import parse_erasure
 from storage.redis.scripts.corrections import REWRITE_LOG, rewrite_arguments
 from storage.redis.scripts.events import TRIM
@@ -39,6 +40,10 @@ PARTITIONS_AT_ONCE = 32
 LOST_ARCHIVED = (
     "'{key}' no longer has its entry {position}, which is archived: Redis has lost events, or these are other data. "
     "docs/operations.md, 'The archive', says what to do"
+)
+NOTED_LOST = (
+    "Redis lacks events that were acknowledged, as services have noted in '{key}': nothing is archived until it has "
+    "its data again, or 'lisarec repair --accept-loss' has accepted the loss"
 )
 LOST_READ = "'{key}' has lost its entry {position} since it was read; nothing of it is archived"
 
@@ -128,6 +133,10 @@ class RedisSource(LogSource):
 
     @override
     def require(self, positions: Mapping[int, str]) -> None:
+        meta = self._read_meta()
+        if decode_lost(meta.get(LOST_FIELD.encode()), int(meta.get(b"accepted", 0))):
+            # what was logged there and not acknowledged has numbers of entries that may come back
+            raise StorageUnavailable(NOTED_LOST.format(key=self._keys.meta), "wrong_store")
         with self._redis.pipeline(transaction=False) as pipe:
             for partition, position in positions.items():
                 pipe.xrange(self._keys.log(partition), position, position)

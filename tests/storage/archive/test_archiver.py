@@ -36,7 +36,7 @@ from tests.storage.oracles.naive_fold import NaiveUser, assert_state_is
 from tests.storage.oracles.random_events import click, fresh_user
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids
+from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids, refusal, until_applied
 
 
 class TestMoving:
@@ -282,6 +282,32 @@ class TestBelonging:
             turn(any_server, tmp_path)
         (log,) = any_server.client.keys("*:log")
         assert any_server.client.xlen(log) == 5
+
+    def test_what_was_logged_on_older_files_is_not_archived_once_they_are_noticed(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        """It has numbers of entries that come back with the data."""
+        directory = tmp_path / "archive"
+
+        async def law() -> None:
+            async with opened(server, directory) as store:
+                await store.append("main", [click("1")])
+                await asyncio.to_thread(turn, server, directory)
+                older = server.copy_data(tmp_path / "older")
+                await store.append("main", [click("2")])
+                newer = server.copy_data(tmp_path / "newer")
+                server.restart_with(older)
+                async with opened(server, directory) as forgetful:
+                    await forgetful.append("main", [click("3")])
+                assert "has lost events" in await refusal(store, "u")
+                with pytest.raises(StorageUnavailable, match="accept-loss"):
+                    await asyncio.to_thread(turn, server, directory)
+                server.restart_with(newer)
+                assert (await asyncio.to_thread(turn, server, directory)).archived == 1
+                await until_applied(store, [click("3")])
+                assert await ids(store) == ["1", "2", "3"]
+
+        asyncio.run(law())
 
     def test_what_is_lost_while_it_is_read_is_not_archived(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
