@@ -29,6 +29,7 @@ export class Rules {
       field.addEventListener("input", () => this.#complete(field));
       field.addEventListener("keydown", (press) => this.#enterCompletions(press));
     }
+    element("scenario").addEventListener("focus", listScenarios, { once: true });
     this.#completions.addEventListener("keydown", (press) => this.#walk(press));
   }
 
@@ -109,6 +110,12 @@ function faultIn(text, reason) {
   const there = make("mark", { textContent: characters[place] ?? " " });
   const code = make("code", { dir: "ltr" }, characters.slice(0, place).join(""), there, characters.slice(place + 1).join(""));
   return [code, make("br"), reason];
+}
+
+/** Offer the scenarios, where the key may read them. */
+async function listScenarios() {
+  const { scenarios } = await call("GET", "/v1/admin/scenarios").then(({ data }) => data, () => ({ scenarios: [] }));
+  element("scenarios").replaceChildren(...scenarios.map(({ name }) => make("option", { value: name })));
 }
 
 /** Names of properties, by what stands before them; those of every tenant where the key may not read the others. */

@@ -64,6 +64,21 @@ def test_filter_and_boost_choose_the_list(rules: Page, shop: str) -> None:
     expect(rules.locator("#recommendations li")).to_have_count(10)
 
 
+def test_a_scenario_is_offered_and_narrowed(rules: Page, shop: str) -> None:
+    settings = {"filter": "item.brand == 'b1'", "boost": "item.price > 9.0 ? 5.0 : 0.0"}
+    httpx.put(f"{shop}/v1/admin/scenarios/of-b1", json=settings).raise_for_status()
+    rules.focus("#scenario")
+    expect(rules.locator("#scenarios option")).to_have_attribute("value", "of-b1")
+    rules.fill("#scenario", "of-b1")
+    rules.fill("#filter", "item.price < 15.0")
+    rules.press("#filter", "Enter")
+    expect(rules.locator("#recommendations li")).to_have_count(5)
+    assert shown(rules) == asked(shop, rules, scenario="of-b1", filter="item.price < 15.0")
+    rules.fill("#scenario", "of-b2")
+    rules.click("text=Apply")
+    expect(rules.locator("#scenario-fault")).to_contain_text("of-b1")  # which is close
+
+
 @pytest.mark.parametrize(
     ("field", "text"),
     [
