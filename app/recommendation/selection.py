@@ -65,6 +65,7 @@ class Selector:
         """Return what each request selects, in order.
 
         raises  InvalidRequest                when an expression cannot be used: it says where and why
+                StorageError                  when properties of a user are needed and cannot be read
                 Overloaded, ClientDisconnect  as the thread does
         """
         return [

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from app.catalogue.expressions.columns import ItemValue
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import stored
-from app.observability.metrics import StoreMetrics
-from storage.errors import StorageError
 from storage.protocol import PropertyStore
 from storage.records import PropertyType
 
@@ -16,11 +14,10 @@ from storage.records import PropertyType
 class UserPropertyReader:
     """Reads properties of one tenant's users."""
 
-    def __init__(self, store: PropertyStore, tenant: str, overrides: ItemOverrides, metrics: StoreMetrics) -> None:
+    def __init__(self, store: PropertyStore, tenant: str, overrides: ItemOverrides) -> None:
         self._store = store
         self._tenant = tenant
         self._overrides = overrides
-        self._metrics = metrics
 
     @property
     def types(self) -> Mapping[str, PropertyType]:
@@ -28,10 +25,9 @@ class UserPropertyReader:
         return self._overrides.types["user"]
 
     async def read(self, user_id: str) -> dict[str, ItemValue]:
-        """Return the user's properties; none where they cannot be read now, which is reported."""
-        try:
-            values = await self._store.of_user(self._tenant, user_id)
-        except StorageError as exc:
-            self._metrics.failures.report(exc)
-            return {}
+        """Return the user's properties.
+
+        raises  StorageError  where they cannot be read now: a rule about users then neither holds nor fails
+        """
+        values = await self._store.of_user(self._tenant, user_id)
         return {name: stored(value) for name, value in values.items()}

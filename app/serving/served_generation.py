@@ -138,7 +138,7 @@ class ServedGeneration:
             Readers(
                 StateReader(context.store, tenant, generation, context.metrics.store),
                 context.log_reader,
-                UserPropertyReader(context.store.properties, tenant, context.overrides, context.metrics.store),
+                UserPropertyReader(context.store.properties, tenant, context.overrides),
             ),
             context.engine_threads,
             context.metrics,

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
 
@@ -124,3 +126,52 @@ def test_what_is_no_expression_or_parameter_is_refused(client: Client, wish: dic
     assert response.status_code == 422, response.text
     query = {name: json.dumps(value) if name == "params" else value for name, value in wish.items()}
     assert client.get("/v1/users/ada/recommendations", params=query).status_code == 422
+
+
+def test_rules_about_a_user_who_cannot_be_read_are_answered_503_and_other_lists_are_popular(client: Client) -> None:
+    put = client.request("PUT", "/v1/users/ada/properties", json={"properties": {"child": True}})
+    assert put.status_code == 200
+    client.runner.run(client.service.switcher.poll())
+    adults_only = {"filter": "!known(user.child)"}
+    assert shown(client, **adults_only) == []
+    client.close_store()
+    for wish in (adults_only, {"boost": "known(user.child) ? 1.0 : 0.0"}):
+        response = client.post("/v1/recommendations", json={"user_id": "ada", **wish})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert "retry-after" in response.headers
+    assert client.recommend("ada", filter="!known(item.published_at)")["source"] == "popular"
+
+
+labels = st.lists(st.sampled_from(["tea", "cup", "pot", "unknown"]), max_size=3)
+
+
+def quoted(names: list[str]) -> str:
+    return json.dumps(names)
+
+
+@given(
+    labels, labels, labels, st.dictionaries(st.sampled_from(["tea", "cup", "unknown"]), st.sampled_from([0.75, -2.0]))
+)
+@settings(max_examples=40)
+def test_fields_of_categories_are_sugar_for_expressions(
+    shared_client: Client, any_of: list[str], all_of: list[str], none_of: list[str], boost: dict[str, float]
+) -> None:
+    by_field = {"categories": any_of, "categories_all": all_of, "categories_none": none_of, "boost": boost}
+    conditions = [f'"{name}" in item.categories' for name in all_of]
+    conditions += [f"item.categories.exists(c, c in {quoted(any_of)})"] if any_of else []
+    conditions += [f"!item.categories.exists(c, c in {quoted(none_of)})"] if none_of else []
+    by_expression = {
+        "filter": " && ".join(conditions) or "true",
+        "boost": [f'"{name}" in item.categories ? {gain} : 0.0' for name, gain in boost.items()],
+    }
+    asked = [
+        {"history": history, **EVERY, **wish}
+        for history in ([], [item_id(3), item_id(4)])
+        for wish in (by_field, by_expression)
+    ]
+    answers = [
+        one["items"] for one in shared_client.post("/v1/recommendations", json={"requests": asked}).json()["results"]
+    ]
+    assert answers[0] == answers[1]
+    assert [item["item_id"] for item in answers[2]] == [item["item_id"] for item in answers[3]]
+    assert [item["score"] for item in answers[2]] == pytest.approx([item["score"] for item in answers[3]], abs=1e-5)
