@@ -136,6 +136,6 @@ def properties_to_texts(properties: Mapping[str, PropertyValue | None]) -> str:
     return json.dumps(texts, ensure_ascii=False)
 
 
-def properties_from_texts(stored: bytes) -> dict[str, PropertyValue]:
+def properties_from_texts(stored: str | bytes) -> dict[str, PropertyValue]:
     """Return the properties in the JSON object that is stored."""
     return {name: property_from_json(json.loads(text)) for name, text in json.loads(stored).items()}

@@ -194,7 +194,7 @@ def _encode(entry: ItemEntry) -> list[Argument]:
         "" if entry.title is None else f"={entry.title}",
         "" if entry.categories is None else f"={json.dumps(entry.categories)}",
         "" if entry.available is None else f"={entry.available:d}",
-        properties_to_texts(entry.properties),
+        properties_to_texts(entry.properties) if entry.properties else "{}",
     )
     try:
         return [text.encode() for text in texts]
@@ -212,9 +212,9 @@ def _decode(item_id: bytes, *parts: bytes | None) -> ItemEntry:
     return ItemEntry(
         item_id.decode(),
         None if title is None else title.decode(),
-        None if categories is None else tuple(json.loads(categories)),
+        None if categories is None else tuple(json.loads(categories.decode())),
         None if available is None else available == b"1",
-        properties_from_texts(properties or b"{}"),
+        properties_from_texts(properties.decode()) if properties else {},
     )
 
 

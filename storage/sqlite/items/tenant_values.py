@@ -98,7 +98,7 @@ def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry])
                 "title": entry.title,
                 "categories": None if entry.categories is None else json.dumps(entry.categories),
                 "available": entry.available,
-                "properties": properties_to_json(entry.properties),
+                "properties": properties_to_json(entry.properties) if entry.properties else "{}",
             }
             for number, entry in enumerate(entries, before + 1)
         ],
@@ -162,7 +162,7 @@ def _changed(item_id: str, generation: bytes | None, *columns: Any) -> ItemEntry
     title, categories, available, properties = columns
     known = None if categories is None else tuple(json.loads(categories))
     is_available = None if available is None else bool(available)
-    return ItemEntry(item_id, title, known, is_available, properties_from_json(properties or "{}"))
+    return ItemEntry(item_id, title, known, is_available, properties_from_json(properties) if properties else {})
 
 
 def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, int]) -> None:
