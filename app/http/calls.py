@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -38,7 +38,9 @@ from app.serving.item_updates import parse_items
 from storage.protocol import UserStore
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
+REQUEST_SIZE = 50  # validating a request takes as long as so many of them
 ID_COST = 30.0  # of validating one of them, beside a byte of JSON
+LARGE_COST = 16  # plain requests, some 3 ms
 LONG_ANSWER_BYTES = 1 << 16
 FEW_ITEMS, ITEM_COST = 50, 500.0  # are parsed within half a millisecond; of one, beside a byte of JSON
 INVALID = "the body is not a valid request"
@@ -101,7 +103,7 @@ async def _parsed_write(services: Services, caller: Caller, body: bytes) -> Asyn
     if len(body) <= LONG_BODY_BYTES and body.count(b"{") <= FEW_EVENTS:
         yield parse_json(body)
         return
-    async with services.large_write_of(caller.requester.flow):
+    async with services.turn_of(caller.requester.flow, "write"):
         yield await services.shared_thread.run(partial(parse_json, body), len(body), caller.requester)
 
 
@@ -119,13 +121,24 @@ async def recommend_body(services: Services, caller: Caller, body: object) -> by
     raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
     """
     size = _size(body)
-    if size > LONG_BODY:
+    if size <= LONG_BODY:
+        return await _recommend_parsed(services, caller, parse_request(body))
+    async with services.turn_of(caller.requester.flow, "read"):
         parsed = await services.shared_thread.run(partial(parse_request, body), ID_COST * size, caller.requester)
-    else:
-        parsed = parse_request(body)
+        return await _recommend_parsed(services, caller, parsed, has_turn=True)
+
+
+async def _recommend_parsed(
+    services: Services,
+    caller: Caller,
+    parsed: RecommendationBatch | RecommendationRequest,
+    *,
+    has_turn: bool = False,
+) -> bytes:
     if isinstance(parsed, RecommendationBatch):
-        return b'{"results":[%s]}' % b",".join(await _recommend_as_json(services, caller, parsed.requests))
-    return await recommend(services, caller, parsed)
+        answers = await _recommend_as_json(services, caller, parsed.requests, has_turn=has_turn)
+        return b'{"results":[%s]}' % b",".join(answers)
+    return (await _recommend_as_json(services, caller, [parsed], has_turn=has_turn))[0]
 
 
 async def similar(services: Services, caller: Caller, item_id: str, query: SimilarQuery) -> bytes:
@@ -232,20 +245,23 @@ async def _charge_correction(services: Services, caller: Caller, user_ids: Seque
 
 
 async def _recommend_as_json(
-    services: Services, caller: Caller, requests: Sequence[RecommendationRequest]
+    services: Services, caller: Caller, requests: Sequence[RecommendationRequest], *, has_turn: bool = False
 ) -> list[bytes]:
+    """Return the answers; a key has one large call at work at a time, be it that the caller holds its turn."""
     service = services.by_tenant[caller.tenant]
     resolved = service.scenarios.resolve(requests)
-    await _charge(services, caller, resolved)
+    is_large = await _charge(services, caller, resolved) >= LARGE_COST
+    turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
     bodies = []
-    for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
-        bodies.append(orjson.dumps(answer))
-        if len(bodies[-1]) > LONG_ANSWER_BYTES:
-            await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
+    async with turn:
+        for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
+            bodies.append(orjson.dumps(answer))
+            if len(bodies[-1]) > LONG_ANSWER_BYTES:
+                await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
     return bodies
 
 
-async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
+async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> int:
     if any(request.debug for request in requests):
         require_scope(caller, "admin")
     most = services.settings.max_cost
@@ -258,6 +274,7 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
             await charge(services, caller, charge_for(requests, most, lengths), counted=cost)
             if operation_limit(caller) is not None:
                 await charge_operation(services, caller, archive_charge(await reader.archived_files(user_ids)))
+    return cost
 
 
 def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
@@ -279,9 +296,9 @@ def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
 
 
 def _size(body: object) -> int:
-    """Return how long the lists and texts are that the requests of a body have."""
+    """Return how long the lists and texts are that the requests of a body have, and what stands for the requests."""
     requests = body.get("requests", [body]) if isinstance(body, dict) else ()
-    return sum(
+    return REQUEST_SIZE * len(requests if isinstance(requests, list) else ()) + sum(
         len(value)
         for request in (requests if isinstance(requests, list) else ())
         if isinstance(request, dict)

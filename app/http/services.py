@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,6 +22,8 @@ from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from storage.archive.manifest import archived_through_s
 from storage.errors import StorageUnavailable
+
+Kind = Literal["read", "write"]
 
 SAMPLE_EVERY_S = 1.0
 ASK_ARCHIVE_EVERY_S = 10.0  # it changes once a minute, and a bucket may take seconds to answer
@@ -38,7 +41,7 @@ class Services:
     shared_thread: FairThread
     draining: bool = False
     # by key, as long as one is under way
-    large_writes: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     # of this process that are owed no response, the one that has been so for longest first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 
@@ -48,14 +51,15 @@ class Services:
         stores = (service.store for service in self.by_tenant.values())
         return next((failure for store in stores if (failure := store.failure) is not None), None)
 
-    def large_write_of(self, key_id: str) -> asyncio.Lock:
-        """Return the lock that a key's writes of many events or items hold: one is at work at a time.
+    def turn_of(self, key_id: str, kind: Kind) -> asyncio.Lock:
+        """Return the lock that a key's large calls hold: one that reads and one that writes are at work at a time.
 
-        The store would else take all of them together, and others' writes with them.
+        The store would else take the writes all together, and others' writes with them; and whoever waits for an answer
+        would wait for what the event loop does for all of them.
         """
-        lock = self.large_writes.get(key_id)
+        lock = self.large_calls.get((key_id, kind))
         if lock is None:
-            lock = self.large_writes[key_id] = asyncio.Lock()
+            lock = self.large_calls[key_id, kind] = asyncio.Lock()
         return lock
 
     def sample(self) -> None:

@@ -125,7 +125,7 @@ def test_a_large_write_that_fails_leaves_the_turn_to_the_next(client: Client) ->
         answers = await asyncio.gather(*(client.http.post("/v1/events", json=body) for body in bodies))
         assert [answer.status_code for answer in answers] == [422, 200, 422, 200]
         assert [answer.json()["accepted"] for answer in answers[1::2]] == [LARGE, 0]
-        assert not client.services.large_writes
+        assert not client.services.large_calls
 
     client.runner.run(law())
 

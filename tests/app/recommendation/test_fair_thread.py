@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,8 +18,10 @@ from starlette.requests import ClientDisconnect
 from app.http import calls, dependencies
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import SWITCH_INTERVAL_S, FairThread
+from app.schemas.recommendations import RecommendationRequest, Recommendations
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
+from tests.waiting import until
 
 BUSY_S = 0.005
 
@@ -148,6 +150,41 @@ class TestRequests:
     def test_a_short_body_does_not_wait_for_long_ones(self, client: Client, overlap: Overlap) -> None:
         assert client.post("/v1/recommendations", json={"user_id": "ada"}).status_code == 200
         assert overlap.threads == {threading.current_thread().name}
+
+    def test_large_calls_of_a_key_take_turns_and_small_ones_pass_them(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recommender, may_go, at_work = client.service.switcher.recommender, asyncio.Event(), list[int]()
+        recommend, most = recommender.recommend, 0
+
+        async def held(requests: Sequence[RecommendationRequest], requester: Requester) -> list[Recommendations]:
+            nonlocal most
+            if len(requests) > 1:
+                at_work.append(len(requests))
+                most = max(most, len(at_work))
+                await may_go.wait()
+                at_work.pop()
+            answers: list[Recommendations] = await recommend(requests, requester)
+            return answers
+
+        monkeypatch.setattr(recommender, "recommend", held)
+        batch = {"requests": [{"user_id": "ada"}] * calls.LARGE_COST}
+        costly = {"requests": [{"user_id": "ada", "k": 1_000}] * calls.LARGE_COST}
+        long = {"requests": [{"user_id": "ada"}] * 100}
+
+        async def law() -> None:
+            bodies = [batch, costly, long] * 2
+            large = [asyncio.create_task(client.http.post("/v1/recommendations", json=body)) for body in bodies]
+            await until(lambda: at_work)
+            for _ in range(3):
+                assert (await client.http.post("/v1/recommendations", json={"user_id": "bob"})).status_code == 200
+            assert not any(one.done() for one in large)
+            may_go.set()
+            assert [answer.status_code for answer in await asyncio.gather(*large)] == [200] * 6
+
+        client.runner.run(law())
+        assert most == 1
+        assert not client.services.large_calls
 
     def test_what_is_wrong_with_a_long_body_is_said(self, client: Client) -> None:
         text = "x" * (dependencies.LONG_BODY_BYTES + 1)
