@@ -24,7 +24,6 @@ from benchmarks.harness.ledger import TENANT
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.supervised_process import SupervisedProcess
 
-NOTICED_WITHIN_S = 20.0
 REFUSED_WITHIN_S = 60.0
 PROBE_EVERY_S = 0.1
 LAG_S = 1.0  # of a replica
@@ -48,7 +47,7 @@ class StoreDisruptions:
         self._operator = operator
 
     async def _noticed(self, what: str, before: Mapping[Path, int]) -> bool:
-        is_noticed = await self._environment.is_noticed(before, NOTICED_WITHIN_S)
+        is_noticed = await self._environment.is_noticed(before, REFUSED_WITHIN_S)
         if not is_noticed:
             self.faults.append(f"no service has refused {what}")
         return is_noticed
