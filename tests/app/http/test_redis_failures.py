@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import pytest
 
 from app.http.error_responses import STORAGE_REASONS
 from app.serving.served_generation import generation_of
-from app.serving.store_factory import open_store
+from app.serving.store_factory import opened_store
 from app.settings import Settings, with_password
 from model.artifact.model_directory import load
 from storage.errors import FailureCause, StorageUnavailable
@@ -154,14 +155,13 @@ def test_the_service_starts_without_redis_and_finds_it_later(
     start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
 ) -> None:
     redis_server.kill()
-    client = start(tmp_path, redis_url=redis_server.url)
-    assert client.get("/readyz").status_code == 200
-    assert client.recommend("ada")["source"] == "popular"
-    assert client.post("/v1/events", json=click("ada", "a")).status_code == 503
-    redis_server.start()
-    wait_until_taken(client, click("ada", "a"))
-    assert client.recommend("ada")["source"] == "personalised"
-    client.close()
+    with closing(start(tmp_path, redis_url=redis_server.url)) as client:
+        assert client.get("/readyz").status_code == 200
+        assert client.recommend("ada")["source"] == "popular"
+        assert client.post("/v1/events", json=click("ada", "a")).status_code == 503
+        redis_server.start()
+        wait_until_taken(client, click("ada", "a"))
+        assert client.recommend("ada")["source"] == "personalised"
 
 
 def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_server: RedisServer) -> None:
@@ -177,17 +177,15 @@ def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_s
 def test_services_share_users_at_once_and_prefixes_part_them(
     client: Client, start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    twin = start(tmp_path, redis_url=redis_server.url)
-    stranger = start(tmp_path, redis_url=redis_server.url, redis_prefix="other")
-    for n in range(1, 6):
-        client.click("ada", f"item-{2 * n}")
-        twin.click("ada", f"item-{2 * n + 1}")
-        states = [one.get("/v1/users/ada").json() for one in (client, twin)]
-        assert states[0] == states[1]
-        assert (states[0]["event_count"], states[0]["last_item_id"]) == (2 * n, f"item-{2 * n + 1}")
-    assert stranger.get("/v1/users/ada").status_code == 404
-    twin.close()
-    stranger.close()
+    with closing(start(tmp_path, redis_url=redis_server.url)) as twin:
+        for n in range(1, 6):
+            client.click("ada", f"item-{2 * n}")
+            twin.click("ada", f"item-{2 * n + 1}")
+            states = [one.get("/v1/users/ada").json() for one in (client, twin)]
+            assert states[0] == states[1]
+            assert (states[0]["event_count"], states[0]["last_item_id"]) == (2 * n, f"item-{2 * n + 1}")
+    with closing(start(tmp_path, redis_url=redis_server.url, redis_prefix="other")) as stranger:
+        assert stranger.get("/v1/users/ada").status_code == 404
 
 
 def test_the_password_of_the_settings_is_used_and_a_wrong_one_ends_the_start(
@@ -196,12 +194,16 @@ def test_the_password_of_the_settings_is_used_and_a_wrong_one_ends_the_start(
     password = "p@ss/w:rd#é"
     redis_server.client.acl_setuser("shop", enabled=True, passwords=[f"+{password}"], keys="*", commands=["+@all"])
     url = f"redis://shop@127.0.0.1:{redis_server.port}"
-    client = start(tmp_path, redis_url=url, redis_password=password)
-    client.click("ada", "item-1")
-    client.close()
+    with closing(start(tmp_path, redis_url=url, redis_password=password)) as client:
+        client.click("ada", "item-1")
     wrong = Settings(model_dir=model_dir, redis_url=url, redis_password="wrong")
+
+    async def use() -> None:
+        async with opened_store(wrong, generation_of(load(model_dir))) as store:
+            await store.ping()  # where it took too long to be asked while the store opened
+
     with pytest.raises(StorageUnavailable, match=r"(?i)password"):
-        asyncio.run(open_store(wrong, generation_of(load(model_dir))))
+        asyncio.run(use())
 
 
 @pytest.mark.parametrize(
