@@ -9,9 +9,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of, scenario_hash_of
 from app.observability.metrics import Metrics
-from app.schemas.operations import PlaceStats, Stats
+from app.schemas.operations import ListOutcome, PlaceStats, ScenarioStats, Stats
+from app.schemas.recommendations import Recommendations
 from storage.protocol import UserStore
 from storage.records import AppendResult, Tally
 from storage.state.event import Event
@@ -23,7 +24,8 @@ class ClickThrough:
     """Counts shown lists and chosen items of one tenant.
 
     A tally is ("shown", generation, experiment, length) for lists, where the length is at most PLACES + 1, and
-    ("chosen", generation, experiment, place, event type) for events.
+    ("chosen", generation, experiment, place, event type) for events; for those of a scenario, also ("scenario-list",
+    scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type).
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -31,11 +33,12 @@ class ClickThrough:
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
-        self._shown = Counter[tuple[str, str, int]]()
+        self._shown = Counter[Tally]()
         self._chosen = Counter[tuple[Place, str]]()
         self._types: Collection[str] = ()
         self._generations: dict[bytes, str] = {}
         self._experiments: dict[int, str] = {0: ""}
+        self._scenarios: dict[bytes, str] = {}
         self._has_secret = False
         self._flushing = asyncio.Lock()
 
@@ -45,9 +48,20 @@ class ClickThrough:
         self._experiments[hash_of(experiment)] = experiment
         self._types = {*self._types, *types}
 
-    def show(self, generation: str, experiment: str, length: int) -> None:
-        """Count a list that is sent."""
-        self._shown[generation, experiment, min(length, PLACES + 1)] += 1
+    def add_scenarios(self, names: Iterable[str]) -> None:
+        """Know the names of these scenarios from now on."""
+        self._scenarios |= {scenario_hash_of(name): name for name in names}
+
+    def show(self, generation: str, answer: Recommendations, *, is_continued: bool) -> None:
+        """Count a list that is sent.
+
+        is_continued  whether it is a later page, which is no list of its own scenario
+        """
+        experiment, length = answer.get("experiment", ""), len(answer["items"])
+        self._shown["shown", generation, experiment, min(length, PLACES + 1)] += 1
+        if "scenario" in answer and not is_continued:
+            outcome: ListOutcome = "empty" if not length else "short" if "short" in answer else "full"
+            self._shown["scenario-list", answer["scenario"], experiment, outcome] += 1
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
         """Count the new events that came of a list."""
@@ -72,12 +86,12 @@ class ClickThrough:
         async with self._flushing:
             shown, chosen = self._shown, self._chosen
             self._shown, self._chosen = Counter(), Counter()
-            tallies = Counter[Tally]()
-            for (generation, experiment, length), count in shown.items():
-                tallies["shown", generation, experiment, length] += count
+            tallies = shown.copy()
             for (place, kind), count in chosen.items():
                 generation, experiment = self._names_of(place)
                 tallies["chosen", generation, experiment, place.place, kind] += count
+                if place.scenario:
+                    tallies["scenario-event", self._scenarios.get(place.scenario, OTHER), experiment, kind] += count
             try:
                 await self._store.add_tallies(self._tenant, tallies)
             except Exception:
@@ -96,7 +110,7 @@ class ClickThrough:
 
 
 def stats_of(tallies: Mapping[Tally, int]) -> Stats:
-    """Return the tallies by generation, experiment and place."""
+    """Return the tallies by generation, experiment and place, and by scenario and experiment."""
     lists = Counter[tuple[str, str, int]]()
     chosen = Counter[tuple[str, str, int, str]]()
     for tally, count in tallies.items():
@@ -120,4 +134,21 @@ def stats_of(tallies: Mapping[Tally, int]) -> Stats:
                         generation=generation, experiment=experiment or None, place=place, shown=shown, events=events
                     )
                 )
-    return Stats(places=places)
+    return Stats(places=places, scenarios=_scenario_stats(tallies))
+
+
+def _scenario_stats(tallies: Mapping[Tally, int]) -> list[ScenarioStats]:
+    found: dict[tuple[str, str], ScenarioStats] = {}
+    for tally, count in sorted(tallies.items(), key=str):
+        match tally:
+            case ("scenario-list" | "scenario-event" as what, str(scenario), str(experiment), str(label)):
+                of = found.setdefault(
+                    (scenario, experiment), ScenarioStats(scenario=scenario, experiment=experiment or None)
+                )
+                if what == "scenario-event":
+                    of.events[label] = count
+                    continue
+                of.lists += count
+                of.short += count * (label == "short")
+                of.empty += count * (label == "empty")
+    return [stats for _, stats in sorted(found.items())]

@@ -6,6 +6,7 @@
   experiment  2        of a hash of its name, 0 for none
   length      2        of the list
   items       2 each   of a hash of the item's id, for the first PLACES of the list
+  scenario    4        of a hash of its name; absent for none
   signature   8        keyed BLAKE2b of all that, and of nothing that a client knows
 
 in URL-safe base64, 66 letters for ten items. An id that was not signed by a service of the same data is ignored.
@@ -34,16 +35,23 @@ class Place(NamedTuple):
     generation  the first four bytes of its tag
     experiment  two bytes of a hash of its name, 0 for none
     place       in the list, from 1
+    scenario    four bytes of a hash of its name; empty for none
     """
 
     generation: bytes
     experiment: int
     place: int
+    scenario: bytes = b""
 
 
 def hash_of(name: str) -> int:
     """Return two bytes of a hash of an experiment's or item's name; 0 for none."""
     return crc32(name.encode()) & 0xFFFF if name else 0
+
+
+def scenario_hash_of(name: str) -> bytes:
+    """Return four bytes of a hash of a scenario's name; empty for none."""
+    return crc32(name.encode()).to_bytes(4, "big") if name else b""
 
 
 class RecommendationIds:
@@ -57,8 +65,8 @@ class RecommendationIds:
         """Sign with the secret that all services of the same data share from now on."""
         self._key = blake2b(self._tenant, key=secret, digest_size=32).digest()
 
-    def make(self, generation: bytes, experiment: int, item_ids: Sequence[str]) -> str:
-        """Make the id of a list, for a generation's tag and the hash of an experiment's name."""
+    def make(self, generation: bytes, experiment: int, item_ids: Sequence[str], scenario: bytes = b"") -> str:
+        """Make the id of a list, for a generation's tag and the hashes of an experiment's and a scenario's name."""
         head = HEAD.pack(
             (time.time_ns() // 1_000_000).to_bytes(6, "big"),
             os.urandom(4),
@@ -66,7 +74,8 @@ class RecommendationIds:
             experiment,
             min(len(item_ids), MAX_LIST_LENGTH),
         )
-        payload = head + b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
+        items = b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
+        payload = head + items + scenario
         return urlsafe_b64encode(payload + self._signature(payload)).rstrip(b"=").decode()
 
     def place(self, recommendation_id: str, item_id: str) -> Place | None:
@@ -80,9 +89,10 @@ class RecommendationIds:
             return None
         _, _, generation, experiment, length = HEAD.unpack(payload[: HEAD.size])
         wanted, items = (crc32(item_id.encode()) & 0xFFFF).to_bytes(2, "big"), payload[HEAD.size :]
-        for place in range(min(length, PLACES)):
+        places = min(length, PLACES)
+        for place in range(places):
             if items[2 * place : 2 * place + 2] == wanted:
-                return Place(generation, experiment, place + 1)
+                return Place(generation, experiment, place + 1, items[2 * places :])
         return None
 
     def _signature(self, payload: bytes) -> bytes:

@@ -24,6 +24,7 @@ LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
 COMPUTE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+MAX_SCENARIO_SERIES = 100  # scenarios of a tenant that this process counts by name
 
 logger = logging.getLogger(__name__)
 
@@ -259,6 +260,13 @@ class RecommendationMetrics:
         self._chosen = instruments.counter(
             "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
         )
+        self._scenario_lists = instruments.counter(
+            "lisarec_scenario_lists", "Lists of scenarios: full, short or empty", ["tenant", "scenario", "outcome"]
+        )
+        self._scenario_events = instruments.counter(
+            "lisarec_scenario_events", "Events that came of scenarios' lists", ["tenant", "scenario", "type"]
+        )
+        self._scenarios: dict[str, set[str]] = {}
 
     def count(self, source: str) -> None:
         """Count one answer."""
@@ -270,7 +278,19 @@ class RecommendationMetrics:
     def count_places(self, tenant: str, tallies: Mapping[Tally, int]) -> None:
         """Count lists and events, by the tallies of `app.events.click_through`."""
         for (what, *labels), count in tallies.items():
-            (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
+            if what in ("shown", "chosen"):
+                (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
+            else:
+                counter = self._scenario_lists if what == "scenario-list" else self._scenario_events
+                scenario, _, label = labels
+                counter.labels(tenant, self._series_of(tenant, str(scenario)), label).inc(count)
+
+    def _series_of(self, tenant: str, scenario: str) -> str:
+        """Return the scenario's name, or another one where the tenant's have too many series already."""
+        names = self._scenarios.setdefault(tenant, set())
+        if len(names) < MAX_SCENARIO_SERIES:
+            names.add(scenario)
+        return scenario if scenario in names else "other"
 
 
 class GenerationMetrics:

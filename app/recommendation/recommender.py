@@ -119,7 +119,6 @@ class Recommender(BaseRecommender):
         self._executor = AdaptiveExecutor(self.ranker.rank, threads)
         self._metrics = metrics
         self._clicks = clicks
-        self._experiment = experiment
         self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(
             self._answer_batch,
             attrgetter("cost"),
@@ -204,9 +203,9 @@ class Recommender(BaseRecommender):
         for entry in batch:
             if entry.trace is not None:
                 entry.trace.spans.update(timings)
-        for answer in ranked.answers:
+        for request, answer in zip(requests, ranked.answers, strict=True):
             self._metrics.recommendations.count(answer["source"])
-            self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
+            self._clicks.show(self._context.name, answer, is_continued=bool(request.cursor))
         return ranked.answers
 
 

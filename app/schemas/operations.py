@@ -45,10 +45,28 @@ class PlaceStats(BaseModel):
     events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
 
 
+ListOutcome = Literal["full", "short", "empty"]
+"""Whether a list had as many items as were asked for, fewer, or none."""
+
+
+class ScenarioStats(BaseModel):
+    """Of the lists of one scenario, in one experiment or outside of any; pages after the first are no lists."""
+
+    scenario: str
+    experiment: str | None
+    lists: int = 0
+    short: int = Field(0, description="of them with fewer items than were asked for, but some")
+    empty: int = Field(0, description="of them without any item")
+    events: dict[str, int] = Field(
+        default_factory=dict, description="by type, what was posted with the recommendation_id of one of them"
+    )
+
+
 class Stats(BaseModel):
     """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
 
     places: list[PlaceStats]
+    scenarios: list[ScenarioStats]
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -62,7 +80,17 @@ class Stats(BaseModel):
                             "shown": 1200,
                             "events": {"click": 96, "purchase": 7},
                         }
-                    ]
+                    ],
+                    "scenarios": [
+                        {
+                            "scenario": "product-page",
+                            "experiment": None,
+                            "lists": 900,
+                            "short": 12,
+                            "empty": 1,
+                            "events": {"click": 81},
+                        }
+                    ],
                 }
             ]
         }

@@ -82,7 +82,7 @@ async def tenant_service(
         vocabulary = Vocabulary(context.overrides, switcher.served, switcher.refresh_items)
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
-        scenarios = ScenarioRegistry(store.scenarios, settings.tenant)
+        scenarios = ScenarioRegistry(store.scenarios, settings.tenant, signals.click_through)
         with suppress(StorageError):
             await scenarios.follow()
         async with in_background(

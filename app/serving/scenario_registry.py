@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.errors import ErrorDetail, InvalidRequest, ScenarioNotFound
+from app.events.click_through import ClickThrough
 from app.recommendation.scenarios import unknown_scenario, with_settings
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIO_BYTES, MAX_SCENARIOS, ScenarioSettings, ScenarioVersion
@@ -24,8 +25,9 @@ logger = logging.getLogger(__name__)
 class ScenarioRegistry:
     """Resolves the scenarios of requests as the store has them. A change is never written over another one."""
 
-    def __init__(self, store: ScenarioStore, tenant: str) -> None:
+    def __init__(self, store: ScenarioStore, tenant: str, clicks: ClickThrough) -> None:
         self._store = store
+        self._clicks = clicks
         self._tenant = tenant
         self._revision: str | None = None  # None: nothing was ever read
         self._newest: Mapping[str, ScenarioVersion] = {}
@@ -46,6 +48,7 @@ class ScenarioRegistry:
                 read = {name: _parse(text) or self._newest.get(name) for name, text in stored.newest.items()}
                 self._newest = {name: version for name, version in read.items() if version is not None}
                 self._revision = stored.revision
+                self._clicks.add_scenarios(self._newest)
 
     def resolve(self, requests: Sequence[RecommendationRequest]) -> Sequence[RecommendationRequest]:
         """Return the requests with the settings of the scenarios that they name.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
-from app.events.recommendation_ids import RecommendationIds, hash_of
+from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
@@ -161,7 +161,10 @@ class BatchRanker:
                     item["explanation"] = explanation
         answer: Recommendations = {
             "recommendation_id": self._ids.make(
-                self._context.generation.tag, self._experiment_hash, list(map(ITEM_ID, items))
+                self._context.generation.tag,
+                self._experiment_hash,
+                list(map(ITEM_ID, items)),
+                scenario_hash_of(query.request.scenario or ""),
             ),
             "user_id": query.request.user_id,
             "generation": self._context.name,

@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.main import main
+from app.events.recommendation_ids import PLACES
 from app.http.auth import keys
+from app.observability.metrics import MAX_SCENARIO_SERIES, Metrics
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIOS, ScenarioSettings
 from app.settings import Settings
-from storage.records import MAX_SCENARIO_VERSIONS
+from storage.records import MAX_SCENARIO_VERSIONS, Tally
 from tests.app.catalogue.expressions.oracle import TEXTS, conditions, numbers
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.service_process import Process
@@ -32,6 +34,7 @@ PARAMS = {"max": 2.0, "brands": ["a", "ab"], "sizes": [2.5]}
 EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
 URL = "/v1/admin/scenarios"
 OF_A_REQUEST = {"scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "candidates"}
+TEA = [row for row in range(ITEMS) if "tea" in categories_of(row)]
 SEEN_RULES = ["none", "recent", "all"]
 
 some = st.lists(st.sampled_from(CATEGORIES), unique=True, max_size=2)
@@ -326,6 +329,44 @@ def test_a_tenant_s_scenarios_are_that_tenant_s_alone_and_versions_name_the_key(
         assert client.get(f"{URL}/page", headers=shop).json()["settings"] == {"k": 3}
     finally:
         client.close()
+
+
+def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) -> None:
+    for name, settings_ in {"full": {}, "short": {"categories": ["tea"]}, "empty": {"filter": "false"}}.items():
+        assert client.request("PUT", f"{URL}/{name}", json=settings_).status_code == 200
+    client.runner.run(client.service.signals.sync())
+    for name, k in [("full", 3), ("full", 3), ("short", ITEMS), ("short", 1), ("empty", 3)]:
+        answered = answer(client, scenario=name, k=k)
+        for kind in ("click", "purchase")[: 2 if name == "full" else 1]:
+            item = answered["items"][-1]["item_id"] if answered["items"] else "item-1"
+            event = {"user_id": "bob", "item_id": item, "type": kind}
+            client.post("/v1/events", json=event | {"recommendation_id": answered["recommendation_id"]})
+    first = answer(client, scenario="full", k=ITEMS - 1, cursor="")
+    assert len(answer(client, scenario="full", k=3, cursor=first["cursor"])["items"]) == 1  # no list of its own
+    found = client.get("/v1/stats").json()["scenarios"]
+    assert [list(one.values()) for one in found] == [
+        ["empty", None, 1, 0, 1, {}],
+        ["full", None, 3, 0, 0, {"click": 2, "purchase": 2}],
+        ["short", None, 2, 1, 0, {"click": 1 + (len(TEA) < PLACES)}],
+    ]
+    text = client.get("/metrics").text
+    for line in (
+        'lisarec_scenario_lists_total{outcome="full",scenario="full",tenant="main"} 3.0',
+        'lisarec_scenario_lists_total{outcome="short",scenario="short",tenant="main"} 1.0',
+        'lisarec_scenario_lists_total{outcome="empty",scenario="empty",tenant="main"} 1.0',
+        'lisarec_scenario_events_total{scenario="full",tenant="main",type="purchase"} 2.0',
+    ):
+        assert line in text
+
+
+def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
+    metrics = Metrics()
+    tallies: dict[Tally, int] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
+    metrics.recommendations.count_places("main", tallies)
+    metrics.recommendations.count_places("main", tallies)
+    text = metrics.exposition().decode()
+    assert text.count("lisarec_scenario_lists_total{") == MAX_SCENARIO_SERIES + 1
+    assert f'scenario="other",tenant="main"}} {4 * MAX_SCENARIO_SERIES}.0' in text
 
 
 @pytest.fixture(params=["sqlite", "redis"])
