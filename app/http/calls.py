@@ -249,7 +249,7 @@ async def _recommend_as_json(
 ) -> list[bytes]:
     """Return the answers; a key has one large call at work at a time, be it that the caller holds its turn."""
     service = services.by_tenant[caller.tenant]
-    resolved = service.scenarios.resolve(requests)
+    resolved = service.scenarios.resolve(requests, service.switcher.experiment)
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
     turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
     bodies = []

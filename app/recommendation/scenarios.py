@@ -30,18 +30,28 @@ SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
 MAX_NAMES = 20  # of scenarios in an error
 
 
-def with_settings(request: RecommendationRequest, settings: ScenarioSettings, path: str = "") -> ScenarioRequest:
+def with_settings(
+    request: RecommendationRequest,
+    settings: ScenarioSettings,
+    path: str = "",
+    *,
+    name: str | None = None,
+    experiment: str = "",
+) -> ScenarioRequest:
     """Return the request with the settings of its scenario.
 
-    path  of the request in the body, for errors
+    path        of the request in the body, for errors
+    name        of the scenario; None for one that is not kept
+    experiment  that has chosen the scenario; "" for none
 
     raises  InvalidRequest  when it lacks a parameter, or says otherwise what the scenario fixes
     """
     given = dict(request)
-    merged: dict[str, Any] = {"scenario_filter": settings.filter, "scenario_categories": settings.categories}
-    for name in settings.model_fields_set - {"filter", "categories", "params"}:
-        value = getattr(settings, name)
-        merged[name] = _merged(name, given[name], value, path) if name in request.model_fields_set else value
+    merged: dict[str, Any] = {"scenario": name, "scenario_experiment": experiment}
+    merged |= {"scenario_filter": settings.filter, "scenario_categories": settings.categories}
+    for field in settings.model_fields_set - {"filter", "categories", "params"}:
+        value = getattr(settings, field)
+        merged[field] = _merged(field, given[field], value, path) if field in request.model_fields_set else value
     merged["params"] = _params(request.params, settings.params, path)
     fields_set = request.model_fields_set | merged.keys()
     return ScenarioRequest.model_construct(fields_set, **{**given, **merged})

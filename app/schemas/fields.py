@@ -246,7 +246,7 @@ def _shares(value: object) -> dict[str, float]:
     if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
         raise PydanticCustomError(
             "no_shares",
-            "takes the names of 2 to {models} models, each with a number above 0 and at most {most}",
+            "takes the names of 2 to {models} models or scenarios, each with a number above 0 and at most {most}",
             {"models": MAX_ARMS, "most": int(MAX_SHARE)},
         )
     return {name: float(share) for name, share in value.items()}

@@ -110,14 +110,18 @@ class Activated(BaseModel):
 
 
 class Experiment(Closed):
-    """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
+    """Generations or scenarios that are live together, each for its share of the users; shares need not add up to 1."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
     )
 
     name: Id = Field(description="another name mixes the users anew")
-    shares: Shares = Field(description="by the name of the model")
+    shares: Shares = Field(description="by the name of the model, or of the scenario")
+    over: Literal["models", "scenarios"] = Field(
+        "models",
+        description="what is compared; each request of a user that names one of the scenarios gets the user's",
+    )
 
 
 class Experiments(BaseModel):

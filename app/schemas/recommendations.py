@@ -149,6 +149,11 @@ class RecommendationRequest(RecommendationQuery):
         return [self.filter] if self.filter is not None else []
 
     @property
+    def experiment(self) -> str:
+        """The name of the experiment that the request itself takes part in, whatever generation answers it."""
+        return ""
+
+    @property
     def category_groups(self) -> Sequence[Sequence[str]]:
         """Lists of categories; an item needs one of each list."""
         return [self.categories] if self.categories else []

@@ -150,8 +150,12 @@ class ScenarioPreview(Closed):
 
 
 class ScenarioRequest(RecommendationRequest):
-    """A request with the settings of its scenario. An item has to pass the filters of both."""
+    """A request with the settings of its scenario. An item has to pass the filters of both.
 
+    scenario_experiment  the name of the experiment that has chosen the scenario; "" for none
+    """
+
+    scenario_experiment: str = ""
     scenario_filter: str | None = None
     scenario_categories: Sequence[str] = ()
 
@@ -159,6 +163,11 @@ class ScenarioRequest(RecommendationRequest):
     @override
     def filters(self) -> Sequence[str]:
         return [text for text in (self.scenario_filter, self.filter) if text is not None]
+
+    @property
+    @override
+    def experiment(self) -> str:
+        return self.scenario_experiment
 
     @property
     @override

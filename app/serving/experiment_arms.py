@@ -14,7 +14,7 @@ from app.serving.served_generation import ServedGeneration, TenantContext
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArms:
-    """An experiment, or none, and the generations of its arms by name.
+    """An experiment, or none, and the generations of its arms by name; none where scenarios are compared.
 
     text  the experiment's JSON in the store
     """
@@ -32,6 +32,8 @@ class ExperimentArms:
         if text is None:
             return cls()
         experiment = Experiment.model_validate_json(text)
+        if experiment.over == "scenarios":
+            return cls(experiment, text)
         by_name = {one.named.name: one for one in served}
         for name in experiment.shares:
             if name not in by_name:
@@ -51,7 +53,7 @@ class ExperimentArms:
 
     def build_recommender(self, default: Recommender) -> Recommender | ExperimentRecommender:
         """Build the recommender that answers each user from their arm, and other requests by `default`."""
-        if self.experiment is None:
+        if not self.generations or self.experiment is None:
             return default
         arms = {name: one.build_recommender(self.name) for name, one in self.generations.items()}
         return ExperimentRecommender(self.experiment, arms, default)

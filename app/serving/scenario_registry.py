@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from app.errors import ErrorDetail, InvalidRequest, ScenarioNotFound
 from app.events.click_through import ClickThrough
+from app.recommendation.experiments import arm_of
 from app.recommendation.scenarios import unknown_scenario, with_settings
+from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIO_BYTES, MAX_SCENARIOS, ScenarioSettings, ScenarioVersion
 from storage.errors import StorageError, StorageUnavailable
@@ -50,8 +52,10 @@ class ScenarioRegistry:
                 self._revision = stored.revision
                 self._clicks.add_scenarios(self._newest)
 
-    def resolve(self, requests: Sequence[RecommendationRequest]) -> Sequence[RecommendationRequest]:
-        """Return the requests with the settings of the scenarios that they name.
+    def resolve(
+        self, requests: Sequence[RecommendationRequest], experiment: Experiment | None = None
+    ) -> Sequence[RecommendationRequest]:
+        """Return the requests with the settings of the scenarios that they name, or that the experiment chooses.
 
         raises  InvalidRequest      when there is no such scenario, or the request does not go with it
                 StorageUnavailable  when this process could not read any scenario yet
@@ -61,18 +65,28 @@ class ScenarioRegistry:
         if self._revision is None:
             raise StorageUnavailable("no scenario could be read yet")
         return [
-            self._resolve(request, f"requests.{place}." if len(requests) > 1 else "")
+            self._resolve(request, experiment, f"requests.{place}." if len(requests) > 1 else "")
             for place, request in enumerate(requests)
         ]
 
-    def _resolve(self, request: RecommendationRequest, path: str) -> RecommendationRequest:
+    def _resolve(
+        self, request: RecommendationRequest, experiment: Experiment | None, path: str
+    ) -> RecommendationRequest:
         if request.scenario is None:
             return request
-        version = self._newest.get(request.scenario)
-        if version is None or version.settings is None:
+        if experiment is not None and experiment.over == "scenarios" and request.scenario in experiment.shares:
+            arm = None if request.user_id is None else arm_of(experiment, request.user_id)
+            if arm is not None and (settings := self._settings(arm)) is not None:  # else it was removed meanwhile
+                return with_settings(request, settings, path, name=arm, experiment=experiment.name)
+        settings = self._settings(request.scenario)
+        if settings is None:
             known = {name: one for name, one in self._newest.items() if one.settings is not None}
             raise unknown_scenario(request.scenario, known, path)
-        return with_settings(request, version.settings, path)
+        return with_settings(request, settings, path, name=request.scenario)
+
+    def _settings(self, name: str) -> ScenarioSettings | None:
+        version = self._newest.get(name)
+        return None if version is None else version.settings
 
     # ---- versions, as the store has them
 

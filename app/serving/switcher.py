@@ -120,7 +120,7 @@ class GenerationSwitcher:
                 StorageError                when it could not be noted; the same
         """
         async with self._switching:
-            text = experiment.model_dump_json()
+            text = experiment.model_dump_json(exclude_unset=True)
             arms = await ExperimentArms.load(self._context, text, self.served())
             await self._context.store.generations.set_experiment(text)
             self._set_arms(arms)

@@ -19,7 +19,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["admin"], dependencies=[needs
 
 EXPERIMENT = json_request(
     Experiment.model_json_schema(),
-    {"a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}},
+    {
+        "a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}},
+        "half get the other settings": {"name": "prices", "over": "scenarios", "shares": {"home": 1, "home-2": 1}},
+    },
 )
 
 PROPERTIES = json_request(
@@ -61,16 +64,25 @@ async def activate_generation(
     return Activated(generation=served.model.generation, tag=served.model.tag, previous=previous)
 
 
-@router.put("/v1/admin/experiment", openapi_extra=EXPERIMENT, responses=errors(400, 404, 409, 413, 415))
+@router.put(
+    "/v1/admin/experiment",
+    response_model_exclude_unset=True,
+    openapi_extra=EXPERIMENT,
+    responses=errors(400, 404, 409, 413, 415),
+)
 async def put_experiment(body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
-    """Serve several models from the models folder at the same time, each to its share of the users."""
+    """Serve several models from the models folder, or scenarios, at the same time: each to its share of the users."""
     experiment = experiment_of(body)
-    await charge_operation(services, caller, LOADED_MODEL * len(experiment.shares))
+    if experiment.over == "models":
+        await charge_operation(services, caller, LOADED_MODEL * len(experiment.shares))
+    else:
+        for name in experiment.shares:
+            await service.scenarios.scenario(name)
     await service.switcher.start_experiment(experiment)
     return Experiments(experiment=experiment)
 
 
-@router.get("/v1/admin/experiment")
+@router.get("/v1/admin/experiment", response_model_exclude_unset=True)
 async def get_experiment(service: ServiceDep) -> Experiments:
     """The experiment that this process goes by."""
     return Experiments(experiment=service.switcher.experiment)

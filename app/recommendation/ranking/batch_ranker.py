@@ -68,7 +68,6 @@ class BatchRanker:
         self._trending = context.trending
         self._ids = ids
         self._experiment = experiment
-        self._experiment_hash = hash_of(experiment)
         self._builder = QueryBuilder(context)
         self._removals = RemovalCounter(context.catalogue)
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
@@ -159,10 +158,11 @@ class BatchRanker:
             if query.request.explain:
                 for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
                     item["explanation"] = explanation
+        experiment = self._experiment or query.request.experiment
         answer: Recommendations = {
             "recommendation_id": self._ids.make(
                 self._context.generation.tag,
-                self._experiment_hash,
+                hash_of(experiment),
                 list(map(ITEM_ID, items)),
                 scenario_hash_of(query.request.scenario or ""),
             ),
@@ -177,8 +177,8 @@ class BatchRanker:
             answer["seen_events_limit"] = query.history.newest
         if query.request.scenario is not None:
             answer["scenario"] = query.request.scenario
-        if self._experiment:
-            answer["experiment"] = self._experiment
+        if experiment:
+            answer["experiment"] = experiment
         if query.similar_to is not None:
             (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
         if len(items) < query.request.k or query.request.debug:

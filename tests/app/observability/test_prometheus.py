@@ -167,8 +167,8 @@ def drive(url: str, replica: str) -> None:
             client.get(f"/v1/users/{user}/recommendations?exclude_seen=all").raise_for_status()
         client.put(f"{replica}/v1/admin/scenarios/home", json={"k": 2}).raise_for_status()
         answer = client.get("/v1/users/nobody/recommendations?scenario=home").raise_for_status().json()
-        for wishes in ({"candidates": ["item-1"]}, {"candidates": []}):  # a short list, and an empty one
-            request = {"user_id": "nobody", "scenario": "home", **wishes}
+        for candidates in (["item-1"], []):  # a short list, and an empty one
+            request = {"user_id": "nobody", "scenario": "home", "candidates": candidates}
             client.post("/v1/recommendations", json=request).raise_for_status()
         clicked = {"event_id": "c", "user_id": "nobody", "item_id": answer["items"][0]["item_id"]}
         click = clicked | {"recommendation_id": answer["recommendation_id"]}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -14,27 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.main import main
-from app.events.recommendation_ids import PLACES
 from app.http.auth import keys
-from app.observability.metrics import MAX_SCENARIO_SERIES, Metrics
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIOS, ScenarioSettings
 from app.settings import Settings
-from storage.records import MAX_SCENARIO_VERSIONS, Tally
-from tests.app.catalogue.expressions.oracle import TEXTS, conditions, numbers
+from storage.records import MAX_SCENARIO_VERSIONS
+from tests.app.catalogue.expressions.oracle import conditions, numbers
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.service_process import Process
+from tests.app.serving.scenario_shop import URL, Shop, answer
 from tests.app.support import SECRET, assert_refused, bearer, item_ids
 from tests.storage.redis.servers import new_server
 from tests.waiting import wait_until
 
-TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
 DECLARED = {"max": {"type": "number"}, "brands": {"type": "set"}, "sizes": {"type": "numbers", "default": [2.5]}}
 PARAMS = {"max": 2.0, "brands": ["a", "ab"], "sizes": [2.5]}
 EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
-URL = "/v1/admin/scenarios"
 OF_A_REQUEST = {"scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "candidates"}
-TEA = [row for row in range(ITEMS) if "tea" in categories_of(row)]
 SEEN_RULES = ["none", "recent", "all"]
 
 some = st.lists(st.sampled_from(CATEGORIES), unique=True, max_size=2)
@@ -65,49 +61,6 @@ all_settings = st.fixed_dictionaries(
     },
 )
 wishes = st.fixed_dictionaries({}, optional=narrowing)
-
-
-class Shop(NamedTuple):
-    """Two services over one store."""
-
-    first: Client
-    other: Client
-
-    def put(self, name: str, **settings: Any) -> Any:
-        response = self.first.request("PUT", f"{URL}/{name}", json=settings)
-        assert response.status_code == 200, response.text
-        self.other.runner.run(self.other.service.scenarios.follow())
-        return response.json()
-
-
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    server = new_server("redis-server") if request.param == "redis" else None
-    data_dir = tmp_path_factory.mktemp("state")
-    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
-    first, other = Client(made), Client(made)
-    first.click("ada", "item-3", "item-4", "item-9")
-    assert first.request("PUT", "/v1/admin/properties", json={"items": TYPES}).status_code == 200
-    posted = [
-        {
-            "item_id": item_id(row),
-            "properties": {"price": row / 10, "margin": None if row % 5 else 1.0, "brand": TEXTS[row % len(TEXTS)]},
-        }
-        for row in range(ITEMS)
-    ]
-    assert first.post("/v1/items", json=posted).status_code == 200
-    other.runner.run(other.service.switcher.poll())
-    yield Shop(first, other)
-    first.close()
-    other.close()
-    if server:
-        server.stop()
-
-
-def answer(client: Client, **body: Any) -> Any:
-    response = client.post("/v1/recommendations", json={"user_id": "ada", "current_item": item_id(7), **body})
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def listed(answered: Any) -> list[tuple[str, Any]]:
@@ -329,44 +282,6 @@ def test_a_tenant_s_scenarios_are_that_tenant_s_alone_and_versions_name_the_key(
         assert client.get(f"{URL}/page", headers=shop).json()["settings"] == {"k": 3}
     finally:
         client.close()
-
-
-def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) -> None:
-    for name, settings_ in {"full": {}, "short": {"categories": ["tea"]}, "empty": {"filter": "false"}}.items():
-        assert client.request("PUT", f"{URL}/{name}", json=settings_).status_code == 200
-    client.runner.run(client.service.signals.sync())
-    for name, k in [("full", 3), ("full", 3), ("short", ITEMS), ("short", 1), ("empty", 3)]:
-        answered = answer(client, scenario=name, k=k)
-        for kind in ("click", "purchase")[: 2 if name == "full" else 1]:
-            item = answered["items"][-1]["item_id"] if answered["items"] else "item-1"
-            event = {"user_id": "bob", "item_id": item, "type": kind}
-            client.post("/v1/events", json=event | {"recommendation_id": answered["recommendation_id"]})
-    first = answer(client, scenario="full", k=ITEMS - 1, cursor="")
-    assert len(answer(client, scenario="full", k=3, cursor=first["cursor"])["items"]) == 1  # no list of its own
-    found = client.get("/v1/stats").json()["scenarios"]
-    assert [list(one.values()) for one in found] == [
-        ["empty", None, 1, 0, 1, {}],
-        ["full", None, 3, 0, 0, {"click": 2, "purchase": 2}],
-        ["short", None, 2, 1, 0, {"click": 1 + (len(TEA) < PLACES)}],
-    ]
-    text = client.get("/metrics").text
-    for line in (
-        'lisarec_scenario_lists_total{outcome="full",scenario="full",tenant="main"} 3.0',
-        'lisarec_scenario_lists_total{outcome="short",scenario="short",tenant="main"} 1.0',
-        'lisarec_scenario_lists_total{outcome="empty",scenario="empty",tenant="main"} 1.0',
-        'lisarec_scenario_events_total{scenario="full",tenant="main",type="purchase"} 2.0',
-    ):
-        assert line in text
-
-
-def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
-    metrics = Metrics()
-    tallies: dict[Tally, int] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
-    metrics.recommendations.count_places("main", tallies)
-    metrics.recommendations.count_places("main", tallies)
-    text = metrics.exposition().decode()
-    assert text.count("lisarec_scenario_lists_total{") == MAX_SCENARIO_SERIES + 1
-    assert f'scenario="other",tenant="main"}} {4 * MAX_SCENARIO_SERIES}.0' in text
 
 
 @pytest.fixture(params=["sqlite", "redis"])

@@ -1,0 +1,60 @@
+"""Two services over one store whose items have properties, for scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from app.settings import Settings
+from tests.app.catalogue.expressions.oracle import TEXTS
+from tests.app.conftest import ITEMS, Client, item_id
+from tests.storage.redis.servers import new_server
+
+TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
+URL = "/v1/admin/scenarios"
+
+
+class Shop(NamedTuple):
+    """Two services over one store."""
+
+    first: Client
+    other: Client
+
+    def put(self, name: str, **settings: Any) -> Any:
+        response = self.first.request("PUT", f"{URL}/{name}", json=settings)
+        assert response.status_code == 200, response.text
+        self.other.runner.run(self.other.service.scenarios.follow())
+        return response.json()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    server = new_server("redis-server") if request.param == "redis" else None
+    data_dir = tmp_path_factory.mktemp("state")
+    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
+    first, other = Client(made), Client(made)
+    first.click("ada", "item-3", "item-4", "item-9")
+    assert first.request("PUT", "/v1/admin/properties", json={"items": TYPES}).status_code == 200
+    posted = [
+        {
+            "item_id": item_id(row),
+            "properties": {"price": row / 10, "margin": None if row % 5 else 1.0, "brand": TEXTS[row % len(TEXTS)]},
+        }
+        for row in range(ITEMS)
+    ]
+    assert first.post("/v1/items", json=posted).status_code == 200
+    other.runner.run(other.service.switcher.poll())
+    yield Shop(first, other)
+    first.close()
+    other.close()
+    if server:
+        server.stop()
+
+
+def answer(client: Client, **body: Any) -> Any:
+    response = client.post("/v1/recommendations", json={"user_id": "ada", "current_item": item_id(7), **body})
+    assert response.status_code == 200, response.text
+    return response.json()

@@ -1,0 +1,93 @@
+"""Lists of scenarios are counted apart, and experiments compare them."""
+
+from __future__ import annotations
+
+from app.events.recommendation_ids import PLACES
+from app.observability.metrics import MAX_SCENARIO_SERIES, Metrics
+from app.recommendation.experiments import arm_of
+from app.schemas.operations import Experiment
+from storage.records import Tally
+from tests.app.conftest import ITEMS, Client, categories_of
+from tests.app.serving.scenario_shop import URL, Shop, answer
+from tests.app.support import assert_refused
+
+TEA = [row for row in range(ITEMS) if "tea" in categories_of(row)]
+
+
+def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) -> None:
+    for name, settings_ in {"full": {}, "short": {"categories": ["tea"]}, "empty": {"filter": "false"}}.items():
+        assert client.request("PUT", f"{URL}/{name}", json=settings_).status_code == 200
+    client.runner.run(client.service.signals.sync())
+    for name, k in [("full", 3), ("full", 3), ("short", ITEMS), ("short", 1), ("empty", 3)]:
+        answered = answer(client, scenario=name, k=k)
+        for kind in ("click", "purchase")[: 2 if name == "full" else 1]:
+            item = answered["items"][-1]["item_id"] if answered["items"] else "item-1"
+            event = {"user_id": "bob", "item_id": item, "type": kind}
+            client.post("/v1/events", json=event | {"recommendation_id": answered["recommendation_id"]})
+    first = answer(client, scenario="full", k=ITEMS - 1, cursor="")
+    assert len(answer(client, scenario="full", k=3, cursor=first["cursor"])["items"]) == 1  # no list of its own
+    found = client.get("/v1/stats").json()["scenarios"]
+    assert [list(one.values()) for one in found] == [
+        ["empty", None, 1, 0, 1, {}],
+        ["full", None, 3, 0, 0, {"click": 2, "purchase": 2}],
+        ["short", None, 2, 1, 0, {"click": 1 + (len(TEA) < PLACES)}],
+    ]
+    text = client.get("/metrics").text
+    for line in (
+        'lisarec_scenario_lists_total{outcome="full",scenario="full",tenant="main"} 3.0',
+        'lisarec_scenario_lists_total{outcome="short",scenario="short",tenant="main"} 1.0',
+        'lisarec_scenario_lists_total{outcome="empty",scenario="empty",tenant="main"} 1.0',
+        'lisarec_scenario_events_total{scenario="full",tenant="main",type="purchase"} 2.0',
+    ):
+        assert line in text
+
+
+def test_an_experiment_splits_users_between_scenarios(shop: Shop) -> None:
+    shop.put("home", k=1)
+    shop.put("home-2", k=2)
+    shop.put("other", k=3)
+    compared = {"name": "sizes", "over": "scenarios", "shares": {"home": 1, "home-2": 1}}
+    unknown = {**compared, "shares": {"home": 1, "hom": 1}}
+    assert_refused(shop.first.request("PUT", "/v1/admin/experiment", json=unknown), 404)
+    put = shop.first.request("PUT", "/v1/admin/experiment", json=compared)
+    assert (put.status_code, put.json()) == (200, {"experiment": compared})
+    for client in (shop.first, shop.other):
+        client.runner.run(client.service.signals.sync())
+    shop.other.runner.run(shop.other.service.switcher.poll())
+    users = [f"u{n}" for n in range(30)]
+    arms = {user: arm_of(Experiment.model_validate(compared), user) for user in users}
+    assert {*arms.values()} == {"home", "home-2"}
+    for client in (shop.first, shop.other):
+        for named in ("home", "home-2"):
+            requests = [{"user_id": user, "scenario": named} for user in users]
+            results = client.post("/v1/recommendations", json={"requests": requests}).json()["results"]
+            assert [one["scenario"] for one in results] == [*arms.values()]
+            assert [len(one["items"]) for one in results] == [1 if arm == "home" else 2 for arm in arms.values()]
+            assert {one["experiment"] for one in results} == {"sizes"}
+        for request in ({"user_id": "u1", "scenario": "other"}, {"history": [], "scenario": "home"}, {"user_id": "u1"}):
+            found = client.post("/v1/recommendations", json=request).json()
+            assert "experiment" not in found
+            assert found.get("scenario") == request.get("scenario")
+    user = next(user for user in users if arms[user] == "home-2")
+    chosen = answer(shop.first, user_id=user, scenario="home")
+    event = {"user_id": user, "item_id": chosen["items"][1]["item_id"]}
+    shop.first.post("/v1/events", json=event | {"recommendation_id": chosen["recommendation_id"]})
+    shop.other.runner.run(shop.other.service.signals.flush())
+    found = shop.first.get("/v1/stats").json()["scenarios"]
+    (of_arm,) = [one for one in found if (one["scenario"], one["experiment"]) == ("home-2", "sizes")]
+    assert of_arm["events"] == {"click": 1}
+    assert of_arm["lists"] == 4 * [*arms.values()].count("home-2") + 1
+    shop.first.request("DELETE", f"{URL}/home-2")
+    assert answer(shop.first, user_id=user, scenario="home")["scenario"] == "home"
+    shop.first.request("DELETE", "/v1/admin/experiment")
+    assert "experiment" not in answer(shop.first, user_id=user, scenario="home")
+
+
+def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
+    metrics = Metrics()
+    tallies: dict[Tally, int] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
+    metrics.recommendations.count_places("main", tallies)
+    metrics.recommendations.count_places("main", tallies)
+    text = metrics.exposition().decode()
+    assert text.count("lisarec_scenario_lists_total{") == MAX_SCENARIO_SERIES + 1
+    assert f'scenario="other",tenant="main"}} {4 * MAX_SCENARIO_SERIES}.0' in text
