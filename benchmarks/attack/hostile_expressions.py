@@ -93,13 +93,13 @@ def request(rng: random.Random) -> dict[str, Any]:
     return {"user_id": "ada", wish: text, "params": params, "current_item": synthetic_catalogue.item_id(1)}
 
 
-async def attack(model: Path, data_dir: Path, number: int) -> tuple[list[Answer], int]:
+async def attack(model: Path, data_dir: Path, number: int, seed: int) -> tuple[list[Answer], int]:
     """Return the answers to so many requests, and by how much the second half of them lets memory grow."""
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
-    rng, found = random.Random(0), list[Answer]()
+    rng, found = random.Random(seed), list[Answer]()
     async with app.router.lifespan_context(app) as state:
         assert state is not None
-        _set_properties(state["services"].by_tenant["main"].catalogue.properties, rng)
+        _set_properties(state["services"].by_tenant["main"].catalogue.properties, random.Random(0))
 
         async def answer(body: bytes) -> Answer:
             statuses: list[int] = []
@@ -127,7 +127,7 @@ async def attack(model: Path, data_dir: Path, number: int) -> tuple[list[Answer]
             wanted = request(rng)
             found.append(await answer(json.dumps(wanted).encode()))
             if found[-1].status >= 500 or found[-1].cpu_s > MAX_CPU_S:
-                console.print(found[-1], str(wanted)[:300], markup=False)
+                console.print(n, found[-1], str(wanted)[:300], markup=False)
         return found, resident_bytes() - halfway
 
 
@@ -149,12 +149,13 @@ def main(
     model: Annotated[Path, typer.Option(help="Trained model directory.")],
     items: Annotated[int, typer.Option(help="Items of the catalogue: the model's, and copies of them.")] = 100_000,
     number: Annotated[int, typer.Option("--count", help="Requests.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the requests: the same ones again.")] = 0,
 ) -> None:
     """Print how the requests were answered."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
         synthetic_catalogue.write_enlarged(large, model, items, "trained")
-        found, grown = asyncio.run(attack(large, Path(directory) / "state", number))
+        found, grown = asyncio.run(attack(large, Path(directory) / "state", number, seed))
     statuses, longest = Counter(one.status for one in found), max(one.cpu_s for one in found)
     took = sorted(one.cpu_s for one in found)
     console.print(f"{number:,} requests for one of {items:,} items: {dict(statuses)}")

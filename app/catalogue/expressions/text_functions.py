@@ -16,6 +16,7 @@ from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.environment import InvalidExpression
 
 MAX_TEXTS = 100_000  # different ones that a function looks through, a few milliseconds of work
+FEW_TEXTS = 1_000  # among which Python finds them in the time that Polars takes to start
 MAX_PATTERN = 300  # characters, times repetitions: each of them may take a tenth of a millisecond to compile
 IN_BRACES, NUMBER = re.compile(r"\{[^}]*"), re.compile(r"[0-9]+")
 MICROSECONDS: Mapping[str, float] = {"h": 3.6e9, "m": 6e7, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
@@ -27,6 +28,11 @@ FUNCTIONS: Mapping[str, Callable[[pl.Series, str], pl.Series]] = {
     "endsWith": lambda texts, wanted: texts.str.ends_with(wanted),
     "contains": lambda texts, wanted: texts.str.contains(wanted, literal=True),
     "matches": lambda texts, wanted: texts.str.contains(wanted),
+}
+OF_ONE_TEXT: Mapping[str, Callable[[str, str], bool]] = {
+    "startsWith": str.startswith,
+    "endsWith": str.endswith,
+    "contains": str.__contains__,
 }
 
 
@@ -42,7 +48,7 @@ def matches(position: int, function: str, text: str, wanted: str) -> bool:
 
 def compared(position: int, compare: Callable[[Any, Any], Any], column: TextColumn, text: str) -> NDArray[np.bool_]:
     """Return for each different text of the column how it compares, by code points, and False for no text."""
-    return _with_no_text(compare(_searchable(position, column), text))
+    return _with_no_text(compare(_searchable(position, column), text).to_numpy())
 
 
 def microseconds(position: int, function: str, text: str) -> int:
@@ -61,14 +67,17 @@ def microseconds(position: int, function: str, text: str) -> int:
     return round(-size if text.startswith("-") else size)
 
 
-def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> pl.Series:
+def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> NDArray[np.bool_]:
     if function == "matches":
         repeats = prod(max(map(int, NUMBER.findall(part)), default=1) or 1 for part in IN_BRACES.findall(wanted))
         if len(wanted) * repeats > MAX_PATTERN:
             reason = f"a regular expression has at most {MAX_PATTERN} characters, times what it says in {{}}"
             raise InvalidExpression(position, reason)
+    elif len(texts) <= FEW_TEXTS:
+        is_true = OF_ONE_TEXT[function]
+        return np.array([is_true(text, wanted) for text in texts.to_list()], np.bool_)
     try:
-        return FUNCTIONS[function](texts, wanted)
+        return FUNCTIONS[function](texts, wanted).to_numpy()
     except pl.exceptions.ComputeError as exc:
         raise InvalidExpression(position, f"this is no regular expression of RE2: {exc}") from None
 
@@ -80,5 +89,5 @@ def _searchable(position: int, column: TextColumn) -> pl.Series:
     return column.texts.series
 
 
-def _with_no_text(found: pl.Series) -> NDArray[np.bool_]:
-    return np.append(found.to_numpy(), [False])
+def _with_no_text(found: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return np.append(found, [False])

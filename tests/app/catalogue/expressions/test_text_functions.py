@@ -1,0 +1,28 @@
+"""What expressions find in few texts, they find in many."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.catalogue.expressions import text_functions
+from app.catalogue.expressions.columns import TextColumn
+
+texts = st.text(st.sampled_from("abÜß.*\U0001f375\x00"), max_size=6)
+
+
+@pytest.mark.parametrize("function", text_functions.OF_ONE_TEXT)
+@given(st.lists(texts, max_size=20, unique=True), texts)
+def test_few_texts_are_searched_as_many_are(function: str, of_items: list[str], wanted: str) -> None:
+    column = TextColumn.of(of_items)
+    few = text_functions.matched(0, function, column, wanted)
+    with patch.object(text_functions, "FEW_TEXTS", -1):
+        many = text_functions.matched(0, function, column, wanted)
+    assert few.tolist() == many.tolist()
+    by_definition = {"startsWith": str.startswith, "endsWith": str.endswith, "contains": str.__contains__}[function]
+    assert few.tolist() == [by_definition(text, wanted) for text in of_items] + [False]
+    assert few.dtype == np.bool_
