@@ -13,7 +13,7 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
-.PHONY: demo test test-containers test-quick lint bench bench-containers bench-faults bench-redis bench-shop clean
+.PHONY: demo test test-containers test-quick lint bench bench-containers bench-faults bench-machines bench-redis bench-shop clean
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
@@ -69,6 +69,10 @@ bench-faults: models/ml-1m/manifest.json
 		! $$faults cuts $$options --events 20000 --faults 200 --without-guard && \
 		! $$faults power $$options --cuts 5 --everysec || exit 1; \
 	done
+
+# needs root or user namespaces, keepalived, haproxy and redis-server; half an hour
+bench-machines: models/ml-1m/manifest.json
+	$(RUN) benchmarks.machines.run --model models/ml-1m
 
 bench-shop: models/online-retail/manifest.json
 	$(RUN) app evaluate --model models/online-retail --data $(LISAREC_DATA)/online-retail

@@ -47,6 +47,7 @@ LONGEST = (
     "tests/benchmarks/test_resilience.py",
     "tests/benchmarks/test_attack.py",
     "tests/benchmarks/test_benchmarks.py",
+    "tests/benchmarks/test_machines.py",
     "tests/app/jobs/kafka/test_consume.py",
     "tests/benchmarks/test_kafka.py",
     "tests/app/jobs/test_archive.py",

@@ -47,6 +47,7 @@ from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 
 ROOT = Path(__file__).parents[2]
+CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 
 Weakness = Literal["none", "without-guard", "without-trust", "unsynced"]
 
@@ -74,16 +75,18 @@ class ForkServer:
         machine: FaultyMachine | None = None,
         environment: Mapping[str, str] | None = None,
         status: Path | None = None,
+        network: str | None = None,
     ) -> int:
         """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process.
 
-        status  a file that gets the exit status, where the process ends by itself
+        status   a file that gets the exit status, where the process ends by itself
+        network  the file of a network namespace to run in
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         root = str(machine.root) if machine else None
         request = SpawnRequest(
-            list(arguments), str(log), weakness, root, dict(environment or {}), str(status) if status else None
+            list(arguments), str(log), weakness, root, dict(environment or {}), str(status) if status else None, network
         )
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
@@ -103,6 +106,7 @@ class SpawnRequest(NamedTuple):
     machine_root: str | None
     environment: dict[str, str]
     status: str | None
+    network: str | None
 
 
 @cache
@@ -173,6 +177,8 @@ def run_service_as_child(request: SpawnRequest) -> None:
     os.environ.update(request.environment)
     status = 1
     try:
+        if request.network is not None:
+            enter_network(request.network)
         if request.machine_root is not None:
             ctypes.CDLL(None).machine_begin(request.machine_root.encode())
         weaken(request.weakness)
@@ -191,6 +197,14 @@ def run_service_as_child(request: SpawnRequest) -> None:
         if request.status is not None:
             Path(request.status).write_text(str(status))
         os._exit(status)
+
+
+def enter_network(namespace: str) -> None:
+    """Let this process, which has one thread, be in the network of the file."""
+    opened, libc = os.open(namespace, os.O_RDONLY), ctypes.CDLL(None, use_errno=True)
+    if libc.setns(opened, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"no network at {namespace}")
+    os.close(opened)
 
 
 async def start_and_stop_service(model: Path) -> None:

@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -50,13 +52,13 @@ class Admin(Protocol):
 
 
 class ClusterAdmin:
-    """Makes a cluster of the nodes on this machine as the operator, and asks how it is."""
+    """Makes a cluster of nodes, each with a port of its own, as the operator, and asks how it is."""
 
     def __init__(self, users: Admin) -> None:
         self._users = users
 
     def form(self, primaries: Sequence[int], replicas: Sequence[int] = ()) -> None:
-        """Make a cluster of the servers on these ports: slots are shared evenly, the nth replica is the nth primary's.
+        """Make a cluster of the servers on these ports: slots are shared evenly, and replicas are dealt out in turn.
 
         raises TimeoutError
         """
@@ -67,9 +69,9 @@ class ClusterAdmin:
                 command(node, "CLUSTER", "ADDSLOTS", *slots_of(number, len(primaries)))
         with self.client(ports[0]) as first:
             for port in ports[1:]:
-                command(first, "CLUSTER", "MEET", HOST, port)
+                command(first, "CLUSTER", "MEET", urlsplit(self._users.admin_url(port)).hostname, port)
         wait_until(lambda: all(len(self.nodes(port)) == len(ports) for port in ports))
-        for primary, replica in zip(primaries, replicas, strict=False):
+        for primary, replica in zip(cycle(primaries), replicas, strict=False):
             self._replicate(primary, replica)
         wait_until(lambda: all(self.info(port)["cluster_state"] == "ok" for port in ports))
         wait_until(lambda: all(self.is_in_sync(port) for port in replicas))

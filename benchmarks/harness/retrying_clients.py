@@ -94,8 +94,9 @@ class RetryingClients:
 class HttpConnection:
     """An HTTP connection, opened when it is needed and again after every failure."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, answer_within_s: float = ANSWER_WITHIN_S) -> None:
         self._address = address
+        self._answer_within_s = answer_within_s
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -105,7 +106,7 @@ class HttpConnection:
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
         head += "Content-Type: application/json\r\n\r\n" if content else "\r\n"
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
+            async with asyncio.timeout(self._answer_within_s):
                 return await self._exchange(head.encode() + content)
         except BaseException:
             self.close()

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.harness.compose import RedisUsers
 from benchmarks.harness.faults.tcp_proxy import Address
+from benchmarks.harness.redis_cluster import Admin
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.topology import answers_ping
 
@@ -141,6 +141,6 @@ async def is_ready(address: Address) -> bool:
         connection.close()
 
 
-async def is_loaded(users: RedisUsers, port: int) -> bool:
+async def is_loaded(users: Admin, port: int) -> bool:
     """Return whether the server has read its log back and answers."""
     return await asyncio.to_thread(answers_ping, users, port)

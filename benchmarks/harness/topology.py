@@ -35,7 +35,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rich.console import Console
 
-from benchmarks.harness.compose import ROOT, RedisUsers, make_users, redis_command
+from benchmarks.harness.compose import ROOT, make_users, redis_command
+from benchmarks.harness.redis_cluster import Admin
 from benchmarks.harness.service_process import free_port
 
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
@@ -57,11 +58,11 @@ class NameServer:
     TYPE_A = b"\x00\x01"
     NO_SUCH_NAME = 3
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.addresses: set[IPv4Address] = set()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._socket.bind((host, 0))
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
@@ -263,7 +264,7 @@ def redis_server(directory: Path, *options: str, server: str | None = None) -> I
         _end(process)
 
 
-def answers_ping(users: RedisUsers, port: int) -> bool:
+def answers_ping(users: Admin, port: int) -> bool:
     """Say whether the server answers, as the compose file's health check asks it; while it loads it does not."""
     try:
         with Redis.from_url(users.admin_url(port), socket_timeout=3, retry=Retry(NoBackoff(), 0)) as client:

@@ -2,7 +2,7 @@
 
 A put is atomic together with its condition, and one whose body does not arrive whole leaves nothing.
 
-    python -m benchmarks.storage.s3_server PORT
+    python -m benchmarks.storage.s3_server PORT [ADDRESS]
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AtomicPuts:
             return list(self._app({**environ, "wsgi.input": BytesIO(body)}, start_response))
 
 
-def serve(port: int) -> None:
+def serve(port: int, address: str = "127.0.0.1") -> None:
     """Serve until killed."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
@@ -61,7 +61,7 @@ def serve(port: int) -> None:
             """Say nothing of requests."""
 
     app = AtomicPuts(DomainDispatcherApplication(create_backend_app))
-    make_server("127.0.0.1", port, app, threaded=True, request_handler=Handler).serve_forever()
+    make_server(address, port, app, threaded=True, request_handler=Handler).serve_forever()
 
 
 class S3Server:
@@ -124,4 +124,4 @@ def environment_for(address: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), *sys.argv[2:])

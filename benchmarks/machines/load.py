@@ -1,0 +1,110 @@
+"""Clients outside of the hosts, a few for each third of the users, and how long they were not answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count, islice, pairwise
+
+from redis.crc import key_slot
+
+from benchmarks.harness.faults.tcp_proxy import Address
+from benchmarks.harness.ledger import TENANT, Ledger
+from benchmarks.harness.redis_cluster import slots_of
+from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
+from storage.redis.layout.keys import Keyspace
+from storage.redis.store import PARTITIONS
+
+USERS = 40  # of each third
+SENDERS = 2  # of each third
+PAUSE_S = 0.1  # between two requests of a client
+ANSWER_WITHIN_S = 2.0  # then a client takes a new connection
+BATCH_SIZES = (1, 1, 5)
+
+EVENTS, LISTS = "events", "recommendations"
+
+
+class Load:
+    """Clients that post events until they are acknowledged, and clients that ask for recommendations.
+
+    answers  how many requests got which answer
+    """
+
+    def __init__(self, address: Address, item_ids: Sequence[str], thirds: int, seed: int) -> None:
+        self.ledger = Ledger(item_ids, seed)
+        self.answers: Counter[str] = Counter()
+        self.is_over = False
+        self._address = address
+        self._users = [list(islice(users_of(third, thirds), USERS)) for third in range(thirds)]
+        self._answered_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        self._seed = seed
+
+    async def run(self) -> None:
+        """Send until it is over and every event is acknowledged."""
+        async with asyncio.TaskGroup() as clients:
+            for third in range(len(self._users)):
+                for number in range(SENDERS):
+                    clients.create_task(self._post(third, random.Random(f"{self._seed} {third} {number}")))
+                clients.create_task(self._ask(third, random.Random(f"{self._seed} {third}")))
+
+    def longest_wait_s(self, kind: str, begin_s: float) -> float:
+        """Return how long nobody of some third was answered, at the longest, since that monotonic time."""
+        now_s = time.monotonic()
+        waits = [0.0]
+        for third in range(len(self._users)):
+            times = [begin_s, *(at_s for at_s in self._answered_s[kind, third] if at_s > begin_s), now_s]
+            waits += [later - earlier for earlier, later in pairwise(times)]
+        return max(waits)
+
+    def is_answered_since(self, begin_s: float) -> bool:
+        """Return whether every third of the users was, to both kinds of requests."""
+        return all(
+            (times := self._answered_s[kind, third]) and times[-1] > begin_s
+            for kind in (EVENTS, LISTS)
+            for third in range(len(self._users))
+        )
+
+    async def _post(self, third: int, rng: random.Random) -> None:
+        connection = HttpConnection(self._address, ANSWER_WITHIN_S)
+        while not self.is_over:
+            users = (rng.choice(self._users[third]) for _ in range(rng.choice(BATCH_SIZES)))
+            numbers = [self.ledger.new(user_id, time.time()) for user_id in users]
+            bodies = [self.ledger.body(number) for number in numbers]
+            while not await self._is_answered(EVENTS, third, connection, ("POST", "/v1/events", bodies)):
+                await asyncio.sleep(PAUSE_S)
+            self.ledger.acknowledge(numbers)
+            await asyncio.sleep(PAUSE_S)
+        connection.close()
+
+    async def _ask(self, third: int, rng: random.Random) -> None:
+        connection = HttpConnection(self._address, ANSWER_WITHIN_S)
+        while not self.is_over:
+            path = f"/v1/users/{rng.choice(self._users[third])}/recommendations"
+            await self._is_answered(LISTS, third, connection, ("GET", path, None))
+            await asyncio.sleep(PAUSE_S)
+        connection.close()
+
+    async def _is_answered(
+        self, kind: str, third: int, connection: HttpConnection, request: tuple[str, str, object]
+    ) -> bool:
+        try:
+            status, answer = await connection.request(*request)
+        except TRANSPORT_ERRORS:
+            self.answers[f"{kind} {NO_ANSWER}"] += 1
+            return False
+        if status != 200:
+            self.answers[f"{kind} {status} {answer['error']['code']}"] += 1
+            return False
+        self.answers[f"{kind} 200" if kind == EVENTS else f"{kind} from {answer['source']}"] += 1
+        self._answered_s[kind, third].append(time.monotonic())
+        return True
+
+
+def users_of(third: int, thirds: int) -> Iterator[str]:
+    """Yield users whose logs are in the slots of the nth primary."""
+    keys, slots = Keyspace("lisarec", PARTITIONS), slots_of(third, thirds)
+    users = (f"user-{number}" for number in count())
+    return (user_id for user_id in users if key_slot(keys.user(TENANT, user_id).head.encode()) in slots)

@@ -1,0 +1,346 @@
+"""What runs on three hosts, and how one of them dies and comes back.
+
+    every host   a primary of a Redis cluster and a replica of each of the other two, by docker-compose.yml's command;
+                 a replica of the service; HAProxy, by docker/haproxy.cfg; keepalived
+    the last     the archiver, too
+    outside      object storage, the name server, the clients, who know one address
+
+The address floats by VRRP, as it does in front of most HAProxy pairs: clients need to know nothing, and it moves in
+seconds. Several addresses in DNS would leave that to each client's library, of which many try the first one alone. A
+host gives the address up where its HAProxy does not answer, or where it reaches no HAProxy of another host: clients may
+still reach it then, but it reaches too few nodes of Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import httpx
+from redis import RedisError
+
+from app.serving.served_generation import generation_of
+from benchmarks.harness.compose import ROOT, RedisUsers, make_users, node_command
+from benchmarks.harness.fork_server import fork_server
+from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
+from benchmarks.harness.redis_cluster import ClusterAdmin, command
+from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
+from benchmarks.harness.topology import HAPROXY_CONFIG, NameServer, balancer_environment, program
+from benchmarks.machines.network import DISK, FLOATING, Host, Network
+from model.artifact.model_directory import Artifact
+from storage.folders.place import ObjectUrl, open_folder
+from storage.redis.store import RedisStore
+
+HOSTS = 3
+COPIES = 3  # of everything in Redis, each on another host
+FIRST_PORT = 7_000
+APP_PORT, BALANCER_PORT, STORAGE_PORT = 8_000, 8_080, 9_000
+SETTLED_WITHIN_S = 120.0
+ARCHIVE = "s3://lisarec/archive"
+
+KEEPALIVED = """
+global_defs {{
+    script_user root
+    enable_script_security
+}}
+vrrp_script balancer {{
+    script "{check}"
+    interval 1
+    timeout 2
+    fall 2
+}}
+vrrp_instance service {{
+    state BACKUP
+    nopreempt
+    interface eth0
+    virtual_router_id 51
+    priority {priority}
+    advert_int 1
+    garp_master_delay 2
+    virtual_ipaddress {{
+        {floating}/24
+    }}
+    track_script {{
+        balancer
+    }}
+}}
+"""
+
+CHECK = """#!/bin/bash
+reaches() {{ timeout 0.8 bash -c "</dev/tcp/$1/{port}"; }} 2>/dev/null
+reaches 127.0.0.1 && {{ {others}; }}
+"""
+
+
+@dataclass(frozen=True)
+class SiteAdmin:
+    """The operator, who knows on which host the node of a port is."""
+
+    users: RedisUsers
+    hosts: list[Host]
+
+    def host_of(self, port: int) -> Host:
+        """Return the host of a node: the nth copy is n hosts further."""
+        copy, third = divmod(port - FIRST_PORT, HOSTS)
+        return self.hosts[(third + copy) % HOSTS]
+
+    def admin_url(self, port: int) -> str:
+        """Return the URL by which an operator logs in."""
+        return self.users.admin_url(port, self.host_of(port).address)
+
+
+@dataclass
+class Machine:
+    """A host and what runs on it, in the order in which it is started.
+
+    nodes  of Redis, by port
+    """
+
+    host: Host
+    nodes: dict[int, SupervisedProcess] = field(default_factory=dict)
+    others: list[SupervisedProcess] = field(default_factory=list)
+
+    @property
+    def processes(self) -> list[SupervisedProcess]:
+        """Return all that runs."""
+        return [*self.nodes.values(), *self.others]
+
+
+class Site:
+    """The running hosts; clients post to the floating address."""
+
+    def __init__(self, network: Network, model: Path, node_timeout_ms: int) -> None:
+        self.network = network
+        self.machines = [Machine(host) for host in network.hosts]
+        self.address = (FLOATING, BALANCER_PORT)
+        self._users = make_users(DISK)
+        self._known = SiteAdmin(self._users, network.hosts)
+        self.admin = ClusterAdmin(self._known)
+        self._ports = range(FIRST_PORT, FIRST_PORT + HOSTS * COPIES)
+        nodes = ",".join(f"{self._known.host_of(port).address}:{port}" for port in self._ports)
+        self._redis_url = f"redis://lisarec:{self._users.password}@{nodes}"
+        self._names = NameServer(network.outside.address)
+        self._names.addresses |= {IPv4Address(host.address) for host in network.hosts}
+        self._storage = _start_storage(network.outside.address)
+        store = ["--redis-url", self._redis_url, "--archive-dir", ARCHIVE]
+        for port in self._ports:
+            machine = self.machines[self._known.host_of(port).number]
+            machine.nodes[port] = self._node(machine.host, port, node_timeout_ms)
+        for machine in self.machines:
+            where = ["--host", machine.host.address, "--port", str(APP_PORT), "--insecure"]
+            app = self._command(machine.host, "app", ["serve", "--model", str(model), *where, *store], APP_PORT)
+            machine.others = [app, self._balancer(machine.host), self._keepalived(machine.host)]
+        last = self.machines[-1]
+        last.others.append(self._command(last.host, "archive", ["archive", *store, "--every", "2", "--keep-tail", "5"]))
+
+    async def start(self) -> None:
+        """Start everything; it is ready then."""
+        await asyncio.gather(*(node.start() for machine in self.machines for node in machine.nodes.values()))
+        await asyncio.to_thread(self.admin.form, self._ports[:HOSTS], self._ports[HOSTS:])
+        await asyncio.gather(*(self._start_others(machine) for machine in self.machines))
+        async with asyncio.timeout(SETTLED_WITHIN_S):
+            while not await is_ready(self.address):
+                await asyncio.sleep(0.1)
+
+    async def kill(self, machine: Machine) -> None:
+        """Unplug the host, then kill all that runs on it: no peer hears of its end."""
+        self.network.unplug(machine.host)
+        await asyncio.gather(*(process.end() for process in machine.processes))
+
+    def keep_disk(self, machine: Machine) -> None:
+        """Copy the disk of a host that is down."""
+        shutil.rmtree(_kept(machine), ignore_errors=True)
+        shutil.copytree(_disk(machine.host), _kept(machine))
+
+    def put_disk(self, machine: Machine) -> None:
+        """Put the copy in the place of the disk of a host that is down."""
+        shutil.rmtree(_disk(machine.host))
+        shutil.copytree(_kept(machine), _disk(machine.host))
+
+    async def bring_back(self, machine: Machine) -> None:
+        """Start the host; returns when it has all that it lacked."""
+        machine.host.clear()
+        self.network.heal()
+        await asyncio.gather(*(node.start() for node in machine.nodes.values()))
+        await self._start_others(machine)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until every primary has its replicas, and let each host have one primary again.
+
+        Who replaces a primary needs the votes of most of them: two on one host, and its death stops the cluster.
+        """
+        await self._until(self._is_whole)
+        for home in self._ports[:HOSTS]:
+            if not await asyncio.to_thread(self.admin.is_primary, home):
+                await asyncio.to_thread(self._take_over, home)
+                await self._until(lambda home=home: self.admin.is_primary(home))  # type: ignore[misc]
+        await self._until(self._is_as_placed)
+
+    async def judge(self, trained: Artifact, ledger: Ledger) -> StoreVerdict:
+        """Hold store and archive against what clients were told."""
+        archive = open_folder(ObjectUrl(ARCHIVE), DISK / "cache")
+        store = await RedisStore.open(self._redis_url, [generation_of(trained)], archive_dir=archive)
+        try:
+            return await judge(store, generation_of(trained), ledger)
+        finally:
+            await store.close()
+
+    async def accept_loss(self) -> None:
+        """Do as an operator would where services say that acknowledged events are gone."""
+        store = await RedisStore.open(self._redis_url, [], archive_dir=open_folder(ObjectUrl(ARCHIVE), DISK / "cache"))
+        try:
+            await store.repair(accept_loss=True)
+        finally:
+            await store.close()
+
+    def refusals(self) -> int:
+        """Return how often services have logged that a store lacks what was acknowledged."""
+        return sum(log.read_text().count("(wrong_store)") for log in DISK.glob("app-*.log"))
+
+    def copy_logs(self, directory: Path) -> None:
+        """Keep the logs of everything there."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for log in DISK.glob("*.log"):
+            shutil.copy(log, directory)
+
+    async def close(self) -> None:
+        """End everything."""
+        processes = [process for machine in self.machines for process in reversed(machine.processes)]
+        await asyncio.gather(*(process.close() for process in processes))
+        self._names.close()
+        self._storage.kill()
+        self._storage.wait()
+
+    async def _start_others(self, machine: Machine) -> None:
+        for process in machine.others:
+            await process.start()
+
+    def _take_over(self, port: int) -> None:
+        with self.admin.client(port) as node:
+            command(node, "CLUSTER", "FAILOVER")
+
+    def _is_whole(self) -> bool:
+        replicas = [port for port in self._ports if not self.admin.is_primary(port)]
+        return len(replicas) == HOSTS * (COPIES - 1) and all(map(self.admin.is_in_sync, replicas))
+
+    def _is_as_placed(self) -> bool:
+        """Say whether every replica has its own primary's data: each copy is on another host."""
+        return self._is_whole() and all(
+            self._primary_of(port) == FIRST_PORT + (port - FIRST_PORT) % HOSTS for port in self._ports[HOSTS:]
+        )
+
+    def _primary_of(self, replica: int) -> int:
+        with self.admin.client(replica) as node:
+            return int(node.info("replication").get("master_port", 0))
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SETTLED_WITHIN_S):
+            while not await asyncio.to_thread(_holds, is_so):
+                await asyncio.sleep(0.2)
+
+    def _node(self, host: Host, port: int, timeout_ms: int) -> SupervisedProcess:
+        data = _disk(host) / str(port)
+        data.mkdir(parents=True)
+        options = ("--bind", host.address, "--cluster-node-timeout", str(timeout_ms))
+        start = host.command(*node_command(program("redis-server"), data, self._users, port, *options))
+        log = DISK / f"redis-{port}.log"
+        return SupervisedProcess("redis", lambda: spawn_program(start, log), lambda: is_loaded(self._known, port))
+
+    def _command(self, host: Host, name: str, arguments: list[str], port: int | None = None) -> SupervisedProcess:
+        log = DISK / f"{name}-{host.number}.log"
+        environment = {
+            "LISAREC_REDIS_REPLICAS": "1",
+            "LISAREC_CACHE_DIR": str(_disk(host) / "cache"),
+            **_storage_environment(self.network.outside.address),
+        }
+
+        async def is_at_work() -> bool:
+            return port is None or await is_ready((host.address, port))
+
+        def spawn() -> int:
+            return fork_server().spawn(arguments, log, environment=environment, network=host.namespace)
+
+        return SupervisedProcess(name, spawn, is_at_work)
+
+    def _balancer(self, host: Host) -> SupervisedProcess:
+        environment = balancer_environment(f":{BALANCER_PORT}", self._names, APP_PORT)
+        start = host.command("haproxy", "-db", "-f", str(HAPROXY_CONFIG))
+        log = DISK / f"haproxy-{host.number}.log"
+        address = (host.address, BALANCER_PORT)
+        return SupervisedProcess("haproxy", lambda: spawn_program(start, log, environment), lambda: is_ready(address))
+
+    def _keepalived(self, host: Host) -> SupervisedProcess:
+        place = DISK / f"keepalived-{host.number}"
+        config = place.with_suffix(".conf")
+        others = " || ".join(f"reaches {other.address}" for other in self.network.hosts if other is not host)
+        check = place.with_suffix(".sh")
+        check.write_text(CHECK.format(port=BALANCER_PORT, others=others))
+        check.chmod(0o755)
+        config.write_text(KEEPALIVED.format(check=check, priority=100 - host.number, floating=FLOATING))
+        files = [f"--use-file={config}", f"--pid={place}.pid", f"--vrrp_pid={place}-vrrp.pid"]
+        start = host.command("keepalived", "--vrrp", "--dont-fork", "--log-console", *files)
+
+        async def is_at_work() -> bool:
+            """Once it runs: which host has the address is up to them."""
+            return True
+
+        return SupervisedProcess("keepalived", lambda: spawn_program(start, place.with_suffix(".log")), is_at_work)
+
+
+@asynccontextmanager
+async def running_site(model: Path, node_timeout_ms: int, logs: Path | None) -> AsyncIterator[Site]:
+    """Three hosts, ready; gone afterwards, but for a copy of their logs."""
+    network = Network(HOSTS)
+    os.environ.update(_storage_environment(network.outside.address))
+    site = Site(network, model, node_timeout_ms)
+    try:
+        await site.start()
+        yield site
+    finally:
+        if logs is not None:
+            site.copy_logs(logs)
+        await site.close()
+        network.close()
+
+
+def _holds(is_so: Callable[[], bool]) -> bool:
+    with suppress(RedisError):
+        return is_so()
+    return False
+
+
+def _disk(host: Host) -> Path:
+    return DISK / f"host-{host.number}"
+
+
+def _kept(machine: Machine) -> Path:
+    return DISK / f"old-disk-{machine.host.number}"
+
+
+def _storage_environment(address: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": f"http://{address}:{STORAGE_PORT}",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "lisarec",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+    }
+
+
+def _start_storage(address: str) -> subprocess.Popen[bytes]:
+    """Start an S3 server with an empty bucket."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.storage.s3_server", str(STORAGE_PORT), address], cwd=ROOT
+    )
+    transport = httpx.HTTPTransport(retries=12)  # with pauses that double
+    with httpx.Client(transport=transport, timeout=10) as client:
+        client.put(f"http://{address}:{STORAGE_PORT}/lisarec").raise_for_status()
+    return server
