@@ -77,7 +77,7 @@ class AsyncClient:
     async def recommendations(
         self,
         user_id: str | None,
-        k: int = 10,
+        k: int | None = None,
         *,
         fallback: Iterable[str] = (),
         timeout_s: float | None = None,
@@ -85,17 +85,20 @@ class AsyncClient:
     ) -> Recommendations:
         """Return the user's best items, or the first k of the fallback after the time-out. Never raise.
 
+        k        10, unless said otherwise, by a scenario too
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
                  exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, max_per, cursor,
-                 because, explain, filter, params, current_item, debug
+                 because, explain, filter, params, current_item, scenario, debug
         """
-        request = {"k": k, **options} if user_id is None else {"user_id": user_id, "k": k, **options}
+        given = {"user_id": user_id, "k": k}
+        request = {name: value for name, value in given.items() if value is not None} | options
         try:
             async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                 return await self._post(request)
         except Exception as exc:  # whatever it is, the page needs items to show
             logger.warning("recommending the fallback: %s", str(exc) or type(exc).__name__)
-            return Recommendations([{"item_id": item_id} for item_id in itertools.islice(fallback, k)], "fallback")
+            first = itertools.islice(fallback, 10 if k is None else k)
+            return Recommendations([{"item_id": item_id} for item_id in first], "fallback")
 
     async def _post(self, request: dict[str, Any]) -> Recommendations:
         if time.monotonic() < self._pause_until_s:

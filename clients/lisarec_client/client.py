@@ -31,7 +31,7 @@ class Client:
     def recommendations(
         self,
         user_id: str | None,
-        k: int = 10,
+        k: int | None = None,
         *,
         fallback: Iterable[str] = (),
         timeout_s: float | None = None,

@@ -245,6 +245,14 @@ class TestRecommendations:
         assert client.recommendations(None, history=ITEMS, k=2).source == "personalised"
         assert client.recommendations("stranger").source == "popular"
 
+    def test_have_the_settings_of_a_scenario(self, service: Service, connect: Connect) -> None:
+        described = {"k": 12, "filter": "item.title != params.not", "params": {"not": {"type": "text"}}}
+        assert service.ask("PUT", "/v1/admin/scenarios/client", json=described).status_code == 200
+        client = connect(timeout_s=PATIENT_S)
+        assert len(client.recommendations("ann", scenario="client", params={"not": ""}).items) == 12
+        assert len(client.recommendations("ann", 3, scenario="client", params={"not": ""}).items) == 3
+        assert client.recommendations("ann", scenario="client").source == "fallback"  # it lacks a parameter
+
     def test_come_in_pages(self, service: Service, connect: Connect) -> None:
         client, shown = connect(timeout_s=PATIENT_S), list[str]()
         cursor: str | None = ""
