@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -178,6 +179,17 @@ def serve_http() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector rest meanwhile, and pass over half a million objects of modules and tests ever after."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
