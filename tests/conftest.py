@@ -183,7 +183,7 @@ def serve_http() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the garbage collector rest meanwhile, and pass over half a million objects of modules and tests ever after."""
+    """Let the garbage collector rest meanwhile, and from then on pass over what was imported."""
     gc.disable()
     try:
         return (yield)

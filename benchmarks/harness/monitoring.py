@@ -17,12 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlencode
 
-import httpx
 import yaml
 
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.service_process import fetch, free_port, wait_until_ready
 from benchmarks.harness.topology import Topology, program
 
 ARCHIVE = "archive"
@@ -39,7 +39,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[Any]:
         """Return what an expression of PromQL gives now."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
+        answer = fetch(f"{self.url}/api/v1/query?{urlencode({'query': expression})}").json()
         assert answer["status"] == "success", (expression, answer)
         found: list[Any] = answer["data"]["result"]
         return found
@@ -50,7 +50,7 @@ class Prometheus:
 
     def names(self) -> set[str]:
         """Return the names of all metrics that were ever scraped."""
-        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
+        return set(fetch(f"{self.url}/api/v1/label/__name__/values").json()["data"])
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Annotated
 
-import httpx
 import typer
 from redis import Redis, RedisError
 from redis.backoff import NoBackoff
@@ -37,7 +36,7 @@ from rich.console import Console
 
 from benchmarks.harness.compose import ROOT, make_users, redis_command
 from benchmarks.harness.redis_cluster import Admin
-from benchmarks.harness.service_process import free_port
+from benchmarks.harness.service_process import free_port, is_ready
 
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
@@ -188,7 +187,7 @@ class Topology:
                 raise RuntimeError(f"replica {replica.address} ended with {status}")
 
     def _wait_until_ready(self, replica: Replica) -> None:
-        _wait_for(lambda: _is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
+        _wait_for(lambda: is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
 
 
 def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dict[str, str]:
@@ -244,7 +243,7 @@ def topology(
         )
         stack.callback(_end, process)
         running.scale(replicas)
-        _wait_for(lambda: _is_ready(running.url), process)
+        _wait_for(lambda: is_ready(running.url), process)
         yield running
 
 
@@ -314,13 +313,6 @@ def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -
         if time.monotonic() > give_up_at_s:
             raise RuntimeError(f"{process.args!r} was not ready within {START_TIMEOUT_S:g} s")
         time.sleep(0.1)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=2).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
 
 
 def main(

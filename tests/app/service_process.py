@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from app.settings import Settings
@@ -74,13 +73,6 @@ def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield launch_process
     for process in launched:
         process.kill()
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=PATIENCE_S).is_success
-    except httpx.TransportError:
-        return False
 
 
 def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:

@@ -23,6 +23,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.harness.compose import ROOT
+from benchmarks.harness.service_process import fetch
 from benchmarks.harness.topology import program
 from tests.deploy.chart import Manifest, environment_of
 from tests.waiting import POLL_EVERY_S, wait_until
@@ -246,7 +247,7 @@ class Pod:
         get = probe["httpGet"]
         with suppress(httpx.TransportError):
             url = f"http://{self.place.address}:{self.place.ports[get['port']]}{get['path']}"
-            return 200 <= httpx.get(url, timeout=timeout_s).status_code < 400
+            return 200 <= fetch(url, timeout_s).status_code < 400
         return False
 
 

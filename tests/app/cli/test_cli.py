@@ -21,8 +21,8 @@ from app.cli.main import main
 from app.cli.options import StoreOptions
 from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings, problem_of_unknown_variables
+from benchmarks.harness.service_process import is_ready
 from model.data.readers import read_interactions
-from tests.app.service_process import is_ready
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]

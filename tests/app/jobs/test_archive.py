@@ -20,6 +20,7 @@ from app.jobs.archive import FOLLOW_JUMPS_AFTER_S, ArchiverMetrics, ArchiverPlan
 from app.jobs.datasets.synthetic_shop import generate
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
+from benchmarks.harness.service_process import is_ready
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
@@ -28,7 +29,6 @@ from storage.errors import StorageError
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
-from tests.app.service_process import is_ready
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer, free_port
 from tests.waiting import wait_until

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from app.http.auth.keys import add, make, remove
+from benchmarks.harness.service_process import fetch
 from tests.app.conftest import item_id
 from tests.app.service_process import ROOT, Process, raw_exchange
 from tests.app.support import assert_refused, bearer
@@ -155,7 +156,7 @@ def test_one_connection_too_many_is_closed(server: Process) -> None:
 
     def is_served() -> bool:
         try:
-            return httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
+            return fetch(f"{server.url}/healthz", PATIENCE_S).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -191,7 +192,7 @@ def test_nobody_works_for_who_has_gone(server: Process) -> None:
     request = b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(LARGE) + LARGE
     given_up = 'lisarec_request_seconds_count{method="POST",route="/v1/recommendations",status="400"}'
     give_up_at = time.monotonic() + PATIENCE_S
-    while given_up not in httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text:
+    while given_up not in fetch(f"{server.url}/metrics", PATIENCE_S).text:
         assert time.monotonic() < give_up_at
         with connected(server) as waits:
             waits.sendall(request)

@@ -15,7 +15,7 @@ import httpx
 import orjson
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from benchmarks.harness.service_process import free_port
+from benchmarks.harness.service_process import fetch, free_port
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -125,7 +125,7 @@ class ConsumerProcess(Command):
     def metrics(self) -> dict[str, float]:
         """The samples of the process by their names and labels; none before it listens."""
         try:
-            lines = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text.splitlines()
+            lines = fetch(f"http://127.0.0.1:{self.metrics_port}/metrics").text.splitlines()
         except httpx.TransportError:
             return {}
         pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
