@@ -64,7 +64,7 @@ vrrp_instance service {{
     virtual_router_id 51
     priority {priority}
     advert_int 1
-    garp_master_delay 2
+    garp_master_refresh 5
     virtual_ipaddress {{
         {floating}/24
     }}
@@ -75,7 +75,7 @@ vrrp_instance service {{
 """
 
 CHECK = """#!/bin/bash
-reaches() {{ timeout 0.8 bash -c "</dev/tcp/$1/{port}"; }} 2>/dev/null
+reaches() {{ timeout 0.5 bash -c "</dev/tcp/$1/{port}"; }} 2>/dev/null
 reaches 127.0.0.1 && {{ {others}; }}
 """
 
@@ -180,9 +180,7 @@ class Site:
         """
         await self._until(self._is_whole)
         for home in self._ports[:HOSTS]:
-            if not await asyncio.to_thread(self.admin.is_primary, home):
-                await asyncio.to_thread(self._take_over, home)
-                await self._until(lambda home=home: self.admin.is_primary(home))  # type: ignore[misc]
+            await self._until(lambda home=home: self._has_taken_over(home))  # type: ignore[misc]
         await self._until(self._is_as_placed)
 
     async def judge(self, trained: Artifact, ledger: Ledger) -> StoreVerdict:
@@ -224,9 +222,13 @@ class Site:
         for process in machine.others:
             await process.start()
 
-    def _take_over(self, port: int) -> None:
+    def _has_taken_over(self, port: int) -> bool:
+        """Ask the node to be a primary, unless it is one; Redis gives a request up after five seconds."""
+        if self.admin.is_primary(port):
+            return True
         with self.admin.client(port) as node:
             command(node, "CLUSTER", "FAILOVER")
+        return False
 
     def _is_whole(self) -> bool:
         replicas = [port for port in self._ports if not self.admin.is_primary(port)]
