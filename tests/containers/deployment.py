@@ -64,7 +64,7 @@ class Deployment:
         """Build the image as the compose file says."""
         with torch_index(self.engine) as index:
             command = ["docker-compose", "--progress", "plain", "build"]
-            self.engine.run(*command, cwd=self.folder, environment={"TORCH_INDEX": index})
+            self.engine.download(*command, cwd=self.folder, environment={"TORCH_INDEX": index})
 
     def containers(self, *services: str) -> list[str]:
         """Return the ids of the services' containers that run; of all without a name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,22 +40,33 @@ NOT_IN_SLIM = ("doc", "info", "locale", "man")
 NOT_IN_PYTHON = ("site-packages", "test", "__pycache__", "config-3.11-x86_64-linux-gnu", "idlelib", "tkinter")
 INDEX_PORT = 41509  # always the same: it is an argument of the build, and another one would make all layers anew
 COMMAND_TIMEOUT_S = 1200.0
+# what apt, mmdebstrap and pip say when they give up what they download; pip the last one, after five more attempts
+NO_NETWORK = re.compile(
+    r"Temporary failure resolving|Failed to fetch|Unable to fetch|apt-get update .*failed"
+    r"|Retrying \(Retry\(total=0|IncompleteRead|Read timed out|5\d\d Server Error"
+)
 
 
-def what_is_missing() -> str:
-    """Return why no engine can be started on this machine; empty if nothing speaks against it."""
+def check_machine() -> None:
+    """Raise CannotTry where it is known that no engine starts on this machine."""
     if os.geteuid() != 0:
-        return "only root starts an engine of containers"
+        raise CannotTry("only root starts an engine of containers")
     missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
     if missing:
-        return f"an engine of containers needs Debian's packages {', '.join(missing)}"
+        raise CannotTry(f"an engine of containers needs Debian's packages {', '.join(missing)}")
     if not (3, 11, 3) <= sys.version_info < (3, 12):
-        return "the image of Python is made of a Python 3.11.3 or newer of this machine"
-    return ""
+        raise CannotTry("the image of Python is made of a Python 3.11.3 or newer of this machine")
 
 
 class EngineFailed(RuntimeError):
     """A command of the engine ended with an error; the message has its output."""
+
+
+class CannotTry(EngineFailed):
+    """No engine runs containers on this machine, or what images are made of cannot be downloaded.
+
+    That says nothing about the project.
+    """
 
 
 class Engine:
@@ -79,6 +91,19 @@ class Engine:
             raise EngineFailed(f"{' '.join(command)}: {done.stdout[-4000:]}{done.stderr[-4000:]}")
         return done.stdout
 
+    def download(self, *command: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+        """Run a command that downloads, twice if it must; CannotTry where the network makes it fail."""
+        for attempts_left in (1, 0):
+            try:
+                self.run(*command, environment=environment, cwd=cwd)
+                return
+            except EngineFailed as exc:
+                reason = NO_NETWORK.search(str(exc))
+                if reason is None:
+                    raise
+                if not attempts_left:
+                    raise CannotTry(f"the network is away: {reason[0]!r}, says {command[0]}") from exc
+
     def docker(self, *command: str) -> str:
         """Run a command of docker, and return what it prints."""
         return self.run("docker", *command).strip()
@@ -101,32 +126,22 @@ class Engine:
 
 @contextmanager
 def running_engine(folder: Path) -> Iterator[Engine]:
-    """Start dockerd with its data in the folder, which keeps images from run to run; EngineFailed where it ends."""
+    """Start dockerd with its data in the folder, which keeps images from run to run; CannotTry where it does not."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lisarec-engine-") as name:  # a socket's path has to be short
         place, log = Path(name), folder / "dockerd.log"
         options = ["--data-root", folder / "data", "--exec-root", place / "exec", "--pidfile", folder / "dockerd.pid"]
+        command = ["dockerd", *map(str, options), "--host", f"unix://{place}/docker.sock"]
         forwarding = forward_policy()
         with log.open("w") as output:
             dockerd = subprocess.Popen(
-                [
-                    "setpriv",
-                    "--pdeathsig",
-                    "TERM",
-                    "dockerd",
-                    *map(str, options),
-                    "--host",
-                    f"unix://{place}/docker.sock",
-                ],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                ["setpriv", "--pdeathsig", "TERM", *command], stdout=output, stderr=output, start_new_session=True
             )
         engine = Engine(folder, place / "docker.sock")
         try:
             wait_until(lambda: is_up(engine) or dockerd.poll() is not None, log.read_text)
             if dockerd.poll() is not None:
-                raise EngineFailed(f"dockerd ended: {log.read_text()[-2000:]}")
+                raise CannotTry(f"dockerd ended: {last_line(log.read_text())}")
             set_forward_policy(forwarding)  # dockerd forbids what others on this machine may need
             yield engine
         finally:
@@ -142,10 +157,17 @@ def is_up(engine: Engine) -> bool:
         return False
 
 
+def last_line(text: str) -> str:
+    """Return the last line that is not empty; programs say there why they ended."""
+    return text.strip().rpartition("\n")[2]
+
+
 def forward_policy() -> str:
     """Return what the kernel does with packets that no rule of forwarding is about."""
-    rules = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True, check=True).stdout
-    return rules.split()[2]
+    listed = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True)
+    if listed.returncode != 0:
+        raise CannotTry(f"iptables ended: {last_line(listed.stderr)}")
+    return listed.stdout.split()[2]
 
 
 def set_forward_policy(policy: str) -> None:
@@ -153,40 +175,54 @@ def set_forward_policy(policy: str) -> None:
     subprocess.run(["iptables", "-P", "FORWARD", policy], check=True)
 
 
-def make_images_of_others(engine: Engine) -> None:
-    """Make every image that docker/Dockerfile and docker-compose.yml name, but lisarec's, unless they are there."""
-    services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
-    base = next(
-        line.split()[1] for line in (ROOT / "docker" / "Dockerfile").read_text().splitlines() if line[:5] == "FROM "
-    )
-    images = {"python": base} | {
-        name: services[name]["image"] for name in ("redis", "haproxy", "prometheus", "grafana")
-    }
-    if all(map(engine.has_image, images.values())):
-        return
+def make_base(engine: Engine) -> None:
+    """Make the image that docker/Dockerfile begins with, and the one below it, unless they are there."""
     context = engine.folder / "images"
     context.mkdir(exist_ok=True)
     if not engine.has_image(DEBIAN):
-        sources = "/etc/apt/sources.list.d/debian.sources"
-        tar = context / "debian.tar"
-        options = [
-            f"--include={PYTHON_NEEDS}",
-            *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in NOT_IN_SLIM),
-        ]
-        engine.run("mmdebstrap", "--quiet", "--variant=minbase", *options, "bookworm", str(tar), sources)
-        engine.docker("import", str(tar), DEBIAN)
-        tar.unlink()
+        make_debian(engine, context / "debian.tar")
+    try:
+        engine.docker("run", "--rm", DEBIAN, "true")
+    except EngineFailed as exc:
+        raise CannotTry(f"the engine runs no container: {last_line(str(exc))}") from exc
+    begins = re.search("^FROM (\\S+)", (ROOT / "docker" / "Dockerfile").read_text(), re.MULTILINE)
+    assert begins is not None
+    if engine.has_image(begins[1]):
+        return
     with tarfile.open(context / "python.tar", "w") as tar_file:
         tar_file.add(Path(sys.base_prefix) / "bin" / "python3.11", "bin/python3.11")
         tar_file.add(Path(sys.base_prefix) / "lib", "lib", filter=without_tests)
     certificates = os.environ.get("PIP_CERT", "/etc/ssl/certs/ca-certificates.crt")
     shutil.copy(certificates, context / "certificates.crt")
     (context / "pip.conf").write_text(pip_configuration(engine.gateway))
-    shutil.copy(HERE / "Dockerfile", context / "Dockerfile")
-    for target, image in images.items():
-        engine.run(
-            "docker", "build", "--target", target, "--tag", image, str(context), environment={"DOCKER_BUILDKIT": "0"}
-        )
+    make_image(engine, "python", begins[1])
+
+
+def make_images_of_others(engine: Engine) -> None:
+    """Make every image that docker-compose.yml names, but lisarec's, unless they are there."""
+    services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+    for name in ("redis", "haproxy", "prometheus", "grafana"):
+        if not engine.has_image(services[name]["image"]):
+            make_image(engine, name, services[name]["image"])
+
+
+def make_image(engine: Engine, target: str, name: str) -> None:
+    """Make an image of the Dockerfile beside this file."""
+    context = engine.folder / "images"
+    command = ["docker", "build", "--target", target, "--tag", name, "--file", str(HERE / "Dockerfile"), str(context)]
+    engine.download(*command, environment={"DOCKER_BUILDKIT": "0"})
+
+
+def make_debian(engine: Engine, tar: Path) -> None:
+    """Make an image of Debian with the libraries that Python needs, as small as the official slim one."""
+    sources = "/etc/apt/sources.list.d/debian.sources"
+    options = [
+        f"--include={PYTHON_NEEDS}",
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in NOT_IN_SLIM),
+    ]
+    engine.download("mmdebstrap", "--quiet", "--variant=minbase", *options, "bookworm", str(tar), sources)
+    engine.docker("import", str(tar), DEBIAN)
+    tar.unlink()
 
 
 def without_tests(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -215,7 +251,7 @@ def torch_index(engine: Engine) -> Iterator[str]:
     wheels.mkdir(parents=True, exist_ok=True)
     if not list(wheels.glob("*+cpu-*.whl")):
         pinned = (ROOT / "docker" / "requirements" / "torch.txt").read_text().split()[0]
-        engine.run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), pinned)
+        engine.download(sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(wheels), pinned)
     if not list(wheels.glob("*+cpu-*.whl")):
         yield "default"
         return
