@@ -292,7 +292,7 @@ class TestTheRunNotices:
     ) -> None:
         """What is written to SQLite's file while it is away comes back with it."""
         require_servers()
-        monkeypatch.setattr(store_disruptions, "NOTICED_WITHIN_S", 3.0)
+        monkeypatch.setattr(store_disruptions, "REFUSED_WITHIN_S", 3.0)
         monkeypatch.setattr(disruptions, "ATTEMPTS", 1)
         run = ChaosSettings(models, store, 0.0, 3, tmp_path, ["store lost"], weakness="without-trust")
         faults = asyncio.run(chaos(run)).all_faults()
