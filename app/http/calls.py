@@ -35,6 +35,7 @@ from app.schemas.scenarios import ScenarioPreview, ScenarioSettings, ScenarioVer
 from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
 from app.serving import property_types
 from app.serving.item_updates import parse_items
+from app.serving.lifespan import Service
 from storage.protocol import UserStore
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
@@ -148,7 +149,7 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     """
     service = services.by_tenant[caller.tenant]
     request = RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))
-    (resolved,) = service.scenarios.resolve([request])
+    (resolved,) = _resolve(service, [request])
     await _charge(services, caller, [resolved])
     return orjson.dumps(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
 
@@ -249,7 +250,7 @@ async def _recommend_as_json(
 ) -> list[bytes]:
     """Return the answers; a key has one large call at work at a time, be it that the caller holds its turn."""
     service = services.by_tenant[caller.tenant]
-    resolved = service.scenarios.resolve(requests, service.switcher.experiment)
+    resolved = _resolve(service, requests)
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
     turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
     bodies = []
@@ -259,6 +260,12 @@ async def _recommend_as_json(
             if len(bodies[-1]) > LONG_ANSWER_BYTES:
                 await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
     return bodies
+
+
+def _resolve(service: Service, requests: Sequence[RecommendationRequest]) -> Sequence[RecommendationRequest]:
+    if all(request.scenario is None for request in requests):
+        return requests
+    return service.scenarios.resolve(requests, service.switcher.experiment)
 
 
 async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> int:

@@ -211,5 +211,6 @@ class Recommender(BaseRecommender):
 
 def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether there is something to read or to evaluate before the request can join a batch."""
-    has_expressions = bool(request.filters) or isinstance(request.boost, tuple)
+    may_have_filters = request.filter is not None or request.scenario is not None
+    has_expressions = may_have_filters or isinstance(request.boost, tuple)
     return has_expressions or request.exclude_seen == "all" or bool(request.max_per)

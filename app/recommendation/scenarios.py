@@ -35,13 +35,13 @@ def with_settings(
     settings: ScenarioSettings,
     path: str = "",
     *,
-    name: str | None = None,
+    name: str = "",
     experiment: str = "",
 ) -> ScenarioRequest:
     """Return the request with the settings of its scenario.
 
     path        of the request in the body, for errors
-    name        of the scenario; None for one that is not kept
+    name        of the scenario; "" for one that is not kept
     experiment  that has chosen the scenario; "" for none
 
     raises  InvalidRequest  when it lacks a parameter, or says otherwise what the scenario fixes

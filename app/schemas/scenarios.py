@@ -74,7 +74,7 @@ ScenarioParams = Annotated[dict[str, ScenarioParam], WrapValidator(_declared)]
 EXAMPLE: dict[str, Any] = {
     "k": 8,
     "filter": "item.price < params.max_price && item.brand == current.brand",
-    "boost": "item.margin > 0.3 ? 0.7 : 0.0",
+    "boost": "item.price > 20.0 ? 0.3 : 0.0",
     "exclude_seen": "all",
     "max_per_category": 2,
     "params": {"max_price": {"type": "number", "default": 50}},

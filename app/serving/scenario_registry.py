@@ -60,8 +60,6 @@ class ScenarioRegistry:
         raises  InvalidRequest      when there is no such scenario, or the request does not go with it
                 StorageUnavailable  when this process could not read any scenario yet
         """
-        if all(request.scenario is None for request in requests):
-            return requests
         if self._revision is None:
             raise StorageUnavailable("no scenario could be read yet")
         return [

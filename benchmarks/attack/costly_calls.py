@@ -289,7 +289,7 @@ def _scenarios() -> list[Call]:
         Call("scenarios", "GET", every, None, cost.SCENARIOS),
         Call("versions", "GET", f"{one}/versions", None, cost.SCENARIOS),
         Call("roll back", "POST", f"{one}/rollback", lambda _: {}, cost.SCENARIOS),
-        Call("preview", "POST", f"{every}/preview", previewed, charge_for([request], MOST)),
+        Call("preview", "POST", "/v1/admin/preview", previewed, charge_for([request], MOST)),
         Call("remove scenario", "DELETE", one, None, cost.SCENARIOS),
     ]
 

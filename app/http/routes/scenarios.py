@@ -23,7 +23,7 @@ from app.schemas.scenarios import (
 )
 
 router = APIRouter(
-    prefix="/v1/admin/scenarios", route_class=GuardedRoute, tags=["scenarios"], dependencies=[needs("admin"), NO_QUERY]
+    prefix="/v1/admin", route_class=GuardedRoute, tags=["scenarios"], dependencies=[needs("admin"), NO_QUERY]
 )
 Name = Annotated[Id, Path(openapi_examples=example("product-page"))]
 
@@ -35,20 +35,22 @@ PREVIEW = json_request(
 )
 
 
-@router.get("", response_model_exclude_unset=True)
+@router.get("/scenarios", response_model_exclude_unset=True)
 async def get_scenarios(service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioList:
     """All scenarios, at most 100."""
     await charge_operation(services, caller, SCENARIOS)
     return ScenarioList(scenarios=await service.scenarios.scenarios())
 
 
-@router.get("/{name}", response_model_exclude_unset=True, responses=errors(404))
+@router.get("/scenarios/{name}", response_model_exclude_unset=True, responses=errors(404))
 async def get_scenario(name: Name, service: ServiceDep) -> ScenarioVersion:
     """The scenario as it is now."""
     return await service.scenarios.scenario(name)
 
 
-@router.put("/{name}", response_model_exclude_unset=True, openapi_extra=SETTINGS, responses=errors(400, 408, 413, 415))
+@router.put(
+    "/scenarios/{name}", response_model_exclude_unset=True, openapi_extra=SETTINGS, responses=errors(400, 408, 413, 415)
+)
 async def put_new_settings(name: Name, body: JsonBody, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
     """Keep settings of a list under the name: a new version, unless nothing changes.
 
@@ -58,14 +60,14 @@ async def put_new_settings(name: Name, body: JsonBody, services: ServicesDep, ca
     return await put_scenario(services, caller, name, body)
 
 
-@router.delete("/{name}", response_model_exclude_unset=True, responses=errors(404))
+@router.delete("/scenarios/{name}", response_model_exclude_unset=True, responses=errors(404))
 async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
     """Remove the scenario. Its versions stay, and a rollback brings it back, until its place is needed."""
     await charge_operation(services, caller, SCENARIOS)
     return await service.scenarios.put(name, None, caller.name)
 
 
-@router.get("/{name}/versions", response_model_exclude_unset=True, responses=errors(404))
+@router.get("/scenarios/{name}/versions", response_model_exclude_unset=True, responses=errors(404))
 async def get_versions(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersions:
     """The newest 50 versions, also of a scenario that was removed: who changed what, and when."""
     await charge_operation(services, caller, SCENARIOS)
@@ -73,7 +75,7 @@ async def get_versions(name: Name, service: ServiceDep, services: ServicesDep, c
 
 
 @router.post(
-    "/{name}/rollback",
+    "/scenarios/{name}/rollback",
     response_model_exclude_unset=True,
     openapi_extra=ROLLBACK,
     responses=errors(400, 404, 408, 413, 415),

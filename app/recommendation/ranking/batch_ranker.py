@@ -158,13 +158,14 @@ class BatchRanker:
             if query.request.explain:
                 for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
                     item["explanation"] = explanation
-        experiment = self._experiment or query.request.experiment
+        request, scenario = query.request, query.request.scenario or ""
+        experiment = self._experiment or (request.experiment if scenario else "")
         answer: Recommendations = {
             "recommendation_id": self._ids.make(
                 self._context.generation.tag,
                 hash_of(experiment),
                 list(map(ITEM_ID, items)),
-                scenario_hash_of(query.request.scenario or ""),
+                scenario_hash_of(scenario),
             ),
             "user_id": query.request.user_id,
             "generation": self._context.name,
@@ -175,8 +176,8 @@ class BatchRanker:
             answer["cursor"] = cursor
         if query.request.exclude_seen == "all" and query.history.newest is not None:
             answer["seen_events_limit"] = query.history.newest
-        if query.request.scenario is not None:
-            answer["scenario"] = query.request.scenario
+        if scenario:
+            answer["scenario"] = scenario
         if experiment:
             answer["experiment"] = experiment
         if query.similar_to is not None:

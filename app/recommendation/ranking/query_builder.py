@@ -158,9 +158,10 @@ def filter_out(
     if request.exclude:
         bitmap.add(excluded, catalogue.rows(request.exclude))
         yield "exclude", None
-    for categories in request.category_groups:
-        excluded |= ~catalogue.in_categories(categories)
-        yield "categories", None
+    if request.categories or request.scenario is not None:
+        for categories in request.category_groups:
+            excluded |= ~catalogue.in_categories(categories)
+            yield "categories", None
     for category in request.categories_all:
         excluded |= ~catalogue.in_category(category)
     if request.categories_all:

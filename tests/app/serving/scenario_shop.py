@@ -15,6 +15,7 @@ from tests.storage.redis.servers import new_server
 
 TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
 URL = "/v1/admin/scenarios"
+PREVIEW = "/v1/admin/preview"
 
 
 class Shop(NamedTuple):

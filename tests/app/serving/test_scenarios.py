@@ -22,7 +22,7 @@ from storage.records import MAX_SCENARIO_VERSIONS
 from tests.app.catalogue.expressions.oracle import conditions, numbers
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.service_process import Process
-from tests.app.serving.scenario_shop import URL, Shop, answer
+from tests.app.serving.scenario_shop import PREVIEW, URL, Shop, answer
 from tests.app.support import SECRET, assert_refused, bearer, item_ids
 from tests.storage.redis.servers import new_server
 from tests.waiting import wait_until
@@ -197,7 +197,7 @@ def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
     assert [one["version"] for one in put] == [1, 2, 3]
     assert shop.put("home", k=5, filter="item.price < 5.0") == put[-1]  # nothing changes
     assert shop.other.get(f"{URL}/home/versions").json()["versions"] == put[::-1]
-    of_first = shop.other.post(f"{URL}/preview", json={"settings": put[0]["settings"], "request": {"user_id": "ada"}})
+    of_first = shop.other.post(PREVIEW, json={"settings": put[0]["settings"], "request": {"user_id": "ada"}})
     rolled = shop.other.post(f"{URL}/home/rollback", json={"version": 1}).json()
     assert (rolled["version"], rolled["settings"]) == (4, put[0]["settings"])
     shop.first.runner.run(shop.first.service.scenarios.follow())
@@ -222,7 +222,7 @@ def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
 def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop) -> None:
     unsaved = {"filter": "item.price < params.max", "k": 5, "params": {"max": {"type": "number"}}}
     wanted = {"user_id": "ada", "params": {"max": 3}}
-    found = shop.first.post(f"{URL}/preview", json={"settings": unsaved, "request": wanted})
+    found = shop.first.post(PREVIEW, json={"settings": unsaved, "request": wanted})
     assert found.status_code == 200, found.text
     assert shop.first.get(f"{URL}/unsaved").status_code == 404
     shop.put("unsaved", **unsaved)
@@ -232,7 +232,7 @@ def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop
         ({"settings": unsaved, "request": {"user_id": "ada"}}, "request.params"),
         ({"settings": unsaved}, "request"),
     ):
-        response = shop.first.post(f"{URL}/preview", json=body)
+        response = shop.first.post(PREVIEW, json=body)
         assert response.status_code == 422
         assert response.json()["error"]["details"][0]["field"] == field
 
