@@ -43,6 +43,7 @@ REQUEST_SIZE = 50  # validating a request takes as long as so many of them
 ID_COST = 30.0  # of validating one of them, beside a byte of JSON
 LARGE_COST = 16  # plain requests, some 3 ms
 LONG_ANSWER_BYTES = 1 << 16
+FEW_ENTRIES = 128  # of a log, a millisecond
 FEW_ITEMS, ITEM_COST = 50, 500.0  # are parsed within half a millisecond; of one, beside a byte of JSON
 INVALID = "the body is not a valid request"
 
@@ -190,26 +191,33 @@ async def _check(services: Services, caller: Caller, settings: ScenarioSettings,
 
 
 async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:
-    """Charge the caller for the entries and the archived files that are read; raise as `UserData.events`."""
+    """Charge the caller for the entries and the archived files that are read; raise as `UserData.events`.
+
+    A key has one long page at work at a time: thirty of them would each take a turn before anybody else's next one.
+    """
     service = services.by_tenant[caller.tenant]
     await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
     if operation_limit(caller) is not None:
         files = await service.store.archived_files(caller.tenant, user_id, after=query.after)
         await charge_operation(services, caller, archive_charge(files))
-    return await service.users.events(user_id, query.after, query.limit)
+    turn = services.turn_of(caller.requester.flow, "read") if query.limit > FEW_ENTRIES else nullcontext()
+    async with turn:
+        return await service.users.events(user_id, query.after, query.limit)
 
 
 async def undo(services: Services, caller: Caller, user_id: str, event_id: str) -> Undone:
     """Charge the caller for the log that is folded again, and undo the event; raise as `UserData.undo`."""
     await _charge_correction(services, caller, [user_id])
-    return await services.by_tenant[caller.tenant].users.undo(user_id, event_id)
+    async with services.turn_of(caller.requester.flow, "write"):  # those of one user would contend for its log
+        return await services.by_tenant[caller.tenant].users.undo(user_id, event_id)
 
 
 async def merge(services: Services, caller: Caller, user_id: str, body: object) -> Merged:
     """Charge the caller for both logs, and merge the visitor whom the body names; raise as `UserData.merge`."""
     visitor = visitor_of(body, user_id)
     await _charge_correction(services, caller, [user_id, visitor])
-    return await services.by_tenant[caller.tenant].users.merge(user_id, visitor)
+    async with services.turn_of(caller.requester.flow, "write"):
+        return await services.by_tenant[caller.tenant].users.merge(user_id, visitor)
 
 
 async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:

@@ -1,16 +1,15 @@
 """A thread for what takes milliseconds of Python and is not batched: long bodies, lists of ids, searches."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcher, Requester
+from storage.short_turns import short_turns
 
 MAX_WAITING = 1024  # computations
-SWITCH_INTERVAL_S = 0.0002  # while one runs; at other times requests would cost 7% more processor time for nothing
 
 ResultT = TypeVar("ResultT")
 
@@ -49,9 +48,5 @@ class FairThread:
 
     async def _run_alone(self, batch: Sequence[Computation]) -> list[Any]:
         (computation,) = batch
-        usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(usual_s, SWITCH_INTERVAL_S))
-        try:
+        with short_turns():
             return [await asyncio.get_running_loop().run_in_executor(self._thread, computation.run)]
-        finally:
-            sys.setswitchinterval(usual_s)

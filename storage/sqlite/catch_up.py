@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from storage.errors import StorageError
 from storage.records import FoldedState
+from storage.short_turns import short_turns
 from storage.sqlite import states
 from storage.sqlite.append import MAX_MISSING_ENTRIES
 from storage.sqlite.database import Database
@@ -44,7 +45,8 @@ class CatchUpThread:
 
     def _run(self, key: tuple[str, str, bytes], generation: Generation) -> None:
         try:
-            self._catch_up(key[0], key[1], generation)
+            with short_turns():
+                self._catch_up(key[0], key[1], generation)
         except (sqlite3.Error, StorageError) as exc:
             logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
         finally:

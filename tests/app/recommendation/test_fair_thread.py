@@ -17,8 +17,9 @@ from starlette.requests import ClientDisconnect
 
 from app.http import calls, dependencies
 from app.recommendation.batching import Requester
-from app.recommendation.fair_thread import SWITCH_INTERVAL_S, FairThread
+from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest, Recommendations
+from storage.short_turns import SWITCH_INTERVAL_S
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
 from tests.waiting import until
