@@ -169,7 +169,7 @@ def parse_params(value: object) -> dict[str, Param]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise PydanticCustomError("not_json", 'is no JSON object such as {{"max_price": 50}}') from None
+            raise PydanticCustomError("not_json", 'is no JSON object such as {"max_price": 50}') from None
     if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(_PARAM_NAME.fullmatch, value)):
         raise PydanticCustomError(
             "no_params", "takes at most {most} values, each by a name of letters, digits and _", {"most": MAX_PARAMS}

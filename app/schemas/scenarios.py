@@ -63,8 +63,8 @@ def _declared(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str
         raise PydanticCustomError(
             "no_declaration",
             "takes at most {most} names, each with a type (text, number, boolean, set or numbers) and, if requests may "
-            'leave it out, a default of that type, such as {{"max_price": {{"type": "number", "default": 50}}}}',
-            {"most": MAX_PARAMS},
+            "leave it out, a default of that type, such as {example}",
+            {"most": MAX_PARAMS, "example": '{"max_price": {"type": "number", "default": 50}}'},
         ) from None
     return declared
 
