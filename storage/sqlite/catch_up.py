@@ -7,13 +7,13 @@ from contextlib import suppress
 
 from storage.errors import StorageError
 from storage.records import FoldedState
-from storage.short_turns import short_turns
 from storage.sqlite import states
 from storage.sqlite.append import MAX_MISSING_ENTRIES
 from storage.sqlite.database import Database
 from storage.sqlite.log import log_entries
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation
+from storage.state.short_turns import short_turns
 
 logger = logging.getLogger(__name__)
 

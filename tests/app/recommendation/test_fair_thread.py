@@ -19,7 +19,7 @@ from app.http import calls, dependencies
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest, Recommendations
-from storage.short_turns import SWITCH_INTERVAL_S
+from storage.state.short_turns import SWITCH_INTERVAL_S
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
 from tests.waiting import until
