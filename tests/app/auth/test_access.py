@@ -366,5 +366,5 @@ class TestMetrics:
         client.get(f"/{text}", headers=bearer(text))
         shown = client.get("/metrics")
         assert shown.status_code == 200
-        assert not any(secret in shown.text for secret in (text, text.rpartition("_")[2], key.sha256))
+        assert not any(secret in shown.text for secret in (text, text.split("_", 2)[2], key.sha256))
         client.close()
