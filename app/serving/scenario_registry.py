@@ -53,7 +53,7 @@ class ScenarioRegistry:
                 self._clicks.add_scenarios(self._newest)
 
     def resolve(
-        self, requests: Sequence[RecommendationRequest], experiment: Experiment | None = None
+        self, requests: Sequence[RecommendationRequest], experiment: Experiment | None
     ) -> Sequence[RecommendationRequest]:
         """Return the requests with the settings of the scenarios that they name, or that the experiment chooses.
 

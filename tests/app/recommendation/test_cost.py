@@ -29,6 +29,24 @@ def request(**fields: Any) -> RecommendationRequest:
     return RecommendationRequest.model_validate({"user_id": "ada", **fields})
 
 
+def archiving(redis_server: RedisServer, directory: Path, **settings: int) -> tuple[Client, str]:
+    """Return a service beside an archive, with a log of three events, and the key that has posted them."""
+    text, key = make("main", SCOPES, requests_per_minute=100)
+    add(directory / "keys", key)
+    model_dir, archive = write_model(directory / "models" / "tiny"), directory / "archive"
+    client = Client(
+        Settings(
+            model_dir=model_dir,
+            redis_url=redis_server.url,
+            archive_dir=archive,
+            keys_file=directory / "keys",
+            **settings,  # type: ignore[arg-type]
+        )
+    )
+    post_log(client, text, "ada", 3)
+    return client, text
+
+
 class TestTheCost:
     def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
         wishes: list[dict[str, Any]] = [
@@ -190,16 +208,7 @@ class TestACall:
 
     def test_that_reads_an_archived_log_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
         """The reproduction: each file takes the time of five plain requests, and all counted as one."""
-        text, key = make("main", SCOPES, requests_per_minute=100)
-        add(tmp_path / "keys", key)
-        settings = Settings(
-            model_dir=write_model(tmp_path / "models" / "tiny"),
-            redis_url=redis_server.url,
-            archive_dir=tmp_path / "archive",
-            keys_file=tmp_path / "keys",
-        )
-        client = Client(settings)
-        post_log(client, text, "ada", 3)
+        client, text = archiving(redis_server, tmp_path)
         turn(redis_server, tmp_path / "archive")  # the newest entry stays
         page = client.get("/v1/users/ada/events?limit=1", headers=bearer(text)).json()
         rest = client.get(f"/v1/users/ada/events?after={page['next'] + 1}", headers=bearer(text)).json()
@@ -209,17 +218,7 @@ class TestACall:
 
     def test_that_excludes_what_is_archived_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
         """The reproduction: a log counted as 10,000 entries at most, in however many files it was."""
-        text, key = make("main", SCOPES, requests_per_minute=100)
-        add(tmp_path / "keys", key)
-        settings = Settings(
-            model_dir=write_model(tmp_path / "models" / "tiny"),
-            redis_url=redis_server.url,
-            archive_dir=tmp_path / "archive",
-            keys_file=tmp_path / "keys",
-            max_seen_events=100,
-        )
-        client = Client(settings)
-        post_log(client, text, "ada", 3)
+        client, text = archiving(redis_server, tmp_path, max_seen_events=100)
         turn(redis_server, tmp_path / "archive")
         body = {"user_id": "ada", "exclude_seen": "all"}
         assert client.post("/v1/recommendations", json=body, headers=bearer(text)).status_code == 200
