@@ -30,12 +30,14 @@ from benchmarks.harness.topology import (
     program,
 )
 from model.artifact.model_directory import Artifact
+from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 
 StoreKind = Literal["sqlite", "redis"]
 HOST = "127.0.0.1"
+ACCEPTED_WITHIN_S = 60.0
 FAULTS_AHEAD = 1.05  # faults run a little ahead of the events, so that none is missing at the end
 
 
@@ -226,9 +228,24 @@ async def _start_all(stack: AsyncExitStack, *processes: SupervisedProcess) -> No
 
 
 async def accept_loss(url: str) -> None:
-    """Do as an operator would: accept what Redis has lost, so that services go on."""
-    store = await RedisStore.open(url, [])
+    """Do as an operator would: accept what Redis has lost, so that services go on; again where it cannot be reached.
+
+    Some nodes of a cluster name the old primary for a moment after a takeover.
+    """
+    async with asyncio.timeout(ACCEPTED_WITHIN_S):
+        while not await _is_loss_accepted(url):
+            await asyncio.sleep(0.1)
+
+
+async def _is_loss_accepted(url: str) -> bool:
+    try:
+        store = await RedisStore.open(url, [])
+    except StorageUnavailable:
+        return False
     try:
         await store.repair(accept_loss=True)
+    except StorageUnavailable:
+        return False
     finally:
         await store.close()
+    return True
