@@ -13,13 +13,17 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
-.PHONY: demo test test-containers test-quick lint bench bench-containers bench-faults bench-machines bench-redis bench-shop clean
+.PHONY: demo test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines bench-redis bench-shop clean
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
 
+# types are checked beside the suite, which waits a quarter of its time
+test: style
+	$(MAKE) -j 2 types suite
+
 # three files at a time, in the order of tests/conftest.py: on two cores, as every second one waits for something
-test: lint
+suite: $(VENV)/.tests-installed
 	$(RUN) pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/containers
 
 # docker-compose.yml in a real engine: needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables, and
@@ -34,11 +38,15 @@ bench-containers: $(VENV)/.tests-installed
 test-quick: $(VENV)/.tests-installed
 	$(RUN) pytest -n 2 --dist loadfile -m "not slow"
 
-lint: $(VENV)/.tests-installed
+lint: style types
+
+style: $(VENV)/.tests-installed
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
-	$(RUN) mypy
 	$(VENV)/bin/lint-imports
+
+types: $(VENV)/.tests-installed
+	$(RUN) mypy
 
 # online-retail has no publisher that `lisarec data` could fetch it from as it is; it is measured where it lies
 bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail),bench-shop)

@@ -8,7 +8,8 @@ requests take, past the framework. It records each call into a Python function o
 thread and task, until nothing of the request is left to do. A coroutine that goes on counts as a call, and so does a
 comprehension.
 
-A *return* is a step into a file that the request has entered before and left since. To watch another copy of the code,
+A *return* is a step into a file that the request has entered before and left since. Exit status 1 where a walk is
+longer than its limit. To watch another copy of the code,
 run this file with that copy in PYTHONPATH: ``PYTHONPATH=COPY python -P benchmarks/service/request_walk.py``.
 """
 
@@ -45,6 +46,16 @@ class Call(NamedTuple):
     function: str
 
 
+class Length(NamedTuple):
+    """How many files a walk enters, and how often one that it has left before."""
+
+    files: int
+    returns: int
+
+
+LIMITS = {"event": Length(26, 33), "recommendation": Length(34, 26)}
+
+
 class Recorder:
     """Records the calls into this project's packages while it is on."""
 
@@ -72,10 +83,10 @@ class Recorder:
             self._steps.append(Call(code.co_filename.removeprefix(self._root), code.co_name))
 
 
-def returns(steps: Sequence[Call]) -> int:
-    """Return how often a walk enters a file that it has left before."""
+def length(steps: Sequence[Call]) -> Length:
+    """Return the length of a walk."""
     visits = [file for file, _ in groupby(step.file for step in steps)]
-    return len(visits) - len(set(visits))
+    return Length(files := len(set(visits)), len(visits) - files)
 
 
 async def send(app: ASGIApp, state: Any, method: str, path: str, body: object = None) -> None:
@@ -141,9 +152,11 @@ def main(
     """Print the walks."""
     with TemporaryDirectory() as data_dir:
         found = asyncio.run(walks(model, Path(data_dir)))
-    table = Table("request", "files", "functions", "returns to a file already left")
-    for name, steps in found.items():
-        table.add_row(name, *map(str, (len({step.file for step in steps}), len(set(steps)), returns(steps))))
+    lengths = {name: length(steps) for name, steps in found.items()}
+    table = Table("request", "files", "at most", "functions", "returns to a file already left", "at most")
+    for name, (files, returns) in lengths.items():
+        limit = LIMITS[name]
+        table.add_row(name, *map(str, (files, limit.files, len(set(found[name])), returns, limit.returns)))
     console.print(table)
     if verbose:
         for name, steps in found.items():
@@ -152,6 +165,8 @@ def main(
             for file, calls in groupby(steps, key=lambda step: step.file):
                 console.print(f"{'<-' if file in left else '  '} {file}: {', '.join(call.function for call in calls)}")
                 left.add(file)
+    if any(files > LIMITS[name].files or returns > LIMITS[name].returns for name, (files, returns) in lengths.items()):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""A plain event and a plain recommendation pass through few files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks.service import request_walk
+from benchmarks.service.request_walk import Call, Length, length
+from tests.app.conftest import write_model
+
+
+def test_no_walk_is_longer_than_its_limit(tmp_path: Path) -> None:
+    """In a process of its own, whose every thread is watched."""
+    model = write_model(tmp_path / "tiny")
+    command = [sys.executable, "-m", "benchmarks.service.request_walk", "--model", str(model), "--verbose"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_walk_goes_back_to_files_that_it_has_left() -> None:
+    walk = [Call(file, f"function-{number}") for number, file in enumerate("aabacba")]
+    assert length(walk) == Length(files=3, returns=3)
+
+
+@pytest.mark.parametrize("limit", [Length(1, 9), Length(9, 0)])
+def test_a_longer_one_fails_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: Length) -> None:
+    async def walks(*_: Path) -> dict[str, list[Call]]:
+        return {"event": [Call(file, "function") for file in "aba"]}
+
+    monkeypatch.setattr(request_walk, "walks", walks)
+    request_walk.main(tmp_path)
+    monkeypatch.setattr(request_walk, "LIMITS", {"event": limit})
+    with pytest.raises(typer.Exit):
+        request_walk.main(tmp_path)
