@@ -60,8 +60,7 @@ class ClickThrough:
         experiment, length = answer.get("experiment", ""), len(answer["items"])
         self._shown["shown", generation, experiment, min(length, PLACES + 1)] += 1
         if "scenario" in answer and not is_continued:
-            outcome: ListOutcome = "empty" if not length else "short" if "short" in answer else "full"
-            self._shown["scenario-list", answer["scenario"], experiment, outcome] += 1
+            self._shown["scenario-list", answer["scenario"], experiment, _outcome(answer)] += 1
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
         """Count the new events that came of a list."""
@@ -109,6 +108,14 @@ class ClickThrough:
         return self._generations.get(place.generation, OTHER), self._experiments.get(place.experiment, OTHER)
 
 
+def _outcome(answer: Recommendations) -> ListOutcome:
+    if not answer["items"]:
+        return "empty"
+    if "short" in answer:
+        return "short"
+    return "filled" if "fallback" in answer["items"][-1] else "full"
+
+
 def stats_of(tallies: Mapping[Tally, int]) -> Stats:
     """Return the tallies by generation, experiment and place, and by scenario and experiment."""
     lists = Counter[tuple[str, str, int]]()
@@ -150,5 +157,6 @@ def _scenario_stats(tallies: Mapping[Tally, int]) -> list[ScenarioStats]:
                     continue
                 of.lists += count
                 of.short += count * (label == "short")
+                of.filled += count * (label == "filled")
                 of.empty += count * (label == "empty")
     return [stats for _, stats in sorted(found.items())]

@@ -261,7 +261,9 @@ class RecommendationMetrics:
             "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
         )
         self._scenario_lists = instruments.counter(
-            "lisarec_scenario_lists", "Lists of scenarios: full, short or empty", ["tenant", "scenario", "outcome"]
+            "lisarec_scenario_lists",
+            "Lists of scenarios: full, filled by their fallback, short or empty",
+            ["tenant", "scenario", "outcome"],
         )
         self._scenario_events = instruments.counter(
             "lisarec_scenario_events", "Events that came of scenarios' lists", ["tenant", "scenario", "type"]

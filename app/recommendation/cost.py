@@ -68,11 +68,20 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "pin": PINNED * len(request.pin),
         "boost": _cost_of_boost(request.boost),
         "filter": filters,
+        "fallback": _cost_of_fallback(request),
         "debug": (COUNTED + filters) * request.debug,
         "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
         "categories": CATEGORY * categories,
         "exclude_seen": SEEN * (request.exclude_seen == "all"),
     }
+
+
+def _cost_of_fallback(request: RecommendationRequest) -> float:
+    """Return what it costs to rank the items that a fallback allows, under the same limits."""
+    if request.fallback is None:
+        return 0.0
+    limits = len(request.max_per) + (request.max_per_category is not None)
+    return PLAIN + CHARACTER * len(request.fallback) + CAPPED * limits
 
 
 def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
@@ -107,7 +116,8 @@ def update_charge(items: Sequence[object]) -> int:
 
 def scenario_charge(settings: ScenarioSettings) -> int:
     """Return what it costs to compile a scenario's expressions and keep it."""
-    return floor(SCENARIOS + CHARACTER * len(settings.filter or "") + _cost_of_boost(settings.boost))
+    filters = f"{settings.filter or ''}{settings.fallback or ''}"
+    return floor(SCENARIOS + CHARACTER * len(filters) + _cost_of_boost(settings.boost))
 
 
 def archive_charge(files: int) -> int:

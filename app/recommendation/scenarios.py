@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeAlias, get_args
 
 from app.catalogue.expressions.environment import InvalidExpression
-from app.catalogue.item_expressions import Expression
+from app.catalogue.item_expressions import Expression, Result
 from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest
@@ -23,6 +23,7 @@ from storage.records import PropertyTypes
 
 RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 
+APART = ("filter", "fallback", "categories")  # what the request says of them holds beside them
 JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
 FIXED = ("diversity", "boost", "pin")
@@ -48,8 +49,8 @@ def with_settings(
     """
     given = dict(request)
     merged: dict[str, Any] = {"scenario": name, "scenario_experiment": experiment}
-    merged |= {"scenario_filter": settings.filter, "scenario_categories": settings.categories}
-    for field in settings.model_fields_set - {"filter", "categories", "params"}:
+    merged |= {f"scenario_{field}": getattr(settings, field) for field in APART}
+    for field in settings.model_fields_set - {*APART, "params"}:
         value = getattr(settings, field)
         merged[field] = _merged(field, given[field], value, path) if field in request.model_fields_set else value
     merged["params"] = _params(request.params, settings.params, path)
@@ -80,11 +81,17 @@ async def check(
     for name in settings.max_per.keys() - {CATEGORIES}:
         require_labels(name, types["item"].get(name), path)
     names = types_of({name: one.type for name, one in settings.params.items()}, types["user"])
-    filters = [] if settings.filter is None else [("filter", Expression(settings.filter, "boolean", {}, names))]
     boosts = settings.boost if isinstance(settings.boost, tuple) else ()
-    for field, expression in [*filters, *(("boost", Expression(text, "number", {}, names)) for text in boosts)]:
+    expressions: list[tuple[str, str | None, Result]] = [
+        ("filter", settings.filter, "boolean"),
+        ("fallback", settings.fallback, "boolean"),
+        *(("boost", text, "number") for text in boosts),
+    ]
+    for field, text, result in expressions:
+        if text is None:
+            continue
         try:
-            await run(partial(catalogue.expressions.check, expression), 1.0)
+            await run(partial(catalogue.expressions.check, Expression(text, result, {}, names)), 1.0)
         except InvalidExpression as exc:
             detail = ErrorDetail(field=f"{path}{field}", reason=str(exc))
             raise InvalidRequest("an expression cannot be used", [detail]) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -37,12 +37,14 @@ class Selection(NamedTuple):
 
     allowed     the items that may be recommended; None for all
     gains       what is added to each item's score; None for nothing
+    fallback    the items that fill a list when none of those are left; None for no items
     caps        of the properties that `max_per` names
     conditions  where they are to be counted one by one: what ``&&`` joins in the filter, and its items
     """
 
     allowed: Bitmap | None
     gains: NDArray[np.float32] | None
+    fallback: Bitmap | None = None
     caps: Sequence[Cap] = ()
     conditions: Sequence[tuple[str, Bitmap]] = ()
 
@@ -76,29 +78,32 @@ class Selector:
     async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
         caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
         if not request.filters and not isinstance(request.boost, tuple):
-            return Selection(None, None, caps)
+            return Selection(None, None, caps=caps)
         boosts = request.boost if isinstance(request.boost, tuple) else ()
         values: dict[str, Scalar] = {f"{PARAMS}{name}": value for name, value in request.params.items()}
         types = types_of({name: param_type(value) for name, value in request.params.items()}, self._users.types)
-        texts = (*request.filters, *boosts)
+        texts = (*request.filters, *boosts, request.fallback or "")
         if request.user_id is not None and any(USER in text for text in texts):
             of_user = await self._users.read(request.user_id)
             values |= {f"{USER}{name}": value for name, value in of_user.items()}
         if request.current_item is not None and any(CURRENT in text for text in texts):
             of_current = self._catalogue.properties_of(request.current_item)
             values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
-        allowed, gains, conditions = None, None, []
+        fallback, gains, conditions = None, None, []
+        allowed: list[Selected] = []
         for text in request.filters:
             wanted, field = Expression(text, "boolean", values, types), f"{path}filter"
-            own = await self._evaluate(wanted, field, requester)
-            allowed = own if allowed is None else allowed & own
+            allowed.append(await self._evaluate(wanted, field, requester))
             if request.debug:
                 parts = await self._thread.run(partial(self._catalogue.expressions.split, wanted), 1.0, requester)
                 conditions += [(part.text, await self._evaluate(part, field, requester)) for part in parts]
+        if request.fallback is not None:
+            wanted = Expression(request.fallback, "boolean", values, types)
+            fallback = _in_all([await self._evaluate(wanted, f"{path}fallback", requester), *allowed[1:]])
         for text in boosts:
             own = await self._evaluate(Expression(text, "number", values, types), f"{path}boost", requester)
             gains = own if gains is None else gains + own
-        return Selection(allowed, gains, caps, conditions)
+        return Selection(_in_all(allowed), gains, fallback, caps, conditions)
 
     async def _cap(self, name: str, most: int, path: str, requester: Requester) -> Cap:
         if name == CATEGORIES:
@@ -119,6 +124,11 @@ class Selector:
             return await self._thread.run(partial(expressions.evaluate, expression), len(self._catalogue), requester)
         except InvalidExpression as exc:
             raise InvalidRequest("an expression cannot be used", [ErrorDetail(field=field, reason=str(exc))]) from None
+
+
+def _in_all(bitmaps: Sequence[Bitmap]) -> Bitmap | None:
+    """Return the items that are in each of the bitmaps, without a copy of a single one; None where there are none."""
+    return reduce(np.bitwise_and, bitmaps) if bitmaps else None
 
 
 def require_labels(name: str, type_: ValueType | None, path: str) -> None:

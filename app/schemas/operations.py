@@ -45,8 +45,8 @@ class PlaceStats(BaseModel):
     events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
 
 
-ListOutcome = Literal["full", "short", "empty"]
-"""Whether a list had as many items as were asked for, fewer, or none."""
+ListOutcome = Literal["full", "filled", "short", "empty"]
+"""Whether a list had as many items as were asked for, had them by its fallback alone, had fewer, or none."""
 
 
 class ScenarioStats(BaseModel):
@@ -57,6 +57,7 @@ class ScenarioStats(BaseModel):
     lists: int = 0
     short: int = Field(0, description="of them with fewer items than were asked for, but some")
     empty: int = Field(0, description="of them without any item")
+    filled: int = Field(0, description="of them with items that the scenario's fallback alone allows, and not short")
     events: dict[str, int] = Field(
         default_factory=dict, description="by type, what was posted with the recommendation_id of one of them"
     )

@@ -149,6 +149,11 @@ class RecommendationRequest(RecommendationQuery):
         return [self.filter] if self.filter is not None else []
 
     @property
+    def fallback(self) -> str | None:
+        """The expression that takes the place of the first filter where a list would be short; None for no such."""
+        return None
+
+    @property
     def experiment(self) -> str:
         """The name of the experiment that the request itself takes part in, whatever generation answers it."""
         return ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -12,6 +12,7 @@ from pydantic import (
     PlainValidator,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import override
@@ -20,6 +21,7 @@ from app.schemas.fields import (
     MAX_PARAMS,
     Boost,
     Closed,
+    Expression,
     Param,
     ParamType,
     param_type,
@@ -74,6 +76,7 @@ ScenarioParams = Annotated[dict[str, ScenarioParam], WrapValidator(_declared)]
 EXAMPLE: dict[str, Any] = {
     "k": 8,
     "filter": "item.price < params.max_price && item.brand == current.brand",
+    "fallback": "item.price < params.max_price",
     "boost": "item.price > 20.0 ? 0.3 : 0.0",
     "exclude_seen": "all",
     "max_per_category": 2,
@@ -84,8 +87,15 @@ EXAMPLE: dict[str, Any] = {
 class ScenarioSettings(ListSettings):
     """Settings of a list. Their fields mean what they mean in a request for recommendations."""
 
-    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [EXAMPLE]})
+    model_config = ConfigDict(
+        strict=True, json_schema_extra={"examples": [EXAMPLE], "dependentRequired": {"fallback": ["filter"]}}
+    )
 
+    fallback: Expression | None = Field(
+        None,
+        description="fills a list that `filter` leaves short: an expression in its place, `true` for any item; the "
+        "other settings and the request's own filter hold of what fills it too",
+    )
     boost: Annotated[Boost, AS_IT_IS] = Field(default_factory=dict)
     pin: Pins = Field(default_factory=list)
     params: ScenarioParams = Field(
@@ -93,6 +103,12 @@ class ScenarioSettings(ListSettings):
         description="which parameters the expressions need, by name: of what type, and what a request that leaves one "
         "out means",
     )
+
+    @model_validator(mode="after")
+    def _fallback_of_a_filter(self) -> Self:
+        if self.fallback is not None and self.filter is None:
+            raise PydanticCustomError("no_filter", "fallback takes the place of a filter, and there is none")
+        return self
 
 
 VERSION_EXAMPLE: dict[str, Any] = {
@@ -157,12 +173,18 @@ class ScenarioRequest(RecommendationRequest):
 
     scenario_experiment: str = ""
     scenario_filter: str | None = None
+    scenario_fallback: str | None = None
     scenario_categories: Sequence[str] = ()
 
     @property
     @override
     def filters(self) -> Sequence[str]:
         return [text for text in (self.scenario_filter, self.filter) if text is not None]
+
+    @property
+    @override
+    def fallback(self) -> str | None:
+        return self.scenario_fallback
 
     @property
     @override

@@ -52,6 +52,9 @@ class ScoredItem(TypedDict):
     score: float
     title: NotRequired[str]
     pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
+    fallback: NotRequired[
+        Annotated[Literal[True], Field(description="the scenario's `fallback` allows it, its filter does not")]
+    ]
     cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
     explanation: NotRequired[Explanation]
 
@@ -81,8 +84,9 @@ class Short(TypedDict):
     reason: Annotated[
         Part,
         Field(
-            description="after what fewer than `k` items were left: a field of the request; `cursor` are the pages "
-            "before; `available` and `dates` are those of items; `catalogue` has fewer itself"
+            description="after what fewer than `k` items were left: a field of the request; `filter` with its "
+            "scenario's `fallback`; `cursor` are the pages before; `available` and `dates` are those of items; "
+            "`catalogue` has fewer itself"
         ),
     ]
     left: Annotated[int, Field(description="how many items were left by all but `max_per` and `max_per_category`")]

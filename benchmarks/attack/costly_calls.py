@@ -275,7 +275,8 @@ def _scenarios() -> list[Call]:
     def largest(number: int) -> dict[str, Any]:
         padding = {"exclude": [f"{number}-{n}".ljust(128, "-") for n in range(40)]}
         declared = {"n": {"type": "number", "default": number}}
-        return {**EXPRESSIONS["boost by expressions"], **padding, "params": declared}
+        filters = {"filter": f"params.n < 0.0 && ({OPERATIONS})", "fallback": f"params.n >= 0.0 && ({OPERATIONS})"}
+        return {**EXPRESSIONS["boost by expressions"], **padding, **filters, "params": declared}
 
     def previewed(number: int) -> dict[str, Any]:
         return {"settings": largest(number), "request": {"user_id": USER}}

@@ -14,7 +14,7 @@ from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_h
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
-from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder
+from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder, with_fallback
 from app.recommendation.ranking.rankings import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
 from app.recommendation.ranking.removals import RemovalCounter, short
 from app.recommendation.ranking.reranking import RerankingRules
@@ -48,6 +48,14 @@ class RankedItems(NamedTuple):
     scores: Scores
     vectors: Queries
     position: int
+
+
+class Listed(NamedTuple):
+    """The rows and items of a page, and the cursor of the next one if there is one; no rows for popular items."""
+
+    rows: Rows
+    items: list[ScoredItem]
+    cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,47 +144,29 @@ class BatchRanker:
 
     def _build_answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
         """Build the answer to a query from its ranked items, or from popular items where the engine ranked none."""
-        source: Source = "personalised" if query.similar_to is None else "similar"
-        cursor = None
-        if ranked is None:
-            source = "popular"
-            items, cursor = self._popular_items(query)
-        elif query.is_blended and query.history.model_input:
-            source = "blended"
-            personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
-            fused, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
-            items = self._catalogue.scored_items(fused, weights.tolist())
-        else:
-            if query.rules is None:
-                shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
-                rows = ranked.rows[shown]
-                items = self._catalogue.scored_items(rows, ranked.scores[shown].tolist())
-            else:
-                ranking = PersonalRanking(
-                    self._engine, ranked.vectors.one(ranked.position), query.boosts, query.candidates
-                )
-                rows, items, cursor = self._rerank(query, query.rules, ranking, ranked[:2])
-            if query.request.explain:
-                for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
-                    # in JSON from here on: the garbage collector stops everybody while it goes through 60,000 dicts
-                    item["explanation"] = cast(Explanation, orjson.Fragment(orjson.dumps(explanation)))
         request, scenario = query.request, query.request.scenario or ""
+        source = _source(query, ranked)
+        rows, items, cursor = listed = self._list(query, ranked)
+        if query.selection.fallback is not None and cursor is None:
+            rows, items, cursor = self._fill(query, ranked, listed)
+        if request.explain and ranked is not None:
+            for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
+                # in JSON from here on: the garbage collector stops everybody while it goes through 60,000 dicts
+                item["explanation"] = cast(Explanation, orjson.Fragment(orjson.dumps(explanation)))
+        item_ids = list(map(ITEM_ID, items))
         experiment = self._experiment or (request.experiment if scenario else "")
         answer: Recommendations = {
             "recommendation_id": self._ids.make(
-                self._context.generation.tag,
-                hash_of(experiment),
-                list(map(ITEM_ID, items)),
-                scenario_hash_of(scenario),
+                self._context.generation.tag, hash_of(experiment), item_ids, scenario_hash_of(scenario)
             ),
-            "user_id": query.request.user_id,
+            "user_id": request.user_id,
             "generation": self._context.name,
             "source": source,
             "items": items,
         }
-        if query.request.cursor is not None:
+        if request.cursor is not None:
             answer["cursor"] = cursor
-        if query.request.exclude_seen == "all" and query.history.newest is not None:
+        if request.exclude_seen == "all" and query.history.newest is not None:
             answer["seen_events_limit"] = query.history.newest
         if scenario:
             answer["scenario"] = scenario
@@ -184,40 +174,58 @@ class BatchRanker:
             answer["experiment"] = experiment
         if query.similar_to is not None:
             (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
-        if len(items) < query.request.k or query.request.debug:
-            removals = self._removals.count(query, list(map(ITEM_ID, items)))
-            if len(items) < query.request.k:
-                answer["short"] = short(removals, query.request.k)
-            if query.request.debug:
-                answer["debug"] = removals
+        if len(items) < request.k:
+            answer["short"] = short(self._removals.count(with_fallback(query), item_ids), request.k)
+        if request.debug:
+            answer["debug"] = self._removals.count(query, item_ids)
         return answer
 
-    def _popular_items(self, query: CatalogueQuery) -> tuple[list[ScoredItem], str | None]:
-        """Return popular items, and the cursor of the next page if there is one."""
-        if query.rules is None:
+    def _list(self, query: CatalogueQuery, ranked: RankedItems | None) -> Listed:
+        if query.rules is not None:
+            ranking = self._ranking(query, ranked)
+            best = ranking.best(query.depth, query.excluded) if ranked is None else ranked[:2]
+            return self._rerank(query, query.rules, ranking, best)
+        if ranked is None:
             candidates = query.candidates
             excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
-            return self._trending.popular_items(query.request.k, excluded), None
-        ranking = PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
-        _, items, cursor = self._rerank(query, query.rules, ranking, ranking.best(query.depth, query.excluded))
-        return items, cursor
+            return Listed(NO_ROWS, self._trending.popular_items(query.request.k, excluded), None)
+        if query.is_blended and query.history.model_input:
+            personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
+            rows, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
+            return Listed(rows, self._catalogue.scored_items(rows, weights.tolist()), None)
+        shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
+        rows = ranked.rows[shown]
+        return Listed(rows, self._catalogue.scored_items(rows, ranked.scores[shown].tolist()), None)
 
-    def _rerank(
-        self, query: CatalogueQuery, rules: RerankingRules, ranking: Ranking, best: Ranked
-    ) -> tuple[Rows, list[ScoredItem], str | None]:
-        """Apply the rules to a ranking; return the page's rows and items, and the cursor of the next page.
+    def _ranking(self, query: CatalogueQuery, ranked: RankedItems | None) -> Ranking:
+        if ranked is None:
+            return PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
+        return PersonalRanking(self._engine, ranked.vectors.one(ranked.position), query.boosts, query.candidates)
 
-        best  the first items of the ranking
-        """
+    def _fill(self, query: CatalogueQuery, ranked: RankedItems | None, listed: Listed) -> Listed:
+        """Let the items follow that the fallback allows, as a next page would; a list without a cursor ends after k."""
+        if len(listed.items) == query.request.k and query.request.cursor is None:
+            return listed
+        rest = self._builder.rest(query, list(map(ITEM_ID, listed.items)))
+        if ranked is not None:
+            rows, scores = self._ranking(rest, ranked).best(rest.depth, rest.excluded)
+            ranked = ranked._replace(rows=rows, scores=scores)
+        rows, items, cursor = self._list(rest, ranked)
+        for item in items:
+            item["fallback"] = True
+        return Listed(np.concatenate([listed.rows, rows]), [*listed.items, *items], cursor)
+
+    def _rerank(self, query: CatalogueQuery, rules: RerankingRules, ranking: Ranking, best: Ranked) -> Listed:
+        """Apply the rules to a ranking, whose first items are `best`."""
         page = rules.page(ranking, best, query.excluded)
         items = self._catalogue.scored_items(page.rows, page.scores.tolist())
         for place in page.pinned:
             items[place]["pinned"] = True
         cursor = None
         if query.request.cursor is not None and page.has_next:
-            shown = [*rules.shown, *(item["item_id"] for item in items)]
+            shown = [*rules.shown, *map(ITEM_ID, items)]
             cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
-        return page.rows, items, cursor
+        return Listed(page.rows, items, cursor)
 
     def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[Explanation]:
         vector, history = ranked.vectors.one(ranked.position), query.history
@@ -229,3 +237,11 @@ class BatchRanker:
                 vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts
             )
         return self._explainer.explain(explained, rows)
+
+
+def _source(query: CatalogueQuery, ranked: RankedItems | None) -> Source:
+    if ranked is None:
+        return "popular"
+    if query.is_blended:
+        return "blended"
+    return "personalised" if query.similar_to is None else "similar"

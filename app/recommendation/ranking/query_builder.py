@@ -1,7 +1,7 @@
 """Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,6 +97,16 @@ class QueryBuilder:
             for request, selection in zip(requests, selections, strict=True)
         ]
 
+    def rest(self, query: CatalogueQuery, shown: Sequence[str]) -> CatalogueQuery:
+        """Return the query for what the fallback adds to a list: the next page of it, under another filter.
+
+        shown  ids of the items of this page so far
+        """
+        cursor, left = [*(query.request.cursor or ()), *shown], query.request.k - len(shown)
+        request = query.request.model_copy(update={"cursor": cursor, "k": left})
+        selection = query.selection._replace(allowed=query.selection.fallback, conditions=())
+        return self._query(request, selection, query.history)
+
     def _history_of_items(self, item_ids: Sequence[str]) -> History:
         """Treat each of the known items, oldest first, as an event of weight 1."""
         rows = self._catalogue.rows(item_ids)
@@ -146,6 +156,14 @@ class QueryBuilder:
         if request.because:
             return self._catalogue.row_of.get(request.because)
         return int(model_input.last_item) if model_input else None
+
+
+def with_fallback(query: CatalogueQuery) -> CatalogueQuery:
+    """Return the query with all items that it allows from the beginning, those of its fallback too."""
+    allowed, fallback = query.selection.allowed, query.selection.fallback
+    if allowed is None or fallback is None:
+        return query
+    return replace(query, selection=query.selection._replace(allowed=allowed | fallback, conditions=()))
 
 
 def filter_out(

@@ -1,4 +1,4 @@
-"""Two services over one store whose items have properties, for scenarios."""
+"""Two services over one store whose items have properties, for scenarios, and settings that are drawn."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import strategies as st
 
 from app.settings import Settings
-from tests.app.catalogue.expressions.oracle import TEXTS
-from tests.app.conftest import ITEMS, Client, item_id
+from tests.app.catalogue.expressions.oracle import TEXTS, conditions
+from tests.app.conftest import CATEGORIES, ITEMS, Client, item_id
 from tests.storage.redis.servers import new_server
 
 TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
 URL = "/v1/admin/scenarios"
 PREVIEW = "/v1/admin/preview"
+SEEN_RULES = ["none", "recent", "all"]
+
+some = st.lists(st.sampled_from(CATEGORIES), unique=True, max_size=2)
+ids = st.lists(st.integers(0, ITEMS - 1).map(item_id), unique=True, max_size=10)
+filters = conditions.map(lambda pair: pair.ours)
+narrowing: dict[str, st.SearchStrategy[Any]] = {
+    "k": st.integers(1, ITEMS),
+    "exclude_seen": st.sampled_from(SEEN_RULES),
+    "categories": some,
+    "categories_all": some,
+    "categories_none": some,
+    "exclude": ids,
+    "filter": filters,
+    "max_per_category": st.integers(1, 8),
+    "max_per": st.dictionaries(st.sampled_from(["brand", "categories"]), st.integers(1, 8), max_size=2),
+}
+pins = st.lists(st.integers(0, ITEMS - 1), unique=True, max_size=3).map(
+    lambda rows: [{"item_id": item_id(row), "place": place} for place, row in enumerate(rows, 1)]
+)
 
 
 class Shop(NamedTuple):
@@ -59,3 +79,7 @@ def answer(client: Client, **body: Any) -> Any:
     response = client.post("/v1/recommendations", json={"user_id": "ada", "current_item": item_id(7), **body})
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def listed(answered: Any) -> list[tuple[str, Any]]:
+    return [(item["item_id"], pytest.approx(item["score"], abs=1e-4)) for item in answered["items"]]

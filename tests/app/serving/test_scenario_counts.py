@@ -28,9 +28,9 @@ def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) ->
     assert len(answer(client, scenario="full", k=3, cursor=first["cursor"])["items"]) == 1  # no list of its own
     found = client.get("/v1/stats").json()["scenarios"]
     assert [list(one.values()) for one in found] == [
-        ["empty", None, 1, 0, 1, {}],
-        ["full", None, 3, 0, 0, {"click": 2, "purchase": 2}],
-        ["short", None, 2, 1, 0, {"click": 1 + (len(TEA) < PLACES)}],
+        ["empty", None, 1, 0, 1, 0, {}],
+        ["full", None, 3, 0, 0, 0, {"click": 2, "purchase": 2}],
+        ["short", None, 2, 1, 0, 0, {"click": 1 + (len(TEA) < PLACES)}],
     ]
     text = client.get("/metrics").text
     for line in (

@@ -19,10 +19,10 @@ from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIOS, ScenarioSettings
 from app.settings import Settings
 from storage.records import MAX_SCENARIO_VERSIONS
-from tests.app.catalogue.expressions.oracle import conditions, numbers
+from tests.app.catalogue.expressions.oracle import numbers
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.service_process import Process
-from tests.app.serving.scenario_shop import PREVIEW, URL, Shop, answer
+from tests.app.serving.scenario_shop import PREVIEW, SEEN_RULES, URL, Shop, answer, listed, narrowing, pins
 from tests.app.support import SECRET, assert_refused, bearer, item_ids
 from tests.storage.redis.servers import new_server
 from tests.waiting import wait_until
@@ -31,25 +31,7 @@ DECLARED = {"max": {"type": "number"}, "brands": {"type": "set"}, "sizes": {"typ
 PARAMS = {"max": 2.0, "brands": ["a", "ab"], "sizes": [2.5]}
 EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
 OF_A_REQUEST = {"scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "candidates"}
-SEEN_RULES = ["none", "recent", "all"]
 
-some = st.lists(st.sampled_from(CATEGORIES), unique=True, max_size=2)
-ids = st.lists(st.integers(0, ITEMS - 1).map(item_id), unique=True, max_size=10)
-filters = conditions.map(lambda pair: pair.ours)
-narrowing: dict[str, st.SearchStrategy[Any]] = {
-    "k": st.integers(1, ITEMS),
-    "exclude_seen": st.sampled_from(SEEN_RULES),
-    "categories": some,
-    "categories_all": some,
-    "categories_none": some,
-    "exclude": ids,
-    "filter": filters,
-    "max_per_category": st.integers(1, 8),
-    "max_per": st.dictionaries(st.sampled_from(["brand", "categories"]), st.integers(1, 8), max_size=2),
-}
-pins = st.lists(st.integers(0, ITEMS - 1), unique=True, max_size=3).map(
-    lambda rows: [{"item_id": item_id(row), "place": place} for place, row in enumerate(rows, 1)]
-)
 all_settings = st.fixed_dictionaries(
     {},
     optional={
@@ -63,12 +45,9 @@ all_settings = st.fixed_dictionaries(
 wishes = st.fixed_dictionaries({}, optional=narrowing)
 
 
-def listed(answered: Any) -> list[tuple[str, Any]]:
-    return [(item["item_id"], pytest.approx(item["score"], abs=1e-4)) for item in answered["items"]]
-
-
 def test_a_scenario_has_every_field_of_a_request_that_is_not_of_one_request_alone() -> None:
-    assert ScenarioSettings.model_fields.keys() == RecommendationRequest.model_fields.keys() - OF_A_REQUEST
+    of_both = RecommendationRequest.model_fields.keys() - OF_A_REQUEST
+    assert ScenarioSettings.model_fields.keys() == of_both | {"fallback"}
 
 
 @given(all_settings)
@@ -166,6 +145,8 @@ def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
         ({"filter": f"item.{SECRET} < 1.0"}, ""),
         ({"filter": "item.price < params.undeclared"}, "filter"),
         ({"filter": "item.price"}, "filter"),
+        ({"filter": "true", "fallback": "item.price"}, "fallback"),
+        ({"fallback": "true"}, ""),
         ({"boost": ["1.0", "item.brand"]}, "boost"),
         ({"boost": {"tea": 30}}, "boost"),
         ({"max_per": {"price": 2}}, "max_per"),
