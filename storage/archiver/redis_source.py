@@ -6,13 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import takewhile
 from typing import Any, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
@@ -22,7 +22,7 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import NO_CLUSTER
-from storage.redis.connections.nodes import Argument, is_cluster_mode, node_urls
+from storage.redis.connections.nodes import Argument, is_cluster_mode, is_withheld, node_urls
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
 from storage.redis.layout.keys import LAYOUT_VERSION, Keyspace, User, erasing_key
 from storage.redis.layout.lost_entries import LOST_FIELD, decode_lost
@@ -190,11 +190,11 @@ class RedisSource(LogSource):
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:
         found = []
         for server in self._servers():
-            with suppress(NoPermissionError):
-                memory = server.info("memory")
+            memory = _told(server, "INFO", "memory") or {}
+            if "used_memory" in memory:
                 address = server.connection_pool.connection_kwargs
                 name = f"{address.get('host', address.get('path'))}:{address.get('port', '')}".rstrip(":")
-                found.append((name, memory["used_memory"], memory["maxmemory"]))
+                found.append((name, memory["used_memory"], memory.get("maxmemory", 0)))
         return found
 
     def _servers(self) -> list[Any]:
@@ -206,23 +206,39 @@ class RedisSource(LogSource):
 
 
 def _rewrite(server: Any) -> None:
-    """Have the server rewrite its append-only file, and wait until it has, if it lets this user do so.
+    """Have the server rewrite its append-only file, and wait until it has, if it has one and lets this user do so.
 
     raises  StorageUnavailable  when the server could not, and should be asked again
     """
-    with suppress(NoPermissionError):
+    if not (_told(server, "INFO", "persistence") or {}).get("aof_enabled", True):
+        return
+    try:
         _wait_until(lambda: _begins_rewrite(server))
         _wait_until(lambda: not _is_rewriting(server.info("persistence")))
         if server.info("persistence").get("aof_last_bgrewrite_status", "ok") != "ok":
             raise StorageUnavailable("Redis could not rewrite its append-only file; its log says why")
+    except ResponseError as exc:
+        if not is_withheld(exc):
+            raise
+        logger.info("what was erased stays in Redis's append-only file until it is rewritten: %s", exc)
+
+
+def _told(server: Any, *command: str) -> Any:
+    """Return the reply to a command; None where the server has it for others only."""
+    try:
+        return server.execute_command(*command)
+    except ResponseError as exc:
+        if not is_withheld(exc):
+            raise
+        return None
 
 
 def _begins_rewrite(server: Any) -> bool:
     try:
         server.execute_command("BGREWRITEAOF")
-    except NoPermissionError:
-        raise
     except ResponseError as exc:
+        if is_withheld(exc):
+            raise
         logger.info("asking again for a rewrite of the append-only file: %s", exc)  # one from before may be under way
         return False
     return True

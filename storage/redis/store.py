@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import AuthenticationError
 from typing_extensions import override
 
 from storage.archive.async_reader import TIMEOUT_S as ARCHIVE_TIMEOUT_S
@@ -35,7 +35,7 @@ from storage.records import (
     TenantPointers,
 )
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.nodes import ReplicaAcks
+from storage.redis.connections.nodes import ReplicaAcks, is_withheld
 from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.corrections.repair import LogRepair
 from storage.redis.corrections.undo_and_merge import RedisCorrections
@@ -147,7 +147,7 @@ class RedisStore(UserStore):
             with suppress(StorageUnavailable):  # a read-only server; a later write registers them again
                 await session.register(generations)
         except StorageError as exc:
-            refused = isinstance(exc.__cause__, AuthenticationError | NoPermissionError)
+            refused = isinstance(exc.__cause__, AuthenticationError) or is_withheld(exc.__cause__)
             if refused or not isinstance(exc, StorageUnavailable):
                 await store.close()
                 raise

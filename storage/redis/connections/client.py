@@ -266,10 +266,17 @@ class RedisServers:
         """Return how many connections to a node there have been: another number means that it may be another server."""
         return self._nodes.connected(url)
 
-    async def call_node(self, url: str, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        """Execute commands on a node in one round trip; exceptions are in the place of failed replies."""
+    async def call_node(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
+        """Execute commands on a node in one round trip; a reply that is a refusal is in its place.
+
+        raises  StorageUnavailable  when the node failed to answer one
+        """
         replies: list[Any] = [None] * len(commands)
-        await self._nodes.send({url: list(range(len(commands)))}, [Command("", args) for args in commands], replies)
+        places: dict[str | None, list[int]] = {url: list(range(len(commands)))} if commands else {}
+        await self._nodes.send(places, [Command("", args) for args in commands], replies)
+        for reply in replies:
+            if isinstance(reply, CONNECTION_ERRORS) and not _is_refusal(reply):
+                raise storage_error(reply) from reply
         return replies
 
     async def call_all_nodes(self, *args: Argument, replicas: bool = False) -> list[Any]:
@@ -317,6 +324,14 @@ class RedisServers:
             await asyncio.sleep(PAUSE_S)
         finally:
             self._refreshing = None
+
+
+def _is_refusal(reply: Exception) -> bool:
+    """Return whether the server refuses a command for what it holds.
+
+    A node that does not find its cluster tells its state, and nothing of its data: it has to be asked again.
+    """
+    return isinstance(reply, ResponseError) and not isinstance(reply, ClusterDownError)
 
 
 def _is_unreachable(reply: Any) -> bool:

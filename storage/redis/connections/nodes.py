@@ -313,7 +313,7 @@ def storage_error(cause: Exception) -> StorageError:
 
 def failure_cause(failure: Exception) -> FailureCause:
     """Return what a failed connection, or a reply that is an error, means to operators."""
-    if isinstance(failure, AuthenticationError | NoPermissionError):
+    if isinstance(failure, AuthenticationError) or is_withheld(failure):
         return "refused"
     if isinstance(failure, RedisTimeoutError | TimeoutError) or isinstance(failure.__cause__, TimeoutError):
         return "timeout"
@@ -323,6 +323,13 @@ def failure_cause(failure: Exception) -> FailureCause:
         return "unreachable"
     text = str(failure)
     return next((cause for sign, cause in CAUSES_OF_REFUSALS.items() if sign in text), "failed")
+
+
+def is_withheld(reply: object) -> bool:
+    """Return whether a server has a command for others only. Managed ones say that they do not know it."""
+    return isinstance(reply, NoPermissionError) or (
+        isinstance(reply, ResponseError) and "unknown command" in str(reply).lower()
+    )
 
 
 def node_urls(url: str) -> list[str]:

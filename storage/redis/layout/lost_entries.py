@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 LOST_FIELD = "lost"
 META = "meta"  # in the place of a partition: the other fields of PREFIX:meta were gone, and logs were there
+EVICTED = "evicted"  # in the place of a partition: a server has thrown away keys, and nobody knows which
 
 
 def encode_lost(lost: Mapping[str, str], accepted_ms: int) -> str:

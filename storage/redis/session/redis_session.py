@@ -4,26 +4,30 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
+from redis.exceptions import AuthenticationError, NoScriptError
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, Command, storage_error
+from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, Command, is_withheld, storage_error
 from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
+from storage.redis.session.server_settings import POLICY, SAFE_SETTINGS, keeps_events, told_settings
 from storage.redis.session.trust import ServerTrust
 from storage.state.generation import Generation
 
 OLDEST_SERVER = (6, 2)
 OLDEST_WITH_WAITAOF = (7, 2)
-SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 COVERAGE = "cluster-require-full-coverage"
+WITHHELD = (
+    "Redis does not tell whether its %s. Make sure that it is, or that what acknowledges events is as durable: "
+    "what it loses otherwise may not be noticed"
+)
 EARLIER_LAYOUT = (
     "'{key}' was written by an earlier lisarec (layout {found}, this one knows {known}); "
     "run 'lisarec backup' with that version, and 'lisarec restore' with this one under another key prefix"
@@ -186,9 +190,7 @@ class RedisSession:
 
     async def _check_versions(self) -> None:
         for info in await self.servers.call_all_nodes("INFO", "server", replicas=True):
-            if isinstance(info, NoPermissionError):  # a user without dangerous commands: the scripts will tell
-                logger.info("Redis does not tell its version")
-            elif not isinstance(info, Exception):
+            if isinstance(info, Mapping) and "redis_version" in info:
                 version = str(info["redis_version"])
                 if _version_number(version) < OLDEST_SERVER:
                     raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
@@ -196,6 +198,8 @@ class RedisSession:
                     raise StorageError(
                         f"Redis {version} cannot tell what its replicas have synced, 7.2 can; wait for replicas without"
                     )
+            elif isinstance(info, Mapping) or is_withheld(info):  # the scripts will tell
+                logger.info("Redis does not tell its version")
             elif not self.servers.is_cluster or isinstance(info, AuthenticationError):
                 raise storage_error(info) from info
 
@@ -226,25 +230,25 @@ class RedisSession:
         return any(isinstance(number, bytes) for number in numbers)
 
     async def _check_settings(self) -> None:
-        """Warn of settings that differ from those of docker/redis/redis.conf and redis-cluster.conf."""
+        """Warn of settings that differ from docker/redis/redis.conf and redis-cluster.conf, or are not told."""
+        infos = await self.servers.call_all_nodes("INFO", replicas=True)
+        told = {name: await self._settings(name, infos) for name in (*SAFE_SETTINGS, COVERAGE)}
         for name, safe in SAFE_SETTINGS.items():
-            for value in await self._settings(name):
-                if value != safe:
+            for value in told[name] - {safe}:
+                if name != POLICY or not keeps_events(value):
                     logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, value, safe)
         if self.servers.is_cluster:
-            for value in await self._settings(COVERAGE):
-                if value != "no":
-                    logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, value)
+            for value in told[COVERAGE] - {"no"}:
+                logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, value)
+        withheld = [f"{name} is {safe}" for name, safe in SAFE_SETTINGS.items() if not told[name]]
+        if withheld:
+            logger.warning(WITHHELD, " and ".join(withheld))
 
-    async def _settings(self, name: str) -> set[str]:
-        """Return the values on all servers that tell theirs."""
-        values = set()
-        for reply in await self.servers.call_all_nodes("CONFIG GET", name, replicas=True):
-            if isinstance(reply, Exception):  # many managed servers do not tell
-                logger.info("Redis does not tell its %s: %s", name, reply)
-            elif name in reply:
-                values.add(reply[name])
-        return values
+    async def _settings(self, name: str, infos: Sequence[Any]) -> set[str]:
+        """Return the values on all servers that tell theirs, by CONFIG or in these replies to INFO."""
+        configs = await self.servers.call_all_nodes("CONFIG GET", name, replicas=True)
+        servers = [told_settings(*replies) for replies in zip(infos, configs, strict=False)]
+        return {told[name] for told in servers if name in told}
 
     async def _load_scripts(self) -> None:
         for script in STORE_SCRIPTS:

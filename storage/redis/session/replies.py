@@ -6,29 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.exceptions import ClusterDownError, ResponseError
-
 from storage.redis.layout.stream_entries import entry_seq
 
 
-def process_of(info: Any, replication: Any, connected: int) -> tuple[str, str]:
+def process_of(info: Any, connected: int) -> tuple[str, str]:
     """Return what tells a server from the same one after a restart; where it does not tell, each connection counts."""
-    if isinstance(info, Exception) or isinstance(replication, Exception):
+    if isinstance(info, Exception) or "run_id" not in info:
         return "", str(connected)
-    return str(info["run_id"]), str(replication.get("master_replid", ""))
+    return str(info["run_id"]), str(info.get("master_replid", ""))
 
 
-def is_refusal(reply: Exception) -> bool:
-    """Return whether the server refuses a command for what it holds.
-
-    A node that does not find its cluster tells its state, and nothing of its data: it has to be asked again.
-    """
-    return isinstance(reply, ResponseError) and not isinstance(reply, ClusterDownError)
-
-
-def is_replica(replication: Any) -> bool:
+def is_replica(info: Any) -> bool:
     """Return whether a server follows another one; one that does not tell is none."""
-    return not isinstance(replication, Exception) and replication.get("role") == "slave"
+    return not isinstance(info, Exception) and info.get("role") == "slave"
 
 
 def has_entry(entries: Sequence[tuple[bytes, Any]], entry_id: str) -> bool:

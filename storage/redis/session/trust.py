@@ -22,27 +22,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.nodes import CONNECTION_ERRORS, Argument, storage_error
 from storage.redis.layout.keys import Keyspace
-from storage.redis.layout.lost_entries import LOST_FIELD, META, decode_lost, encode_lost
+from storage.redis.layout.lost_entries import EVICTED, LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.session.archived_positions import ArchivedPositions
 from storage.redis.session.newest_entries import NewestEntries
-from storage.redis.session.replies import address, has_entry, is_refusal, is_replica, process_of
+from storage.redis.session.replies import address, has_entry, is_replica, process_of
+from storage.redis.session.server_settings import (
+    POLICY,
+    REQUIRED_SETTINGS,
+    Evictions,
+    told_settings,
+    unsafe_setting,
+)
 
 EXAMINE_EVERY_S = 1.0
 NOTE_TIMEOUT_S = 1.0  # of a process that ends
-REQUIRED_SETTINGS = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
-HARMLESS = "volatile-"  # evicts states with a time to live, which are folded again
-UNSAFE = (
-    "Redis at {server} would lose events: its {name} is {value}. Set it to {safe}, with CONFIG SET and in the "
-    "configuration of the server; until then nothing is written"
-)
+UNSAFE = "Redis at {server} would lose events: {what}; until then nothing is written"
 LOST = (
     "Redis at {server} has lost events that were acknowledged: {what}. Nothing is written until it has its data again. "
     "If they are gone, 'lisarec repair --accept-loss' restores what log and archive have, and goes on without the rest"
@@ -68,12 +69,14 @@ class _Server:
     """What is known of a server.
 
     process     its run and replication ids, as far as it tells them
+    evictions   what it has thrown away
     reason      why nothing may be written to it; None: all is well
     """
 
     connected: int = -1
     examine_at_s: float = 0.0
     process: tuple[str, str] | None = None
+    evictions: Evictions = field(default_factory=Evictions)
     reason: _Reason | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -200,12 +203,14 @@ class ServerTrust:
     async def _examine(self, url: str, server: _Server) -> None:
         """Find out whether the server may be written to; raise StorageUnavailable when it does not answer."""
         connected = self._servers.connected(url)
-        info, replication, *settings = await self._call(
-            url, ("INFO", "server"), ("INFO", "replication"), *(("CONFIG GET", name) for name in REQUIRED_SETTINGS)
-        )
-        process = process_of(info, replication, connected)
-        if not is_replica(replication):  # that one takes no writes, whatever it holds
-            reason = _unsafe_setting(address(url), settings) or await self._loss(url, server, process)
+        asked = (("CONFIG GET", name) for name in REQUIRED_SETTINGS)
+        info, *configs = await self._servers.call_node(url, ("INFO",), *asked)
+        process = process_of(info, connected)
+        if not is_replica(info):  # that one takes no writes, whatever it holds
+            server.evictions.count(info, told_settings(info, *configs).get(POLICY, ""))
+            loss = await self._loss(url, server, process)
+            unsafe = unsafe_setting(info, *configs)
+            reason = loss if unsafe is None else _Reason(UNSAFE.format(server=address(url), what=unsafe), "unsafe")
             if reason != server.reason:
                 logger.warning("%s", f"Redis at {address(url)} is written to again" if reason is None else reason.text)
             server.reason, server.process = reason, process
@@ -215,7 +220,9 @@ class ServerTrust:
     async def _loss(self, url: str, server: _Server, process: tuple[str, str]) -> _Reason | None:
         """Return what the server has lost; only one that may have changed is asked for entries."""
         of_meta = await self._read_meta() if self._meta is None or self._is_meta_on(url) else None
-        what = of_meta if self._is_meta_on(url) else None
+        if self._meta and server.evictions.lost and EVICTED not in self._lost:
+            await self._note((), {EVICTED: server.evictions.lost}, self._meta.accepted_ms)
+        what = (of_meta if self._is_meta_on(url) else None) or self._lost.get(EVICTED) or server.evictions.lost
         if what is not None or process != server.process or server.reason is not None:
             what = await self._missing_data(url) or what
             if what is None and self._may_have_lost_all(url):
@@ -243,7 +250,7 @@ class ServerTrust:
     async def _missing_entries(self, url: str, partitions: Sequence[int]) -> dict[int, str]:
         """Return entries that partitions of the server have to have and lack."""
         known = [(number, entry_id) for number in partitions for entry_id in self._newest.required(number)]
-        found = await self._call(
+        found = await self._servers.call_node(
             url,
             *(
                 ("XRANGE", self._keys.log(number), entry_seq(entry_id.encode()), "+", "COUNT", 1)
@@ -259,14 +266,15 @@ class ServerTrust:
 
     async def _learn(self, url: str, partitions: Sequence[int]) -> None:
         """Remember the newest entries of all processes, and set again what an older copy may lack."""
-        found = await self._call(
+        found = await self._servers.call_node(
             url, *(("XREVRANGE", self._keys.log(number), "+", "-", "COUNT", 1) for number in partitions)
         )
         for number, entries in zip(partitions, found, strict=True):
             if isinstance(entries, list) and entries:
                 self._newest.remember(number, entries[0][0].decode())
         if self._is_meta_on(url):
-            await self._call(url, *(("HSETNX", self._keys.meta, name, value) for name, value in self._fields.items()))
+            fields = self._fields.items()
+            await self._servers.call_node(url, *(("HSETNX", self._keys.meta, name, value) for name, value in fields))
 
     # ---- what is stored once
 
@@ -280,12 +288,12 @@ class ServerTrust:
             logger.warning("a loss of events was accepted, so what Redis has now counts")
             self._newest.forget()
             for server in self._known.values():
-                server.process = None
+                server.process, server.evictions.lost = None, None
         self._meta = meta
         self._newest.read(fields, meta.accepted_ms)
         noted = decode_lost(fields.get(LOST_FIELD.encode()), meta.accepted_ms)
         for number, entry_id in noted.items():
-            if number != META and self._lost.get(number) != entry_id:
+            if number.isdigit() and self._lost.get(number) != entry_id:
                 self._newest.remember(int(number), entry_id)
                 if (url := self._servers.slots.node_of(self._keys.log(int(number)))) in self._known:
                     self._known[url].process = None
@@ -297,8 +305,6 @@ class ServerTrust:
         if self._meta is None or self._meta.archive_id or self._meta.accepted_ms:
             return False
         return self._archived.is_silent and not any(map(self._newest.required, self._partitions(url)))
-
-    # ---- commands
 
     def _is_meta_on(self, url: str) -> bool:
         return self._servers.slots.node_of(self._keys.meta) == url
@@ -321,14 +327,6 @@ class ServerTrust:
             self._lost = {**others, **missing}
             await self._servers.call("HSET", self._keys.meta, LOST_FIELD, encode_lost(self._lost, accepted_ms))
 
-    async def _call(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
-        """Execute commands; a reply that is a refusal is in its place, a failure is raised."""
-        replies = await self._servers.call_node(url, commands) if commands else []
-        for reply in replies:
-            if isinstance(reply, CONNECTION_ERRORS) and not is_refusal(reply):
-                raise storage_error(reply) from reply
-        return replies
-
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
@@ -336,18 +334,6 @@ class _Meta:
 
     archive_id: str
     accepted_ms: int
-
-
-def _unsafe_setting(server: str, replies: Sequence[Any]) -> _Reason | None:
-    """Return why the server would lose events; one that does not tell its settings is believed."""
-    settings: dict[str, str] = {}
-    for reply in replies:
-        settings |= {} if isinstance(reply, Exception) else reply
-    for name, safe in REQUIRED_SETTINGS.items():
-        value = settings.get(name, safe)
-        if value != safe and not value.startswith(HARMLESS):
-            return _Reason(UNSAFE.format(server=server, name=name, value=value, safe=safe), "unsafe")
-    return None
 
 
 def _partition_of(key: str) -> int | None:

@@ -15,7 +15,7 @@ from redis.exceptions import ClusterDownError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
-from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command, NodeClients
 from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click
@@ -269,14 +269,15 @@ class TestMissingData:
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """For seconds after its start a node of a cluster tells its state, and reads no keys."""
-        call = RedisServers.call_node
+        send = NodeClients.send
 
-        async def refuse_keys(servers: RedisServers, url: str, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-            replies = await call(servers, url, commands)
-            down = ClusterDownError("The cluster is down")
-            return [
-                down if name.startswith("X") else reply for (name, *_), reply in zip(commands, replies, strict=True)
-            ]
+        async def refuse_keys(
+            nodes: NodeClients, places: Any, commands: Sequence[Command], replies: list[Any], **options: bool
+        ) -> None:
+            await send(nodes, places, commands, replies, **options)
+            for place, command in enumerate(commands):
+                if str(command.args[0]).startswith("X"):
+                    replies[place] = ClusterDownError("The cluster is down")
 
         async def law() -> None:
             new, *others = in_other_partitions(3)
@@ -284,7 +285,7 @@ class TestMissingData:
                 older = any_server.copy_data(tmp_path / "older")
                 await store.append("main", [click("1", user_id) for user_id in others])
                 any_server.restart_with(older)
-                monkeypatch.setattr(RedisServers, "call_node", refuse_keys)
+                monkeypatch.setattr(NodeClients, "send", refuse_keys)
                 for _ in range(3):
                     with pytest.raises(StorageUnavailable):
                         await store.append("main", [click("2", new)])
