@@ -21,7 +21,7 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
-from storage.state.corrections import SeenItems
+from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -113,9 +113,9 @@ class EventStore(Protocol):
         ...
 
     async def seen_items(
-        self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
+        self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        """Return the items of the events that count among the newest `limit` log entries, but of no `unseen_types`.
+        """Return the items of these events, of those that count among the newest `limit` log entries.
 
         The log is read in pages, newest first, and others' reads come between them.
         """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
+from app.errors import ErrorDetail, InvalidRequest
 from app.events.click_through import ClickThrough
 from app.events.cold_item_learner import ColdItemLearner
 from app.events.trend_counter import TrendCounter
@@ -14,6 +15,7 @@ from storage.errors import StorageError
 from storage.protocol import UserStore
 
 SYNC_EVERY_S = 5.0
+MAX_NAMES = 20  # of event types in an error
 
 
 class LiveSignals:
@@ -28,6 +30,20 @@ class LiveSignals:
         self.click_through = ClickThrough(store, tenant, metrics)
         self.learners: Sequence[ColdItemLearner] = ()
         self.event_types: Collection[str] = ()
+
+    def require_types(self, types: Iterable[str], path: str = "") -> None:
+        """Make sure that the types of `exclude_events` are known: a misspelt one would leave nothing out.
+
+        path  of the request or the settings in the body, for errors
+
+        raises  InvalidRequest  which says what types there are
+        """
+        if not set(types).issubset(self.event_types):
+            known = ", ".join(sorted(self.event_types)[:MAX_NAMES])
+            reason = f"has a type for which no served model has a weight; there are {known}"
+            raise InvalidRequest(
+                "there is no such event type", [ErrorDetail(field=f"{path}exclude_events", reason=reason)]
+            )
 
     async def sync_forever(self) -> None:
         """Synchronise with the other processes until cancelled."""

@@ -26,7 +26,7 @@ from app.recommendation.cost import (
     scenario_charge,
     update_charge,
 )
-from app.recommendation.state_reader import users_who_exclude_all
+from app.recommendation.state_reader import log_queries
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
@@ -174,6 +174,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     """
     preview = parse(ScenarioPreview, body, "the body does not describe a preview")
     await _check(services, caller, preview.settings, "settings.")
+    services.by_tenant[caller.tenant].signals.require_types(preview.request.exclude_events, "request.")
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
     await _charge(services, caller, [request])
@@ -184,6 +185,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
 
 async def _check(services: Services, caller: Caller, settings: ScenarioSettings, path: str = "") -> None:
     service = services.by_tenant[caller.tenant]
+    service.signals.require_types(settings.exclude_events, path)
     types = await service.store.properties.types(caller.tenant)
     service.switcher.hold_types(types)  # also those that were declared just now
     run = partial(services.shared_thread.run, requester=caller.requester)
@@ -258,6 +260,9 @@ async def _recommend_as_json(
 ) -> list[bytes]:
     """Return the answers; a key has one large call at work at a time, be it that the caller holds its turn."""
     service = services.by_tenant[caller.tenant]
+    for place, request in enumerate(requests):
+        if request.exclude_events:  # a scenario's types were known when it was put, whatever model is served now
+            service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved = _resolve(service, requests)
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
     turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
@@ -283,7 +288,7 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
     cost = charge_for(requests, most)
     if cost > 1:  # almost never, and one was counted with the call
         await charge(services, caller, cost)
-        if user_ids := users_who_exclude_all(requests):
+        if user_ids := [user_id for user_id, _ in log_queries(requests)]:
             reader = services.by_tenant[caller.tenant].log_reader
             lengths = await reader.lengths(user_ids)
             await charge(services, caller, charge_for(requests, most, lengths), counted=cost)

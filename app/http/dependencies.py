@@ -19,7 +19,9 @@ from app.schemas.items import StockedId
 from app.serving.lifespan import Service
 
 LONG_BODY_BYTES = 1 << 14  # parsing more takes a good part of a millisecond
-REPEATABLE = frozenset({"boost", "categories", "categories_all", "categories_none", "exclude", "max_per"})
+REPEATABLE = frozenset(
+    {"boost", "categories", "categories_all", "categories_none", "exclude", "exclude_events", "max_per"}
+)
 
 
 async def get_services(request: Request) -> Services:

@@ -27,7 +27,7 @@ CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
 COUNTED = 1.0  # of counting what each part of a request leaves out
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
-SEEN = 1.0  # of asking for a log's length, and reading a short one
+SEEN = 1.0  # of each field for which a log is read: of asking for a log's length, and reading a short one
 SEEN_EVENT = 1 / 100  # of an entry that is read beyond those
 SHORT_LOG = 100
 
@@ -73,6 +73,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
         "categories": CATEGORY * categories,
         "exclude_seen": SEEN * (request.exclude_seen == "all"),
+        "exclude_events": SEEN * bool(request.event_rules),
     }
 
 
@@ -132,7 +133,8 @@ def correction_charge(entries: int) -> int:
 
 def _details(requests: Sequence[RecommendationRequest], logs: float) -> list[ErrorDetail]:
     """Return what each field costs in all requests together, the costliest first."""
-    totals = {"exclude_seen": logs}
+    read_for = "exclude_seen" if any(request.exclude_seen == "all" for request in requests) else "exclude_events"
+    totals = {read_for: logs}
     if len(requests) > 1:
         totals["requests"] = PLAIN * len(requests)
     for request in requests:

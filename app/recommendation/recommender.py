@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
-from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from typing_extensions import override
@@ -20,9 +19,9 @@ from app.recommendation.cost import LIGHT, cost_of
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
 from app.recommendation.ranking.generation_context import GenerationContext
-from app.recommendation.ranking.stored_users import SeenRows
+from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows
 from app.recommendation.selection import EVERYTHING, Selection, Selector
-from app.recommendation.state_reader import LogReader, StateReader, users_who_exclude_all
+from app.recommendation.state_reader import LogQuery, LogReader, StateReader, log_queries
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 
@@ -30,7 +29,6 @@ MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a
 MAX_COSTLY_BATCH = 16.0
 MAX_CALLERS_OF_NODE = 32  # requests that may wait for one node of a cluster
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
-NOBODY_SEEN: Mapping[str, SeenRows] = MappingProxyType({})
 
 
 class Lane(NamedTuple):
@@ -47,9 +45,10 @@ def limits_of(lane: Lane) -> Limits:
 
 
 class BatchEntry(NamedTuple):
-    """A request of a batch, its trace, lane and cost, and what its user has seen, if needed and readable.
+    """A request of a batch, its trace, lane and cost.
 
     selection  what its expressions have selected
+    seen       what was read of its user's log; None where it is needed and cannot be read now
     """
 
     request: RecommendationRequest
@@ -61,13 +60,12 @@ class BatchEntry(NamedTuple):
 
     @classmethod
     def of(
-        cls, request: RecommendationRequest, selection: Selection, seen: Mapping[str, SeenRows], states: StateReader
+        cls, request: RecommendationRequest, selection: Selection, seen: SeenRows | None, states: StateReader
     ) -> Self:
-        """Return the request as it is asked now; `seen` is what was read of users' logs."""
-        seen_by_user = seen.get(str(request.user_id)) if request.exclude_seen == "all" else None
+        """Return the request as it is asked now."""
         node = "" if request.user_id is None else states.node_of(request.user_id)
         cost = cost_of(request)
-        return cls(request, selection, tracing.current.get(), seen_by_user, Lane(node, cost >= LIGHT), cost)
+        return cls(request, selection, tracing.current.get(), seen, Lane(node, cost >= LIGHT), cost)
 
 
 class Readers(NamedTuple):
@@ -138,7 +136,7 @@ class Recommender(BaseRecommender):
             return self._read_and_recommend(requests, requester)
         states = self._readers.states
         return self._batcher.submit(
-            [BatchEntry.of(request, EVERYTHING, NOBODY_SEEN, states) for request in requests], requester
+            [BatchEntry.of(request, EVERYTHING, NOTHING_SEEN, states) for request in requests], requester
         )
 
     async def _read_and_recommend(
@@ -148,17 +146,17 @@ class Recommender(BaseRecommender):
         begin_s = time.perf_counter()
         selections = await self._selector.select(requests, requester)
         select_end_s = time.perf_counter()
-        seen = NOBODY_SEEN
-        if user_ids := users_who_exclude_all(requests):
+        seen: Mapping[LogQuery, SeenRows] = {}
+        if logs := log_queries(requests):
             generation, catalogue = self._context.generation, self._context.catalogue
-            seen = await self._readers.logs.read(user_ids, generation, catalogue, requester)
+            seen = await self._readers.logs.read(logs, generation, catalogue, requester)
         if (request_trace := tracing.current.get()) is not None:
             request_trace.spans["expressions"] = select_end_s - begin_s
-            if user_ids:
+            if logs:
                 request_trace.spans["log"] = time.perf_counter() - select_end_s
         entries = [
-            BatchEntry.of(request, selection, seen, self._readers.states)
-            for request, selection in zip(requests, selections, strict=True)
+            BatchEntry.of(request, selection, NOTHING_SEEN if log is None else seen.get(log), self._readers.states)
+            for request, selection, log in zip(requests, selections, map(LogQuery.of, requests), strict=True)
         ]
         return await self._batcher.submit(entries, requester)
 
@@ -182,7 +180,7 @@ class Recommender(BaseRecommender):
         """Read the users' states, compute the answers, and record how long each stage took."""
         requests = [entry.request for entry in batch]
         selections = [entry.selection for entry in batch]
-        seen = {str(entry.request.user_id): entry.seen for entry in batch if entry.seen is not None}
+        seen = [entry.seen for entry in batch]
         cost = sum(entry.cost for entry in batch)
         users = await self._readers.states.read(requests, seen)
         self._metrics.engine.in_progress += 1
@@ -213,4 +211,5 @@ def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether there is something to read or to evaluate before the request can join a batch."""
     may_have_filters = request.filter is not None or request.scenario is not None
     has_expressions = may_have_filters or isinstance(request.boost, tuple)
-    return has_expressions or request.exclude_seen == "all" or bool(request.max_per)
+    needs_log = request.exclude_seen == "all" or bool(request.exclude_events)
+    return has_expressions or needs_log or bool(request.max_per)

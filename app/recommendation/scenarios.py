@@ -23,7 +23,8 @@ from storage.records import PropertyTypes
 
 RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 
-APART = ("filter", "fallback", "categories")  # what the request says of them holds beside them
+# what the request says of these holds beside them
+APART = ("filter", "fallback", "categories", "exclude_events", "within")
 JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
 FIXED = ("diversity", "boost", "pin")

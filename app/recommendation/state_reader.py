@@ -1,10 +1,10 @@
-"""Reads users from the store: the states of a batch, and before the batch the logs of who excludes all seen items."""
+"""Reads users from the store: the states of a batch, and before the batch the logs of those who exclude by them."""
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
@@ -12,21 +12,50 @@ from app.observability.metrics import StoreMetrics
 from app.recommendation.batching import Limits, MicroBatcherByLane, Requester
 from app.recommendation.fair_thread import FairThread
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
+from app.schemas.event_rules import longest_within_s
 from app.schemas.recommendations import RecommendationRequest
-from storage.errors import PartlyRead, StorageError
+from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.protocol import HistoryStore
-from storage.state.corrections import SeenItems
+from storage.state.corrections import EventFilter, SeenItems
 from storage.state.generation import Generation
 
 READ_AT_ONCE = 2  # logs, of each node of the store
 MAX_WAITING = 128  # logs
 
 
-class _Log(NamedTuple):
-    """A user's log, and the types of events in it that do not count as seen."""
+class LogQuery(NamedTuple):
+    """What requests need of a user's log: the seen items, and those that events of these types leave out.
+
+    within_s  for how long an event does so, by type
+    """
 
     user_id: str
-    unseen_types: Collection[str]
+    within_s: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(cls, request: RecommendationRequest) -> Self | None:
+        """Return what the request needs; None for nothing."""
+        rules = request.event_rules
+        if request.user_id is None or not (rules or request.exclude_seen == "all"):
+            return None
+        return cls(request.user_id, tuple(sorted(longest_within_s(rules).items())))
+
+
+def now_us() -> int:
+    """Return the time of this machine, in microseconds since the epoch."""
+    return time.time_ns() // 1_000
+
+
+def log_queries(requests: Iterable[RecommendationRequest]) -> list[LogQuery]:
+    """Return what the requests need of logs, each thing once."""
+    return [query for query in dict.fromkeys(map(LogQuery.of, requests)) if query is not None]
+
+
+class _Log(NamedTuple):
+    """A user's log, and which events in it count."""
+
+    user_id: str
+    events: EventFilter
 
 
 class LogReader:
@@ -51,21 +80,26 @@ class LogReader:
         )
 
     async def read(
-        self, user_ids: Sequence[str], generation: Generation, catalogue: LiveCatalogue, requester: Requester
-    ) -> dict[str, SeenRows]:
-        """Read the users' logs. Users that cannot be read now are missing; this is reported.
+        self, queries: Sequence[LogQuery], generation: Generation, catalogue: LiveCatalogue, requester: Requester
+    ) -> dict[LogQuery, SeenRows]:
+        """Read the users' logs, as of now. What cannot be read now is missing; this is reported.
 
-        raises   Overloaded        when too many logs wait to be read already
-                 ClientDisconnect  when the caller is gone
+        raises   StorageUnavailable  when a log cannot be read that says what is left out, as a filter does
+                 Overloaded          when too many logs wait to be read already
+                 ClientDisconnect    when the caller is gone
         """
-        logs = [_Log(user_id, generation.unseen_types) for user_id in user_ids]
-        found: dict[str, SeenRows] = {}
-        for user_id, seen in zip(user_ids, await self._batcher.submit(logs, requester), strict=True):
+        time_us, logs = now_us(), []
+        for user_id, within_s in queries:
+            since_us = {name: time_us - seconds * 1e6 for name, seconds in within_s}
+            logs.append(_Log(user_id, EventFilter(generation.unseen_types, since_us)))
+        found: dict[LogQuery, SeenRows] = {}
+        for query, seen in zip(queries, await self._batcher.submit(logs, requester), strict=True):
+            if seen is None and query.within_s:
+                raise StorageUnavailable("nobody knows what to leave out: the user's log cannot be read now")
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
-                item_ids = seen.item_ids
-                rows = await self._thread.run(partial(catalogue.rows, item_ids), 1.0 + len(item_ids), requester)
-                found[user_id] = SeenRows(rows, newest)
+                in_rows, size = partial(_in_rows, seen, catalogue, newest), len(seen.item_ids) + len(seen.left_out)
+                found[query] = await self._thread.run(in_rows, 1.0 + size, requester)
         return found
 
     async def lengths(self, user_ids: Sequence[str]) -> list[int]:
@@ -94,13 +128,17 @@ class LogReader:
     async def _seen_items(self, log: _Log) -> SeenItems | None:
         begin_s, is_failed = time.perf_counter(), False
         try:
-            return await self._store.seen_items(self._tenant, log.user_id, log.unseen_types, limit=self._max_entries)
+            return await self._store.seen_items(self._tenant, log.user_id, log.events, limit=self._max_entries)
         except StorageError as exc:
             is_failed = True
             self._metrics.failures.report(exc)
             return None
         finally:
             self._metrics.observe("log", time.perf_counter() - begin_s, is_failed=is_failed)
+
+
+def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None) -> SeenRows:
+    return SeenRows(catalogue.rows(seen.item_ids), catalogue.rows(seen.left_out), newest)
 
 
 class StateReader:
@@ -116,15 +154,15 @@ class StateReader:
         self._metrics = metrics
         self.node_of = partial(store.node_of, tenant)
 
-    async def read(self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows]) -> StoredUsers:
+    async def read(self, requests: Sequence[RecommendationRequest], seen: Sequence[SeenRows | None]) -> StoredUsers:
         """Read the requests' users. Users that cannot be read now are missing; this is reported.
 
-        seen  what was read of the logs of those who exclude all seen items; without it they are missing too
+        seen  what was read of the log of each request's user; None where it could not be, and then the user is missing
         """
-        user_ids = _distinct(request.user_id for request in requests)
+        user_ids = list(dict.fromkeys(request.user_id for request in requests if request.user_id is not None))
         if not user_ids:
-            return StoredUsers({}, {})
-        unread = set(users_who_exclude_all(requests)).difference(seen)
+            return StoredUsers({}, seen)
+        unread = {request.user_id for request, one in zip(requests, seen, strict=True) if one is None}
         begin_s, is_failed = time.perf_counter(), False
         states: Iterable[tuple[str, bytes | None]]
         try:
@@ -142,12 +180,3 @@ class StateReader:
             if state is not None and user_id not in unread:
                 known[user_id] = state  # noqa: PERF403
         return StoredUsers(known, seen, read_s, is_failed)
-
-
-def users_who_exclude_all(requests: Iterable[RecommendationRequest]) -> list[str]:
-    """Return the users of requests that exclude everything that was seen, for which their logs are needed."""
-    return _distinct(request.user_id for request in requests if request.exclude_seen == "all")
-
-
-def _distinct(user_ids: Iterable[str | None]) -> list[str]:
-    return list(dict.fromkeys(user_id for user_id in user_ids if user_id is not None))

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.schemas.event_rules import EventRule, EventTypes, EventTypesText, Within
 from app.schemas.fields import (
     MAX_K,
     Boost,
@@ -49,6 +50,15 @@ class ListSettings(Closed):
         description="leave out what the user has seen lately, or all that the newest events are about: 10,000 of them, "
         "unless the service is set to another number, which the answer then says in `seen_events_limit`",
     )
+    exclude_events: EventTypes = Field(
+        default_factory=list,
+        description="leave out the items of the user's events of these types, pinned or not; needs a user, and goes by "
+        "as many events as `exclude_seen=all`",
+    )
+    within: Within | None = Field(
+        None,
+        description="of the events of `exclude_events`, go by those of this time until now; without it by all of them",
+    )
     categories: Categories = Field(default_factory=list, description="an item needs one of them")
     categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
     categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
@@ -65,6 +75,12 @@ class ListSettings(Closed):
     max_per: MaxPer = Field(
         default_factory=dict, description="items with the same text in a property, in all pages together, by property"
     )
+
+    @model_validator(mode="after")
+    def _within_of_events(self) -> Self:
+        if self.within is not None and not self.exclude_events:
+            raise PydanticCustomError("within_nothing", "has `within` without `exclude_events`, to which it belongs")
+        return self
 
 
 class RecommendationQuery(ListSettings):
@@ -96,6 +112,9 @@ class RecommendationUrlQuery(RecommendationQuery):
     boost: Expressions = Field(
         default_factory=list, description="each adds its number to the scores of the items that have one"
     )
+    exclude_events: EventTypesText = Field(
+        default_factory=list, description="as in a body; several types with commas between them"
+    )
     params: ParamsText = Field(
         "{}", description='a JSON object of what is `params` in expressions, such as `{"max_price": 50}`'
     )
@@ -121,7 +140,10 @@ Pins = Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValida
 USER_OR_HISTORY: dict[str, Any] = {
     "oneOf": [
         {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
-        {"required": ["history"], "properties": {"history": {"type": "array"}}},
+        {
+            "required": ["history"],
+            "properties": {"history": {"type": "array"}, "exclude_events": {"maxItems": 0}},
+        },
     ]
 }
 
@@ -163,10 +185,19 @@ class RecommendationRequest(RecommendationQuery):
         """Lists of categories; an item needs one of each list."""
         return [self.categories] if self.categories else []
 
+    @property
+    def event_rules(self) -> Sequence[EventRule]:
+        """Rules by the user's events; each leaves items out."""
+        return [EventRule(self.exclude_events, self.within)] if self.exclude_events else []
+
     @model_validator(mode="after")
     def _user_or_history(self) -> Self:
         if (self.user_id is None) == (self.history is None):
             raise PydanticCustomError("user_or_history", "takes exactly one of user_id and history")
+        if self.history is not None and self.exclude_events:
+            raise PydanticCustomError(
+                "events_of_nobody", "has `exclude_events` and no `user_id`, whose events they are"
+            )
         return self
 
 
@@ -207,7 +238,11 @@ class Recommendations(TypedDict):
     experiment: NotRequired[str]
     seen_events_limit: NotRequired[
         Annotated[
-            int, Field(description="with exclude_seen=all: only so many of the user's newest events were looked at")
+            int,
+            Field(
+                description="with exclude_seen=all or exclude_events: only so many of the user's newest events were "
+                "looked at"
+            ),
         ]
     ]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]

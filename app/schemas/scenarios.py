@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
+from app.schemas.event_rules import EventRule
 from app.schemas.fields import (
     MAX_PARAMS,
     Boost,
@@ -175,6 +176,8 @@ class ScenarioRequest(RecommendationRequest):
     scenario_filter: str | None = None
     scenario_fallback: str | None = None
     scenario_categories: Sequence[str] = ()
+    scenario_exclude_events: Sequence[str] = ()
+    scenario_within: str | None = None
 
     @property
     @override
@@ -195,3 +198,9 @@ class ScenarioRequest(RecommendationRequest):
     @override
     def category_groups(self) -> Sequence[Sequence[str]]:
         return [group for group in (self.scenario_categories, self.categories) if group]
+
+    @property
+    @override
+    def event_rules(self) -> Sequence[EventRule]:
+        of_scenario = EventRule(self.scenario_exclude_events, self.scenario_within)
+        return [rule for rule in (of_scenario, EventRule(self.exclude_events, self.within)) if rule.types]

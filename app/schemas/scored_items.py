@@ -65,6 +65,7 @@ Part = Literal[
     "dates",
     "candidates",
     "exclude",
+    "exclude_events",
     "categories",
     "categories_all",
     "categories_none",

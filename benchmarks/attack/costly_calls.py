@@ -11,6 +11,7 @@ from urllib.parse import quote
 from app.recommendation import cost
 from app.recommendation.cost import charge_for, correction_charge, scenario_charge, update_charge
 from app.recommendation.scenarios import with_settings
+from app.recommendation.state_reader import log_queries
 from app.schemas.cursor import cursor_after
 from app.schemas.events import MAX_EVENTS
 from app.schemas.fields import (
@@ -114,6 +115,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "categories_none": {"categories_none": labels},
         "exclude_seen": {"user_id": LONG_USER, "exclude_seen": "all"},
         "exclude_seen of a short log": {"exclude_seen": "all"},
+        "exclude_events": {"user_id": LONG_USER, "exclude_events": ["click", "purchase"], "within": "90d"},
         "because": {"because": ""},
         "of nobody": {"user_id": "nobody", "k": MAX_K, "diversity": 0.5, "max_per_category": 1},
     }
@@ -151,9 +153,8 @@ def _evaluated(name: str, wishes: dict[str, Any]) -> Call:
 
 
 def _charge(requests: Sequence[dict[str, Any]]) -> int:
-    logs = {one["user_id"]: LOG_LENGTHS[one["user_id"]] for one in requests if one.get("exclude_seen") == "all"}
     parsed = [RecommendationRequest.model_validate(one) for one in requests]
-    return charge_for(parsed, UNLIMITED, list(logs.values()))
+    return charge_for(parsed, UNLIMITED, [LOG_LENGTHS[log.user_id] for log in log_queries(parsed)])
 
 
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:

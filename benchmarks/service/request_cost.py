@@ -33,7 +33,7 @@ from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import MicroBatcher
 from app.recommendation.ranking.batch_ranker import RankerInput
-from app.recommendation.ranking.stored_users import StoredUsers
+from app.recommendation.ranking.stored_users import NOTHING_SEEN, StoredUsers
 from app.recommendation.selection import EVERYTHING
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
@@ -103,7 +103,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
 
         found["the state, from SQLite and through its thread"] = await median_us(read)
         for size in (1, 8, 64):
-            stored = StoredUsers(dict(zip(users[:size], states, strict=False)), {})
+            stored = StoredUsers(dict(zip(users[:size], states, strict=False)), [NOTHING_SEEN] * size)
 
             async def answers(size: int = size, stored: StoredUsers = stored) -> None:
                 recommender.ranker.rank(requests[:size], RankerInput(stored, [EVERYTHING] * size))

@@ -87,8 +87,8 @@ class AsyncClient:
 
         k        10, unless said otherwise, by a scenario too
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
-                 exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, max_per, cursor,
-                 because, explain, filter, params, current_item, scenario, debug
+                 exclude, exclude_seen, exclude_events, within, candidates, history, boost, pin, diversity,
+                 max_per_category, max_per, cursor, because, explain, filter, params, current_item, scenario, debug
         """
         given = {"user_id": user_id, "k": k}
         request = {name: value for name, value in given.items() if value is not None} | options

@@ -50,7 +50,7 @@ from storage.redis.session.redis_session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter
 from storage.state.compiled_fold import compile_fold
-from storage.state.corrections import SeenItems
+from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -225,9 +225,9 @@ class RedisStore(UserStore):
 
     @override
     async def seen_items(
-        self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
+        self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        return await self._log.seen_items(await self._resolve(tenant, user_id), unseen_types, limit)
+        return await self._log.seen_items(await self._resolve(tenant, user_id), events, limit)
 
     # ---- corrections
 

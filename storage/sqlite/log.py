@@ -2,13 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol, TypeVar
 
 from storage.records import LogEntry, LogPage
 from storage.sqlite.batches import execute_in_batches
-from storage.state.corrections import SeenItems
+from storage.state.corrections import EventFilter, SeenItems
 from storage.state.event import LogRecord, digest, event_hash
 from storage.state.record_encoding import COLUMNS, from_row, to_row
 
@@ -36,8 +36,9 @@ SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
 # One row for a page: between rows other threads of Python take turns, which takes longer than reading them.
 SELECT_SEEN = """
-SELECT json_group_array(json_array(seq, event_id, item_id, type)) FROM (
-    SELECT seq, event_id, item_id, type FROM log WHERE tenant = ? AND user_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?
+SELECT json_group_array(json_array(seq, event_id, item_id, type, timestamp_us)) FROM (
+    SELECT seq, event_id, item_id, type, timestamp_us FROM log WHERE tenant = ? AND user_id = ? AND seq < ?
+    ORDER BY seq DESC LIMIT ?
 )
 """
 SELECT_LOG = f"""
@@ -108,7 +109,7 @@ def add_seen(db: sqlite3.Connection, tenant: str, user_id: str, before: int, lim
     """Add the last `limit` entries of the user's log below `before`; return their sequence numbers, newest first."""
     (text,) = db.execute(SELECT_SEEN, (tenant, user_id, before, limit)).fetchone()
     entries = sorted(json.loads(text), reverse=True)
-    seen.add((event_id, item_id, event_type) for _, event_id, item_id, event_type in entries)
+    seen.add((event_id, item_id, event_type, time_us) for _, event_id, item_id, event_type, time_us in entries)
     return [seq for seq, *_ in entries]
 
 
@@ -162,11 +163,9 @@ async def log_pages(reader: PageReader) -> AsyncIterator[LogPage]:
             seq = rest[-1].seq if rest else seq
 
 
-async def read_seen_items(
-    reader: PageReader, tenant: str, user_id: str, unseen_types: Collection[str], limit: int
-) -> SeenItems:
-    """Return the items among the newest `limit` entries of the user's log, but of no `unseen_types`."""
-    seen = SeenItems(unseen_types, limit)
+async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events: EventFilter, limit: int) -> SeenItems:
+    """Return the items of these events among the newest `limit` entries of the user's log."""
+    seen = SeenItems(events, limit)
 
     def add_page(db: sqlite3.Connection, before: int, count: int) -> list[int]:
         return add_seen(db, tenant, resolve_alias(db, tenant, user_id), before, count, seen)

@@ -53,7 +53,7 @@ from storage.sqlite.log import (
     users_without_log,
 )
 from storage.state.compiled_fold import compile_fold
-from storage.state.corrections import SeenItems
+from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -212,9 +212,9 @@ class SQLiteStore(UserStore):
 
     @override
     async def seen_items(
-        self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
+        self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        return await read_seen_items(self._database, tenant, user_id, unseen_types, limit)
+        return await read_seen_items(self._database, tenant, user_id, events, limit)
 
     @override
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

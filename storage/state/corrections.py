@@ -5,9 +5,11 @@ log. So the ids of different users stay apart, and copying an event twice is a r
 outside have no slash.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple, Self
 
 from storage.errors import MergeRefused
 from storage.state.compiled_fold import fold_encoded
@@ -38,48 +40,69 @@ def effective_events(records: Iterable[LogRecord]) -> Iterator[Event]:
     return (record for record in records if isinstance(record, Event) and record.event_id not in undone)
 
 
-SeenEntry = tuple[str | None, str | None, str | None]
-"""The id, the item and the type of an event; of an undo, the id of what it takes back; of a merge, nothing."""
+SeenEntry = tuple[str | None, str | None, str, int]
+"""The id, the item, the type and the time of an event; of an undo, the id of what it takes back; of a merge, no id."""
 
 
 def seen_entry(record: LogRecord) -> SeenEntry:
     """Return what `SeenItems` needs of an entry."""
     match record:
         case Event():
-            return record.event_id, record.item_id, record.type
+            return record.event_id, record.item_id, record.type, record.timestamp_us
         case Undo():
-            return record.event_id, None, None
+            return record.event_id, None, "", record.timestamp_us
         case Merge():
-            return None, None, None
+            return None, None, "", record.timestamp_us
+
+
+class EventFilter(NamedTuple):
+    """Which events of a log make their items seen, and which ones leave them out.
+
+    unseen_types  types that make no item seen
+    since_us      types that leave items out, each with the earliest time from which on they do
+    """
+
+    unseen_types: Collection[str] = ()
+    since_us: Mapping[str, float] = MappingProxyType({})
+
+
+EVERY_EVENT = EventFilter()
 
 
 class SeenItems:
     """The items of a user's newest events that no undo takes back, collected from the newest log entry backwards.
 
-    An undo follows its event, so it is met first.
+    An undo follows its event, so it is met first. The log is in the order in which events came, and not in that of
+    their times, so an old event says nothing of those before it.
 
-    item_ids     without those of events of `unseen_types`
+    item_ids     those that were seen
+    left_out     those that events leave out
     is_complete  whether the log has no entries before the newest `limit` ones
     """
 
-    def __init__(self, unseen_types: Collection[str], limit: int) -> None:
+    def __init__(self, events: EventFilter, limit: int) -> None:
         self.item_ids: set[str] = set()
+        self.left_out: set[str] = set()
         self.is_complete = True
-        self._unseen_types = unseen_types
+        self._events = events
         self._undone: set[str | None] = set()
         self._room = limit
 
     def add(self, entries: Iterable[SeenEntry]) -> None:
         """Add the log's next older entries."""
-        for event_id, item_id, event_type in entries:
+        unseen_types, since_us = self._events
+        for event_id, item_id, event_type, time_us in entries:
             if not self._room:
                 self.is_complete = False
                 return
             self._room -= 1
             if item_id is None:
                 self._undone.add(event_id)
-            elif event_id not in self._undone and event_type not in self._unseen_types:
-                self.item_ids.add(item_id)
+            elif event_id not in self._undone:
+                if event_type not in unseen_types:
+                    self.item_ids.add(item_id)
+                if time_us >= since_us.get(event_type, inf):
+                    self.left_out.add(item_id)
 
 
 def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:

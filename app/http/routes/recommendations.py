@@ -47,6 +47,7 @@ BODY = json_request(
             "max_per_category": 2,
             "max_per": {"categories": 2},
         },
+        "not what was bought lately": {"user_id": "ada", "exclude_events": ["purchase"], "within": "90d"},
         "the first page": {"user_id": "ada", "cursor": ""},
         "explained": {"user_id": "ada", "k": 3, "explain": True},
         "a page": {"requests": [{"user_id": "ada"}, {"user_id": "ada", "because": ""}]},

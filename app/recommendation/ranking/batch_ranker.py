@@ -166,8 +166,8 @@ class BatchRanker:
         }
         if request.cursor is not None:
             answer["cursor"] = cursor
-        if request.exclude_seen == "all" and query.history.newest is not None:
-            answer["seen_events_limit"] = query.history.newest
+        if query.history.log.newest is not None:
+            answer["seen_events_limit"] = query.history.log.newest
         if scenario:
             answer["scenario"] = scenario
         if experiment:

@@ -11,7 +11,7 @@ from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
-from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
+from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows, StoredUsers
 from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scored_items import Part
@@ -24,19 +24,15 @@ from storage.state.layout import ITEM_RING, recent_items
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One user's history: the model's input, and the rows of recent and of all seen items, which requests exclude.
-
-    newest  how many of the newest log entries the seen items come from, where the log has more
-    """
+    """A request's history: the model's input, the rows of recent items, and what was read of the log."""
 
     model_input: ModelInput | None
     recent: Rows
-    seen: Rows
-    newest: int | None = None
+    log: SeenRows = NOTHING_SEEN
 
 
-NOTHING_SEEN = SeenRows(NO_ROWS, None)
-NO_HISTORY = History(None, recent=NO_ROWS, seen=NO_ROWS)
+UNKNOWN = None, NO_ROWS  # the model's input and the recent items of a user without a state
+NO_HISTORY = History(*UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,18 +79,16 @@ class QueryBuilder:
         newest = list(map(recent_items, states))
         inputs = model_inputs(states, self._catalogue)
         recents = map(self._catalogue.known_rows_of_state_items, newest)
-        histories = {}
-        for user_id, model_input, recent in zip(users.states, inputs, recents, strict=True):
-            histories[user_id] = History(model_input, recent, *users.seen.get(user_id, NOTHING_SEEN))
+        known = dict(zip(users.states, zip(inputs, recents, strict=True), strict=True))
         return [
             self._query(
                 request,
                 selection,
-                histories.get(str(request.user_id), NO_HISTORY)
+                History(*known.get(str(request.user_id), UNKNOWN), seen or NOTHING_SEEN)
                 if request.history is None
                 else self._history_of_items(request.history),
             )
-            for request, selection in zip(requests, selections, strict=True)
+            for request, selection, seen in zip(requests, selections, users.seen, strict=True)
         ]
 
     def rest(self, query: CatalogueQuery, shown: Sequence[str]) -> CatalogueQuery:
@@ -112,18 +106,19 @@ class QueryBuilder:
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
             return NO_HISTORY
+        recent, log = rows[-ITEM_RING:], SeenRows(rows, NO_ROWS, None)
         if not self._has_model:
-            return History(None, recent=rows[-ITEM_RING:], seen=rows)
+            return History(None, recent, log)
         counts = self._engine.history_counts[rows]
         histogram = history_histogram(counts, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._engine.window, -1)
         newest_first = rows[::-1][: self._engine.window]
         window[: len(newest_first)] = newest_first
-        return History(ModelInput(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], seen=rows)
+        return History(ModelInput(len(rows), histogram, rows[-1], window), recent, log)
 
     def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
         excluded, similar_to = self._catalogue.unavailable.copy(), self._similar_to(request, history.model_input)
-        for _ in filter_out(excluded, request, selection, self._catalogue):
+        for _ in filter_out(excluded, request, selection, self._catalogue, history.log.left_out):
             pass
         if similar_to is not None:
             bitmap.add(excluded, np.array([similar_to]))
@@ -167,16 +162,22 @@ def with_fallback(query: CatalogueQuery) -> CatalogueQuery:
 
 
 def filter_out(
-    excluded: Bitmap, request: RecommendationRequest, selection: Selection, catalogue: LiveCatalogue
+    excluded: Bitmap, request: RecommendationRequest, selection: Selection, catalogue: LiveCatalogue, left_out: Rows
 ) -> Iterator[tuple[Part, str | None]]:
     """Add the items to `excluded` that the filters of a request leave out, pinned or not, one filter after the other.
 
     Yields each filter after its items are added; of one condition of a `filter` its text too.
+
+    left_out  rows of the items that the user's events leave out
     """
+    has_scenario = request.scenario is not None
     if request.exclude:
         bitmap.add(excluded, catalogue.rows(request.exclude))
         yield "exclude", None
-    if request.categories or request.scenario is not None:
+    if (request.exclude_events or has_scenario) and request.event_rules:
+        bitmap.add(excluded, left_out)
+        yield "exclude_events", None
+    if request.categories or has_scenario:
         for categories in request.category_groups:
             excluded |= ~catalogue.in_categories(categories)
             yield "categories", None
@@ -197,7 +198,7 @@ def filter_out(
 
 def seen_rows(request: RecommendationRequest, history: History) -> Rows:
     """Return the seen items that the request leaves out."""
-    return {"none": NO_ROWS, "recent": history.recent, "all": history.seen}[request.exclude_seen]
+    return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[request.exclude_seen]
 
 
 def _has_rules(request: RecommendationRequest, selection: Selection) -> bool:

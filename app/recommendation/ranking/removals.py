@@ -41,7 +41,7 @@ class RemovalCounter:
         if request.candidates is not None:
             gone |= ~catalogue.bitmap_of(catalogue.rows(request.candidates))
             yield "candidates", None
-        yield from filter_out(gone, request, query.selection, catalogue)
+        yield from filter_out(gone, request, query.selection, catalogue, query.history.log.left_out)
         if query.similar_to is not None:
             bitmap.add(gone, np.array([query.similar_to]))
             yield "because", None

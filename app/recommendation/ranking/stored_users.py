@@ -1,17 +1,26 @@
 """What the store has of the users for whom a batch is ranked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.catalogue.trained_catalogue import Rows
+from app.catalogue.trained_catalogue import NO_ROWS, Rows
 
 
 class SeenRows(NamedTuple):
-    """The rows of the items that a user has seen; `newest` is how many log entries were read where there are more."""
+    """What a request goes by of its user's log, in rows of the catalogue.
 
-    rows: Rows
+    seen      the items that the user has seen
+    left_out  those that the user's events leave out
+    newest    how many log entries were read, where there are more
+    """
+
+    seen: Rows
+    left_out: Rows
     newest: int | None
+
+
+NOTHING_SEEN = SeenRows(NO_ROWS, NO_ROWS, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +28,12 @@ class StoredUsers:
     """The stored data of some requests' users.
 
     states     encoded states by user; a user without events, or whose state is still being folded, is missing
-    seen       the seen items of users whose requests exclude all of them
+    seen       what was read of the log of each request's user, in order; None where it cannot be read now
     read_s     how long the store took; 0 when there was no user to read
     is_failed  whether the store could not read all of the states
     """
 
     states: Mapping[str, bytes]
-    seen: Mapping[str, SeenRows]
+    seen: Sequence[SeenRows | None]
     read_s: float = 0.0
     is_failed: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.manifest import Manifest
@@ -14,7 +14,7 @@ from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import entry_seq, parse_log_entries, parse_stream_page
 from storage.redis.scripts.events import READ_LOG
 from storage.redis.session.redis_session import RedisSession
-from storage.state.corrections import SeenItems, seen_entry
+from storage.state.corrections import EventFilter, SeenItems, seen_entry
 
 ENDLESS = 2**53
 USER_PAGE = 128  # some 0.3 ms of Redis, and 1 ms of the event loop
@@ -87,9 +87,9 @@ class UserLog:
             async with self._reading_archive:
                 yield await self._newest_archived(user, archived, highest, limit)
 
-    async def seen_items(self, user: User, unseen_types: Collection[str], limit: int) -> SeenItems:
-        """Return the items among the newest `limit` entries of the user's log, but of no `unseen_types`."""
-        seen = SeenItems(unseen_types, limit)
+    async def seen_items(self, user: User, events: EventFilter, limit: int) -> SeenItems:
+        """Return the items of these events among the newest `limit` entries of the user's log."""
+        seen = SeenItems(events, limit)
         async for page in self.newest(user, limit + 1):
             seen.add(seen_entry(entry.record) for entry in page)
         return seen

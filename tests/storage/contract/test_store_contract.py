@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import astuple, replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import FoldedState, LogEntry
+from storage.state.corrections import EventFilter
 from storage.state.event import Event
 from storage.state.generation import Generation
 from tests.storage.contract.stores import ARCHIVED, open_store, opened
@@ -68,8 +70,14 @@ class TestState:
                     log += [event for event, (duplicate, _, _) in zip(events, expected, strict=True) if not duplicate]
                 assert [entry.record for entry in await whole_log(store, user_id)] == log
                 assert (await store.seen_items("main", user_id)).item_ids == {event.item_id for event in log}
-                seen = {event.item_id for event in log if event.type not in UNSEEN}
-                assert (await store.seen_items("main", user_id, UNSEEN)).item_ids == seen
+                since_us = {"click": START_US + 3, "buy": -inf}
+                found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us))
+                assert found.item_ids == {event.item_id for event in log if event.type not in UNSEEN}
+                assert found.left_out == {
+                    event.item_id
+                    for event in log
+                    if event.type == "buy" or (event.type == "click" and event.timestamp_us >= START_US + 3)
+                }
                 assert_state_is((await store.states("main", [user_id], GENERATION))[0], naive)
 
         asyncio.run(law())

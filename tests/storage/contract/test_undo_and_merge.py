@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import storage.redis.corrections.undo_and_merge
 import storage.sqlite.corrections
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
 from storage.maintenance.rebuild import rebuild
-from storage.state.corrections import effective_events, posted_as
+from storage.state.corrections import EventFilter, effective_events, posted_as
 from storage.state.event import Event
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
 from tests.storage.contract.stores import open_store, opened
@@ -32,6 +33,7 @@ from tests.storage.oracles.random_events import (
 
 GENERATION = make_generation()
 NEWER = make_newer()
+OF_CLICKS = EventFilter(since_us={"click": -inf})
 ROOT = Path(__file__).parents[3]
 
 
@@ -101,8 +103,10 @@ class TestLaw:
                 assert (await store.seen_items("main", user_id)).item_ids == items
                 for limit in (1, 4, 1 + len(log)):
                     newest = {event.item_id for event in effective_events(log[-limit:])}
-                    seen = await store.seen_items("main", user_id, limit=limit)
-                    assert (seen.item_ids, seen.is_complete) == (newest, len(log) <= limit)
+                    clicks = {event.item_id for event in effective_events(log[-limit:]) if event.type == "click"}
+                    seen = await store.seen_items("main", user_id, OF_CLICKS, limit=limit)
+                    assert (seen.item_ids, seen.left_out) == (newest, clicks)
+                    assert seen.is_complete == (len(log) <= limit)
                 for generation in (GENERATION, NEWER):
                     (value,) = await store.states("main", [user_id], generation)
                     naive.assert_state_is(value, user_id, generation)

@@ -56,6 +56,7 @@ changes = st.lists(
 wishes = {
     "candidates": some_items,
     "exclude": some_items,
+    "exclude_events": st.just(["click"]),
     "categories": st.lists(st.sampled_from(LABELS), min_size=1, max_size=3),
     "categories_all": st.lists(st.sampled_from(LABELS), min_size=1, max_size=2),
     "categories_none": st.lists(st.sampled_from(LABELS), min_size=1, max_size=2),
@@ -142,6 +143,8 @@ def parts_by_definition(
         parts.append(("candidates", None, lambda one: one in request["candidates"]))
     if request.get("exclude"):
         parts.append(("exclude", None, lambda one: one not in request["exclude"]))
+    if "exclude_events" in request:
+        parts.append(("exclude_events", None, lambda one: one not in clicks))
     if "categories" in request:
         parts.append(("categories", None, lambda one: bool(labels[one] & set(request["categories"]))))
     if "categories_all" in request:

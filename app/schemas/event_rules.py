@@ -1,0 +1,48 @@
+"""Rules of a list that go by the user's own events: which types of them leave their items out, and for how long."""
+
+import re
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from app.schemas.fields import Id
+
+MAX_TYPES = 20
+UNITS_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_PATTERN = f"[1-9][0-9]{{0,4}}[{''.join(UNITS_S)}]"
+_matches = re.compile(_PATTERN).fullmatch
+
+
+class EventRule(NamedTuple):
+    """Types of events that leave their items out; `within` is a text such as 90d, None for ever."""
+
+    types: Sequence[str]
+    within: str | None
+
+
+def longest_within_s(rules: Iterable[EventRule]) -> dict[str, float]:
+    """Return for how long an event of each type leaves its item out, so that all rules hold, in seconds."""
+    longest: dict[str, float] = {}
+    for types, within in rules:
+        within_s = inf if within is None else int(within[:-1]) * UNITS_S[within[-1]]
+        longest |= {name: max(within_s, longest.get(name, 0.0)) for name in types}
+    return longest
+
+
+def _within(text: str) -> str:
+    if _matches(text) is None:
+        raise PydanticCustomError("no_duration", "takes a whole number and m, h, d or w, such as 90d or 12h")
+    return text
+
+
+def _split(value: object) -> object:
+    """Return the types in texts of a query string, each of which may have several with commas between them."""
+    return [name for text in value for name in str(text).split(",")] if isinstance(value, list) else value
+
+
+EventTypes = Annotated[list[Id], Field(max_length=MAX_TYPES, fail_fast=True)]
+EventTypesText = Annotated[EventTypes, BeforeValidator(_split)]
+Within = Annotated[str, AfterValidator(_within), WithJsonSchema({"type": "string", "pattern": f"^{_PATTERN}$"})]

@@ -1,0 +1,219 @@
+"""What events leave out of a list, over HTTP: what the events that were sent say, whatever became of them since."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.recommendation import state_reader
+from app.settings import Settings
+from storage.state.event import Event
+from tests.app.conftest import ITEMS, WEIGHTS, Client, item_id
+from tests.app.support import ALL_ITEMS, SECRET, assert_refused, item_ids, recommend
+from tests.storage.archive.archived_redis import turn
+from tests.storage.oracles.naive_users import NaiveUsers, Refused
+from tests.storage.redis.servers import new_server
+
+NOW_S = int(time.time())
+DAY_S = 86_400
+LENGTHS_S = {None: float("inf"), "1m": 60, "1h": 3_600, "90d": 90 * DAY_S}
+AGES_S = [0, 59, 60, 61, 3_600, 3_601, 90 * DAY_S, 90 * DAY_S + 1, 3_000 * DAY_S]
+EVERYTHING = {"k": ITEMS, "exclude_seen": "none"}
+NAMES = "ab"
+numbers = count()
+
+names = st.sampled_from(NAMES)
+ids = st.integers(0, 3).map("e{}".format)
+posts = st.tuples(
+    st.just("post"), names, ids, st.integers(0, 5), st.sampled_from(sorted(WEIGHTS)), st.sampled_from(AGES_S)
+)
+others = st.tuples(st.just("undo"), names, ids) | st.tuples(st.sampled_from(["merge", "erase", "archive"]), names)
+histories = st.lists(posts | posts | others, min_size=1, max_size=12)
+rules = st.fixed_dictionaries(
+    {
+        "exclude_events": st.lists(st.sampled_from(sorted(WEIGHTS)), min_size=1, unique=True),
+        "within": st.sampled_from(list(LENGTHS_S)),
+    }
+).map(lambda rule: {name: value for name, value in rule.items() if value is not None})
+
+
+class Shop:
+    """A service whose clock stands still for rules by events, and where its log is archived, if anywhere."""
+
+    def __init__(self, client: Client, archive: Any) -> None:
+        self.client = client
+        self.archive = archive
+
+    def apply(self, users: NaiveUsers, prefix: str, what: str, name: str, *rest: Any) -> None:
+        """Do one thing to the service and to the oracle."""
+        user_id, url = f"{prefix}-{name}", f"/v1/users/{prefix}-{name}"
+        other = next(f"{prefix}-{one}" for one in NAMES if one != name)
+        if what == "post":
+            event_id, row, kind, age_s = rest
+            event = Event(event_id, user_id, item_id(row), kind, (NOW_S - age_s) * 1_000_000, None)
+            posted = {"event_id": event_id, "user_id": user_id, "item_id": item_id(row), "type": kind}
+            answer = self.client.post("/v1/events", json=posted | {"timestamp": NOW_S - age_s}).json()
+            assert answer["accepted"] == users.post(event)
+        elif what == "undo":
+            known = users.undo(user_id, rest[0]) is not None
+            assert self.client.request("DELETE", f"{url}/events/{rest[0]}").status_code == (200 if known else 404)
+        elif what == "merge":
+            try:
+                users.merge(user_id, other)
+            except Refused:
+                assert_refused(self.client.post(f"{url}/merge", json={"from": other}), 409)
+            else:
+                assert self.client.post(f"{url}/merge", json={"from": other}).status_code == 200
+        elif what == "erase":
+            users.erase(user_id)
+            assert self.client.request("DELETE", url).status_code == 202
+        elif self.archive is not None:
+            turn(*self.archive)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    directory = tmp_path_factory.mktemp("shop")
+    made = Settings(model_dir=model_dir, data_dir=directory / "state", max_seen_events=1_000)
+    server = new_server("redis-server") if request.param == "redis" else None
+    if server is not None:
+        made = made.model_copy(update={"redis_url": server.url, "archive_dir": directory / "archive"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_reader, "now_us", lambda: NOW_S * 1_000_000)
+        client = Client(made)
+        yield Shop(client, None if server is None else (server, directory / "archive"))
+        client.close()
+    if server is not None:
+        server.stop()
+
+
+def left_out(users: NaiveUsers, user_id: str, rule: Mapping[str, Any]) -> set[str]:
+    """The oracle."""
+    length_s = LENGTHS_S[rule.get("within")]
+    return {
+        entry.event.item_id
+        for entry in users.log(user_id)
+        if not entry.is_undone
+        and entry.event.type in rule["exclude_events"]
+        and NOW_S - entry.event.timestamp_us / 1e6 <= length_s
+    }
+
+
+@given(histories, rules, rules)
+@settings(max_examples=15)
+def test_what_events_leave_out_is_left_out_and_nothing_else(
+    shop: Shop, history: list[Any], rule: dict[str, Any], narrower: dict[str, Any]
+) -> None:
+    users, prefix = NaiveUsers(), f"user-{next(numbers)}"
+    for step in history:
+        shop.apply(users, prefix, *step)
+    client, scenario = shop.client, "/v1/admin/scenarios/rest"
+    assert client.request("PUT", scenario, json={**rule, "k": ITEMS, "exclude_seen": "none"}).status_code == 200
+    for user_id in (f"{prefix}-{name}" for name in NAMES):
+        gone = left_out(users, user_id, rule)
+        pins = [{"item_id": one, "place": place} for place, one in enumerate(sorted(gone), 1)]
+        query = rule | {"exclude_events": ",".join(rule["exclude_events"])}
+        with_both = left_out(users, user_id, narrower) | gone
+        for found, expected in (
+            (client.recommend(user_id, **EVERYTHING, **query), gone),
+            (recommend(client, user_id=user_id, **EVERYTHING, **rule, pin=pins), gone),
+            (recommend(client, user_id=user_id, **narrower, scenario="rest"), with_both),
+        ):
+            assert set(item_ids(found)) == {*ALL_ITEMS} - expected
+        counted = recommend(client, user_id=user_id, **EVERYTHING, **rule, debug=True)["debug"]
+        assert {"part": "exclude_events", "items": len(gone)} in counted["removed"]
+    asked = [{"user_id": f"{prefix}-{name}", **EVERYTHING, **one} for name in NAMES for one in (rule, {}, narrower)]
+    for request, found in zip(asked, recommend(client, requests=asked)["results"], strict=True):
+        expected = left_out(users, request["user_id"], request) if "exclude_events" in request else set()
+        assert set(item_ids(found)) == {*ALL_ITEMS} - expected
+
+
+class TestBound:
+    def test_what_is_beyond_it_is_said_and_a_short_log_says_nothing(
+        self, shop: Shop, start: Any, tmp_path: Path
+    ) -> None:
+        client = start(tmp_path, max_seen_events=3)
+        events = [{"user_id": "long", "item_id": item_id(row), "type": "purchase"} for row in range(5)]
+        client.post("/v1/events", json=[*events, *({**one, "user_id": "short"} for one in events[:3])])
+        for user_id, gone, limit in (("long", {2, 3, 4}, 3), ("short", {0, 1, 2}, None), ("nobody", set(), None)):
+            found = client.recommend(user_id, **EVERYTHING, exclude_events="purchase", within="12h")
+            assert set(ALL_ITEMS) - set(item_ids(found)) == set(map(item_id, gone))
+            assert found.get("seen_events_limit") == limit
+        client.close()
+
+
+def test_a_log_that_cannot_be_read_is_an_error_as_nobody_knows_what_to_leave_out(client: Client) -> None:
+    client.post("/v1/events", json={"user_id": "ada", "item_id": item_id(1), "type": "purchase"})
+    client.close_store()
+    assert client.recommend("ada", exclude_seen="all")["source"] == "popular"
+    assert_refused(client.get("/v1/users/ada/recommendations", params={"exclude_events": "purchase"}), 503)
+
+
+def test_of_a_user_whose_state_is_still_to_be_folded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reproduction: the log was read, and then not used."""
+    client.click("ada", *ALL_ITEMS[:5])
+
+    async def none_yet(_: str, user_ids: list[str], *__: Any, **___: Any) -> list[None]:
+        return [None] * len(user_ids)
+
+    monkeypatch.setattr(client.service.store, "states", none_yet)
+    for wish in ({"exclude_seen": "all"}, {"exclude_seen": "none", "exclude_events": "click"}):
+        found = client.recommend("ada", k=ITEMS, **wish)
+        assert (found["source"], set(item_ids(found))) == ("popular", set(ALL_ITEMS[5:]))
+
+
+class TestRefused:
+    def test_a_type_that_no_model_knows_and_the_answer_has_those_that_there_are(self, shop: Shop) -> None:
+        unknown = {"exclude_events": ["purchase", SECRET]}
+        asked = {"user_id": "ada", **unknown}
+        answers = {
+            "exclude_events": shop.client.get("/v1/users/ada/recommendations", params={"exclude_events": SECRET}),
+            "requests.1.exclude_events": shop.client.post(
+                "/v1/recommendations", json={"requests": [{"user_id": "ada"}, asked]}
+            ),
+            "settings.exclude_events": shop.client.post(
+                "/v1/admin/preview", json={"settings": unknown, "request": {"user_id": "ada"}}
+            ),
+            "request.exclude_events": shop.client.post("/v1/admin/preview", json={"settings": {}, "request": asked}),
+        }
+        for field, refused in answers.items():
+            assert_refused(refused, 422)
+            (detail,) = refused.json()["error"]["details"]
+            assert detail["field"] == field
+            assert detail["reason"].endswith("there are click, dislike, purchase")
+        assert_refused(shop.client.request("PUT", "/v1/admin/scenarios/wrong", json=unknown), 422)
+
+    @pytest.mark.parametrize(
+        "wish",
+        [
+            {"within": "90d"},
+            *(
+                {"exclude_events": ["click"], "within": wrong}
+                for wrong in ("90", "0d", "d", "1.5h", "-1d", "999999d", 90)
+            ),
+            {"exclude_events": ["click"] * 21},
+            {"exclude_events": ["a b"]},
+            {"exclude_events": "click"},
+            {"exclude_events": ["click"], "history": ["item-1"], "user_id": None},
+        ],
+    )
+    def test_what_says_nothing(self, shop: Shop, wish: dict[str, Any]) -> None:
+        assert_refused(shop.client.post("/v1/recommendations", json={"user_id": "ada", **wish}), 422)
+
+    def test_no_scenario_whose_types_another_model_does_not_know(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings_ = {"exclude_events": ["purchase"], "k": ITEMS, "exclude_seen": "none"}
+        assert shop.client.request("PUT", "/v1/admin/scenarios/kept", json=settings_).status_code == 200
+        shop.client.post("/v1/events", json={"user_id": "eve", "item_id": item_id(9), "type": "purchase"})
+        monkeypatch.setattr(shop.client.service.signals, "event_types", {"click"})
+        assert_refused(shop.client.get("/v1/users/eve/recommendations", params={"exclude_events": "purchase"}), 422)
+        assert item_id(9) not in item_ids(shop.client.recommend("eve", scenario="kept"))
+        assert len(recommend(shop.client, history=[item_id(9)], scenario="kept")["items"]) == ITEMS
