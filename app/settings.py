@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -57,7 +57,7 @@ class StoreSettings(BaseSettings):
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of the embedded store; see RedisStore.open
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
-    redis_password_file: Path | None = None  # or in a file, if neither has it
+    redis_password_file: Path | None = None  # or in a file, if neither has it; new connections read it again
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
     redis_replicas: int = Field(0, ge=0, le=10)  # that must have an event before it is acknowledged
     redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # after that the event gets a 503, and may be sent again
@@ -91,12 +91,15 @@ class StoreSettings(BaseSettings):
 
     @property
     def redis_url_with_password(self) -> str:
-        """The URL of Redis, with the password of the other settings if it has none itself."""
+        """The URL of Redis, with the password of the other settings, or its file, if it has none itself."""
         assert self.redis_url is not None
-        password = self.redis_password
-        if password is None and self.redis_password_file is not None and urlsplit(self.redis_url).password is None:
-            password = self.redis_password_file.read_text(encoding="utf-8").strip()
-        return self.redis_url if password is None else with_password(self.redis_url, password)
+        if self.redis_password is not None:
+            return with_password(self.redis_url, self.redis_password)
+        if self.redis_password_file is not None and urlsplit(self.redis_url).password is None:
+            parts = urlsplit(self.redis_url)
+            options = [*parse_qsl(parts.query), ("password_file", str(self.redis_password_file))]
+            return urlunsplit(parts._replace(query=urlencode(options)))
+        return self.redis_url
 
 
 class Settings(StoreSettings):

@@ -23,6 +23,7 @@ from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import NO_CLUSTER
 from storage.redis.connections.nodes import Argument, is_cluster_mode, is_withheld, node_urls
+from storage.redis.connections.password_file import split_password_file
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
 from storage.redis.layout.keys import LAYOUT_VERSION, Keyspace, User, erasing_key
 from storage.redis.layout.lost_entries import LOST_FIELD, decode_lost
@@ -270,7 +271,8 @@ def _client(url: str) -> Any:
     nodes = node_urls(url)
     failure: Exception = ValueError("the URL names no server")
     for node in nodes:
-        client: Any = redis.Redis.from_url(node, **options)
+        bare_url, options["credential_provider"] = split_password_file(node)
+        client: Any = redis.Redis.from_url(bare_url, **options)
         try:
             if not is_cluster_mode(client.execute_command("HELLO")):
                 break
@@ -281,7 +283,7 @@ def _client(url: str) -> Any:
             break
         else:
             client.close()
-            return redis.RedisCluster.from_url(node, **options)
+            return redis.RedisCluster.from_url(bare_url, **options)
     else:
         raise failure
     if len(nodes) > 1:

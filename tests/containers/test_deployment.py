@@ -148,10 +148,8 @@ def test_the_password_is_changed_without_a_failed_request(deployment: Deployment
     given = deployment.folder / "secrets" / "redis_password"
     with shoppers.shop() as outcomes:
         given.write_text("another one\n")
-        _make_and_load_users(deployment)
-        deployment.rolling_restart()
-        deployment.compose("restart", "archive", "trainer")
-        _make_and_load_users(deployment)
+        for _ in range(2):  # takes both, then only the new one
+            _make_and_load_users(deployment)
     assert failed(outcomes) == {}
     assert deployment.container("redis") == redis
     for service in ("archive", "trainer"):

@@ -21,6 +21,7 @@ from app.errors import TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests
 from app.http.auth.keys import Key
 from storage.redis.connections.circuit_breaker import CircuitBreaker
 from storage.redis.connections.nodes import node_urls
+from storage.redis.connections.password_file import split_password_file
 
 REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
 CONNECTIONS = 8
@@ -128,7 +129,9 @@ class RateLimiter:
 def _open_storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awaitable[None]]]:
     """Return a storage, which connects on its first use, and what closes its connections."""
     nodes = node_urls(url)
+    bare_url, password_file = split_password_file(nodes[0])
     options: dict[str, Any] = {
+        "credential_provider": password_file,
         "socket_connect_timeout": REDIS_TIMEOUT_S,
         "socket_timeout": REDIS_TIMEOUT_S,
         "max_connections": CONNECTIONS,
@@ -136,11 +139,11 @@ def _open_storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awa
         "protocol": 2,
     }
     if len(nodes) == 1:
-        pool: Any = BlockingConnectionPool.from_url(url, timeout=REDIS_TIMEOUT_S, **options)
+        pool: Any = BlockingConnectionPool.from_url(bare_url, timeout=REDIS_TIMEOUT_S, **options)
         storage = RedisStorage("async+redis://", implementation="redispy", key_prefix=prefix, connection_pool=pool)
         return storage, pool.disconnect
     hosts = ",".join(urlsplit(node).netloc.rpartition("@")[2] for node in nodes)
-    first: Mapping[str, Any] = parse_url(nodes[0])
+    first: Mapping[str, Any] = parse_url(bare_url)
     options |= {name: first[name] for name in first if name in ("username", "password") or name.startswith("ssl_")}
     storage = RedisClusterStorage(
         f"async+redis+cluster://{hosts}",

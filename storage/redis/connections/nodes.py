@@ -28,6 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.circuit_breaker import CircuitBreaker
+from storage.redis.connections.password_file import split_password_file
 
 MAX_CONNECTIONS = 16  # to each node
 
@@ -133,12 +134,15 @@ class NodeClients:
     def add(self, url: str) -> None:
         """Add a node; raise ValueError when the URL cannot be used."""
 
+        bare_url, password_file = split_password_file(url)
+
         async def count_and_connect(connection: Connection) -> None:
             self._connected[url] += 1
-            await connection.on_connect()
+            await (connection.on_connect() if password_file is None else password_file.log_in(connection))
 
         pool = BlockingConnectionPool.from_url(
-            url,
+            bare_url,
+            credential_provider=password_file,
             max_connections=MAX_CONNECTIONS,
             timeout=self._pool_timeout_s,
             socket_connect_timeout=self._connect_timeout_s,

@@ -16,7 +16,7 @@ from app.http.auth.keys import add, make
 from app.http.auth.rate_limit import RateLimiter
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
-from tests.storage.redis.servers import RedisServer, running_cluster, tls_cluster
+from tests.storage.redis.servers import RedisServer, redis_users, running_cluster, tls_cluster
 from tests.waiting import PATIENCE_S
 
 
@@ -45,10 +45,13 @@ def test_a_key_has_as_many_requests_as_it_says(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("has_tls", [False, True], ids=["password file", "tls"])
 def test_processes_on_a_cluster_count_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, has_tls: bool
 ) -> None:
+    password = redis_users().password
+    (tmp_path / "password").write_text(password)
+    by_file = f"{running_cluster().url.replace(f':{password}@', '@')}?password_file={tmp_path / 'password'}"
     monkeypatch.setattr(rate_limit, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
     _, key = make("main", ["recs:read"], requests_per_minute=5)
     _, other = make("main", ["recs:read"], requests_per_minute=5)
@@ -66,7 +69,7 @@ def test_processes_on_a_cluster_count_together(
             for process in processes:
                 await process.close()
 
-    with tls_cluster(tmp_path) if has_tls else nullcontext(running_cluster().url) as url:
+    with tls_cluster(tmp_path) if has_tls else nullcontext(by_file) as url:
         asyncio.run(law())
 
 
