@@ -253,12 +253,8 @@ def check_service_afterwards(service: FuzzTarget, files_before: float, findings:
     text = httpx.get(f"{service.url}/metrics", headers=service.headers).text
     for failed in re.findall(r'^lisarec_request_seconds_count\{.*status="5.."\} .*$', text, re.MULTILINE):
         findings.faults[f"the service counts {failed}"] += 1
-    balancer = service.running.balancer_environment["LISAREC_METRICS_BIND"]
-    counted = httpx.get(f"http://{balancer}/metrics").text
-    for failed in re.findall(
-        r'^haproxy_frontend_http_responses_total\{proxy="service",code="5xx"\} [1-9].*$', counted, re.M
-    ):
-        findings.faults[f"the load balancer counts {failed}"] += 1
+    for failed in failures_logged(service.running.balancer_log()):
+        findings.faults[f"the load balancer logs {failed}"] += 1
     give_up_at_s = time.monotonic() + ANSWER_WITHIN_S
     while (files := service.number("process_open_fds")) > files_before + EXTRA_FILES:
         if time.monotonic() > give_up_at_s:
@@ -266,6 +262,14 @@ def check_service_afterwards(service: FuzzTarget, files_before: float, findings:
             break
         time.sleep(0.5)
     check_stored_numbers(service, findings)
+
+
+def failures_logged(log: str) -> list[str]:
+    """Return the lines of the load balancer about answers of 5xx, but to clients who had hung up.
+
+    It notes 503 where a client leaves before a replica has taken the request.
+    """
+    return [line for line in log.splitlines() if re.search(r" 5\d\d \d+ [^C\s]\S{3} ", line)]
 
 
 def check_stored_numbers(service: FuzzTarget, findings: Findings) -> None:

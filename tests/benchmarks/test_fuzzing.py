@@ -77,6 +77,26 @@ def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatc
     assert [fault.partition(" to ")[0] for fault in found.faults] == ["no answer within 0.2 s"]
 
 
+LOGGED = "127.0.0.1:4{n} [23/Nov/2026:04:31:55] service app/1 0/0/0/{took}/9 {status} 312 {state} 9/9/9/1/0 0/0 POST x"
+
+
+def test_failures_of_the_load_balancer_are_seen_but_not_those_who_hang_up() -> None:
+    lines = [
+        LOGGED.format(n=n, took=took, status=status, state=state)
+        for n, (took, status, state) in enumerate(
+            [
+                (-1, 503, "CC--"),
+                (-1, 503, "SC--"),
+                (502, 200, "----"),
+                (7, 400, "PR--"),
+                (-1, 504, "sH--"),
+                (5, 500, "----"),
+            ]
+        )
+    ]
+    assert fuzz.failures_logged("\n".join(lines)) == [lines[1], lines[4], lines[5]]
+
+
 def test_numbers_are_found_wherever_they_stand() -> None:
     numbers = [random.random() for _ in range(4)]
     assert list(fuzz.json_leaves({"a": [numbers[0], {"b": numbers[1]}], "c": numbers[2:]})) == numbers

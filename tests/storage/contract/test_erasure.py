@@ -268,6 +268,7 @@ class TestPagesOfRedis:
             with OvertakenAt(step, meanwhile) as overtaken:
                 await store.erase("main", f"{GONE}:")
             if overtaken:
+                await overtaken.end()
                 assert_is_rewritten(server)
                 assert [entry.record for entry in await other.events("main", "person-9:")] == new
             assert [entry.record for entry in await other.events("main", "person-8:")] == kept

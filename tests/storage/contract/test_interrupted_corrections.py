@@ -164,6 +164,7 @@ class TestOvertaken:
             with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
+                await overtaken.end()
                 log = await posted(fast, user_id)
                 left = entries_of(visitor)
                 assert log in ([], [(visitor, "e1"), (visitor, "e2")])
@@ -197,16 +198,11 @@ class TestOvertaken:
                     return store.erase("main", names[erased])
                 return store.properties.put_of_user("main", visitor, {"age": 3.0})
 
-            is_done = asyncio.Event()
-
-            async def overtake() -> None:
-                await work("erase" if slower == "put" else "put", fast)
-                is_done.set()
-
-            with OvertakenAt(step, overtake) as overtaken:
+            faster = "erase" if slower == "put" else "put"
+            with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
-                await is_done.wait()  # what was overtaken may be something that the store does in the background
+                await overtaken.end()
                 assert await fast.properties.of_user("main", user_id) == {}, step
                 assert await fast.properties.of_user("main", between) == {}
                 assert await fast.properties.of_user("main", visitor) in ({}, {"age": 3.0})
@@ -235,16 +231,11 @@ class TestOvertaken:
                     return store.erase("main", names[erased])
                 return store.append("main", [click("e1", visitor), click("e2", visitor)])
 
-            is_done = asyncio.Event()
-
-            async def overtake() -> None:
-                await work("erase" if slower == "append" else "append", fast)
-                is_done.set()
-
-            with OvertakenAt(step, overtake) as overtaken:
+            faster = "erase" if slower == "append" else "append"
+            with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
-                await is_done.wait()  # what was overtaken may be something that the store does in the background
+                await overtaken.end()
                 assert await posted(fast, user_id) == await posted(fast, between) == []
                 assert await posted(fast, visitor) in ([], [(visitor, "e1"), (visitor, "e2")])
                 await fast.erase("main", visitor)

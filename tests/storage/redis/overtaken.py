@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
@@ -72,10 +73,20 @@ class OvertakenAt(InterruptedCalls):
     def __init__(self, call: int, work: Callable[[], Awaitable[object]]) -> None:
         super().__init__(call)
         self._work = work
+        self._working: asyncio.Task[object]
 
     async def interrupt(self) -> None:
         self._left -= 1  # or the work would interrupt itself
-        await self._work()
+        self._working = asyncio.create_task(self._do())
+        # the call may be one of the store's own, in the background, which is given up where it takes too long
+        await asyncio.shield(self._working)
+
+    async def _do(self) -> object:
+        return await self._work()
+
+    async def end(self) -> None:
+        """Return when the work is done."""
+        await self._working
 
 
 class BetweenCalls(InterruptedCalls):
