@@ -50,6 +50,10 @@ class ScenarioNotFound(RequestError):
     """The shop keeps no scenario of this name, or not the version."""
 
 
+class PropertyInUse(RequestError):
+    """A property cannot be taken back while a scenario needs it."""
+
+
 class TooCostly(RequestError):
     """One call costs more than any may, or than its key has in a whole minute."""
 

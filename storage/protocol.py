@@ -8,6 +8,7 @@ from storage.records import (
     MAX_SEEN_ENTRIES,
     AppendResult,
     FoldedState,
+    HeldProperties,
     ItemChanges,
     ItemCodes,
     ItemEntry,
@@ -15,11 +16,11 @@ from storage.records import (
     LogEntry,
     LogPage,
     NamedGeneration,
-    PropertyTypes,
     PropertyValue,
     Scenarios,
     Tally,
     TenantPointers,
+    TypeChanges,
 )
 from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
@@ -231,16 +232,20 @@ class ItemStore(Protocol):
 class PropertyStore(Protocol):
     """The types of tenants' properties, and the properties of their users.
 
-    A type is held from the first value, or declaration, on. A user who was merged into another one has that one's
-    properties: in a merge the user's values stay, and the visitor's fill what is missing. Erasing takes all away.
+    A type is held from the first value, or declaration, on, until it is taken back. A user who was merged into another
+    one has that one's properties: in a merge the user's values stay, and the visitor's fill what is missing. Erasing
+    takes all away.
     """
 
-    async def types(self, tenant: str) -> PropertyTypes:
-        """Return the types of the tenant's properties."""
+    async def held(self, tenant: str) -> HeldProperties:
+        """Return the properties that the tenant holds."""
         ...
 
-    async def declare(self, tenant: str, types: PropertyTypes) -> None:
-        """Hold these types, all of them or none, durably. It may be repeated.
+    async def declare(self, tenant: str, types: TypeChanges) -> None:
+        """Hold these types, or let go of properties, all of that or none, durably. It may be repeated.
+
+        A property that is taken back has no values any more: whatever is held under its name later has none of them.
+        They leave the store with the next change of their item or user.
 
         raises  PropertyRefused  when one of them has another type, or there would be too many
         """

@@ -4,13 +4,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self, TypeAlias
+from functools import cached_property
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from storage.errors import PropertyRefused
 from storage.state.event import Event, LogRecord
 from storage.state.generation import Generation
 
 MAIN_TENANT = "main"
+
+ValueT = TypeVar("ValueT")
 
 Tally = tuple[str | int, ...]
 """The name of a counter, in parts."""
@@ -35,7 +38,9 @@ PropertyValue: TypeAlias = str | float | bool | datetime | tuple[str, ...]
 
 PropertyOwner = Literal["item", "user"]
 PropertyTypes = Mapping[PropertyOwner, Mapping[str, PropertyType]]
-"""The types of the properties of a tenant's items and users, by name. A type that is held never changes."""
+"""The types of the properties of a tenant's items and users, by name."""
+TypeChanges = Mapping[PropertyOwner, Mapping[str, PropertyType | None]]
+"""Types that are to be held; None takes a property back, with all its values."""
 
 ITEM_TIMES = ("available_from", "available_until", "published_at")
 """Properties of every tenant's items that are times, and that no tenant declares."""
@@ -146,16 +151,108 @@ class ItemCodes:
     target: bytes
 
 
+@dataclass(frozen=True)
+class HeldProperties:
+    """The properties that a tenant holds. Values that are stored under a key of none of them are dead.
+
+    types     of the properties, by owner and name
+    keys      under which values of a property are stored where that is not its name: one that came after the nth
+              removal has ``NAME#n``, so nothing of what had that name before is ever taken for a value of it
+    removals  how many properties were taken back
+    """
+
+    types: PropertyTypes
+    keys: Mapping[PropertyOwner, Mapping[str, str]] = field(default_factory=lambda: {"item": {}, "user": {}})
+    removals: int = 0
+
+    @classmethod
+    def parse(cls, text: str | bytes | None) -> Self:
+        """Return what is stored as this JSON; None where nothing was ever held."""
+        stored = json.loads(text or "{}")
+        types: PropertyTypes = {"item": stored.get("item", {}), "user": stored.get("user", {})}
+        return cls(types, stored["keys"], stored["removals"]) if "removals" in stored else cls(types)
+
+    def to_json(self) -> str:
+        """Return the JSON from which `parse` makes it."""
+        apart = {"keys": self.keys, "removals": self.removals} if self.removals else {}
+        return json.dumps({**self.types, **apart})
+
+    def holding(self, types: TypeChanges) -> "HeldProperties":
+        """Return what is held after these changes; raise PropertyRefused."""
+        held = {owner: dict(of_owner) for owner, of_owner in self.types.items()}
+        keys = {owner: dict(of_owner) for owner, of_owner in self.keys.items()}
+        removals = self.removals
+        changes = [(owner, *one) for owner, of_owner in types.items() for one in of_owner.items()]
+        for owner, name, given in sorted(changes, key=lambda change: change[2] is not None):  # first what makes room
+            known = held[owner].get(name)
+            if given is None:
+                held[owner].pop(name, None)
+                keys[owner].pop(name, None)
+                removals += known is not None
+            elif known is None:
+                held[owner][name] = given
+                if removals:
+                    keys[owner][name] = f"{name}#{removals}"
+            elif known != given:
+                raise PropertyRefused(name, given, known)
+            if len(held[owner]) > MAX_PROPERTIES:
+                raise PropertyRefused(name, given or "", None)
+        return HeldProperties(held, keys, removals)
+
+    def is_before(self, other: "HeldProperties") -> bool:
+        """Return whether the other one came later."""
+        sizes = (sum(map(len, held.types.values())) for held in (self, other))
+        return (self.removals, next(sizes)) < (other.removals, next(sizes))
+
+    def taken_back_since(self, before: "HeldProperties") -> list[str]:
+        """Return the properties of items that were held before, and have none of their values from then."""
+        held = self.names["item"]
+        return [name for key, name in before.names["item"].items() if key not in held]
+
+    def key(self, owner: PropertyOwner, name: str) -> str:
+        """Return the key under which values of a property are stored."""
+        return self.keys[owner].get(name, name)
+
+    def by_key(self, owner: PropertyOwner, properties: Mapping[str, ValueT]) -> Mapping[str, ValueT]:
+        """Return what is given by names, by keys."""
+        return {self.key(owner, name): value for name, value in properties.items()} if self.removals else properties
+
+    def by_name(self, owner: PropertyOwner, stored: Mapping[str, ValueT]) -> Mapping[str, ValueT]:
+        """Return what is given by keys, by names, without what is dead."""
+        if not self.removals:
+            return stored
+        names = self.names[owner]
+        return {names[key]: value for key, value in stored.items() if key in names}
+
+    @cached_property
+    def names(self) -> Mapping[PropertyOwner, Mapping[str, str]]:
+        """The names of properties by their keys, those of every tenant too."""
+        every: Mapping[PropertyOwner, Sequence[str]] = {"item": ITEM_TIMES, "user": ()}
+        return {
+            owner: {self.key(owner, name): name for name in (*of_owner, *every[owner])}
+            for owner, of_owner in self.types.items()
+        }
+
+
+NO_PROPERTIES = HeldProperties({"item": {}, "user": {}})
+
+
 @dataclass(frozen=True, slots=True)
 class ItemChanges:
-    """Changed items and codes as they are now, each in the order of the last changes; `version` is the last one's."""
+    """Changed items and codes as they are now, each in the order of the last changes; `version` is the last one's.
+
+    held  the properties that were held at that moment
+    """
 
     entries: Sequence[ItemEntry]
     version: int
     codes: Sequence[ItemCodes] = ()
+    held: HeldProperties = NO_PROPERTIES
 
     @classmethod
-    def of(cls, changes: Iterable[tuple[int, ItemEntry | ItemCodes]], after: int) -> "ItemChanges":
+    def of(
+        cls, changes: Iterable[tuple[int, ItemEntry | ItemCodes]], after: int, held: HeldProperties
+    ) -> "ItemChanges":
         """Return the changes, which come with ascending versions; without any, the version is `after`."""
         entries: list[ItemEntry] = []
         codes: list[ItemCodes] = []
@@ -165,7 +262,7 @@ class ItemChanges:
                 entries.append(changed)
             else:
                 codes.append(changed)
-        return cls(entries, version, codes)
+        return cls(entries, version, codes, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +272,7 @@ class TenantPointers:
     active: NamedGeneration | None
     items_version: int
     experiment: str | None = None
-    property_types: PropertyTypes = field(default_factory=lambda: parse_property_types(None))
+    held: HeldProperties = NO_PROPERTIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +334,6 @@ def add_types_to_hold(
 def is_of_every_tenant(owner: PropertyOwner, name: str) -> bool:
     """Return whether every tenant has this property, whose type is time."""
     return owner == "item" and name in ITEM_TIMES
-
-
-def parse_property_types(text: str | bytes | None) -> PropertyTypes:
-    """Return the types that are stored as this JSON; None where nothing was ever held."""
-    return {"item": {}, "user": {}} if text is None else json.loads(text)
-
-
-def with_held_types(held: PropertyTypes, types: PropertyTypes) -> PropertyTypes:
-    """Return the types that are held with these ones; raise PropertyRefused."""
-    holding = {owner: dict(of_owner) for owner, of_owner in held.items()}
-    for owner, name, given in ((owner, *one) for owner, of_owner in types.items() for one in of_owner.items()):
-        if (known := holding[owner].setdefault(name, given)) != given:
-            raise PropertyRefused(name, given, known)
-        if len(holding[owner]) > MAX_PROPERTIES:
-            raise PropertyRefused(name, given, None)
-    return holding
 
 
 def properties_to_json(properties: Mapping[str, PropertyValue | None]) -> str:

@@ -143,7 +143,7 @@ class ItemExpressions:
         return self._text_key(expression), tuple(values), tuple(changes)
 
     def _labels_key(self, name: str) -> Hashable:
-        return name, self._properties.changes(name)
+        return name, self._properties.types_version, self._properties.changes(name)
 
     def _build_environment(
         self, properties: tuple[tuple[str, ValueType], ...], others: tuple[tuple[str, ValueType], ...]

@@ -20,7 +20,7 @@ from app.catalogue.expressions.columns import (
     TextSetColumn,
 )
 from app.catalogue.trained_catalogue import Rows
-from storage.records import EPOCH
+from storage.records import EPOCH, NO_PROPERTIES, HeldProperties
 
 TITLE, CATEGORIES, AVAILABLE = "title", "categories", "available"
 TYPES: Mapping[str, ItemType] = MappingProxyType(
@@ -56,6 +56,7 @@ class ItemProperties:
         self.lock = Lock()
         self.types: Mapping[str, ItemType] = TYPES
         self.types_version = 0
+        self._held = NO_PROPERTIES
         self._columns: dict[str, Column] = {}
         self._made: dict[str, Callable[[], Column]] = {}
 
@@ -70,10 +71,13 @@ class ItemProperties:
             column = self._columns[name] = make()
         return column
 
-    def declare(self, types: Mapping[str, ItemType]) -> None:
-        """Add the types of properties, which never change."""
-        if not types.keys() <= self.types.keys():
-            self.types = {**types, **self.types}
+    def hold(self, held: HeldProperties) -> None:
+        """Go by these properties; what was taken back loses its column."""
+        before, self._held = self._held, held
+        for name in held.taken_back_since(before):
+            self._columns.pop(name, None)
+        if held != before:
+            self.types = {**held.types["item"], **TYPES}
             self.types_version += 1
 
     def changes(self, name: str) -> int:
@@ -85,11 +89,8 @@ class ItemProperties:
         """Give different rows new values of one property; None takes a value away."""
         column = self._columns.get(name)
         if column is None:
-            given = next((value for value in values if value is not None), None)
-            if given is None or name in self._made:
+            if name in self._made or all(value is None for value in values):
                 return  # what is made when it is first read has these values then
-            if name not in self.types:
-                self.declare({name: type_of(given)})
             column = self._columns[name] = NEW_COLUMN[self.types[name]](self.rows)
         column.set(rows, [stored(value) for value in values])
 
@@ -100,23 +101,9 @@ class ItemProperties:
 
     def values(self, row: int) -> dict[str, ItemValue]:
         """Return what the item of a row has, but for properties whose columns are made when they are first read."""
-        names = self._columns.keys() - self._made.keys()
-        values = {name: self._columns[name].value(row) for name in names}
+        columns = [*self._columns.items()]  # others may be dropped meanwhile
+        values = {name: column.value(row) for name, column in columns if name not in self._made}
         return {name: value for name, value in values.items() if value is not None}
-
-
-def type_of(value: Any) -> ItemType:
-    """Return the type of a value of a property."""
-    match value:
-        case bool():
-            return "boolean"
-        case str():
-            return "text"
-        case datetime():
-            return "time"
-        case tuple():
-            return "set"
-    return "number"
 
 
 def stored(value: Any) -> Any:

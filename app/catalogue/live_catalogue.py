@@ -21,7 +21,7 @@ from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH, StringTable
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from storage.records import ItemEntry
+from storage.records import ItemEntry, PropertyValue
 
 
 class LiveCatalogue(TrainedCatalogue):
@@ -57,9 +57,12 @@ class LiveCatalogue(TrainedCatalogue):
 
     def catch_up(self) -> None:
         """Apply all overrides that this process has read so far."""
-        change_count, entries = self._overrides.change_count, self._overrides.changed_since(self._applied_changes)
+        held = None
+        while held is not self._overrides.held:  # which the event loop may change meanwhile
+            held, change_count = self._overrides.held, self._overrides.change_count
+            entries = self._overrides.changed_since(self._applied_changes)
         with self.properties.lock:
-            self.properties.declare(self._overrides.types["item"])
+            self.properties.hold(held)
             self._apply(entries)
         self._applied_changes = change_count
 
@@ -83,7 +86,7 @@ class LiveCatalogue(TrainedCatalogue):
             named |= {CATEGORIES: self._categories[row], AVAILABLE: bool(self._availability.switched_on.value(row))}
             return named | self.properties.values(row)
         entry = self._unlearned.get(item_id)
-        return {} if entry is None else _unlearned_properties(entry)
+        return {} if entry is None else _unlearned_properties(entry, self._overrides.properties(item_id))
 
     @override
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
@@ -154,8 +157,8 @@ def _unlearned_item(entry: ItemEntry) -> FoundItem:
     )
 
 
-def _unlearned_properties(entry: ItemEntry) -> dict[str, ItemValue]:
-    properties: dict[str, ItemValue] = {name: stored(value) for name, value in entry.properties.items()}
+def _unlearned_properties(entry: ItemEntry, values: Mapping[str, PropertyValue | None]) -> dict[str, ItemValue]:
+    properties: dict[str, ItemValue] = {name: stored(value) for name, value in values.items()}
     if entry.title:
         properties[TITLE] = entry.title
     return properties | {CATEGORIES: entry.categories or (), AVAILABLE: entry.available is not False}

@@ -186,10 +186,10 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
 async def _check(services: Services, caller: Caller, settings: ScenarioSettings, path: str = "") -> None:
     service = services.by_tenant[caller.tenant]
     service.signals.require_types(settings.exclude_events, path)
-    types = await service.store.properties.types(caller.tenant)
-    service.switcher.hold_types(types)  # also those that were declared just now
+    held = await service.store.properties.held(caller.tenant)
+    service.switcher.hold(held)  # also those that were declared just now
     run = partial(services.shared_thread.run, requester=caller.requester)
-    await scenarios.check(settings, types, service.catalogue, run, path)
+    await scenarios.check(settings, held.types, service.catalogue, run, path)
 
 
 async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:

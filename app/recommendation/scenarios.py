@@ -4,6 +4,7 @@ What both say holds of both: filters are joined, of limits the lower one counts,
 a request narrows what its scenario allows, and never widens it.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
@@ -19,7 +20,7 @@ from app.schemas.fields import Param, param_type
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import ScenarioParam, ScenarioRequest, ScenarioSettings
 from model.config import SeenRule
-from storage.records import PropertyTypes
+from storage.records import PropertyOwner, PropertyTypes
 
 RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 
@@ -29,6 +30,7 @@ JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
 FIXED = ("diversity", "boost", "pin")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
+NAMED = re.compile(r"\b(item|current|user)\s*\.\s*(\w+)")  # in an expression
 MAX_NAMES = 20  # of scenarios in an error
 
 
@@ -96,6 +98,14 @@ async def check(
         except InvalidExpression as exc:
             detail = ErrorDetail(field=f"{path}{field}", reason=str(exc))
             raise InvalidRequest("an expression cannot be used", [detail]) from None
+
+
+def properties_of(settings: ScenarioSettings) -> set[tuple[PropertyOwner, str]]:
+    """Return the properties that the settings name, by owner."""
+    texts = (settings.filter or "", settings.fallback or "", *settings.boost)
+    named = [match for text in texts for match in NAMED.findall(text)]
+    found: set[tuple[PropertyOwner, str]] = {("user" if of == "user" else "item", name) for of, name in named}
+    return found | {("item", name) for name in settings.max_per}
 
 
 def _merged(name: str, given: Any, setting: Any, path: str) -> Any:

@@ -8,7 +8,7 @@ from app.catalogue.expressions.columns import ItemValue
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import stored
 from storage.protocol import PropertyStore
-from storage.records import PropertyType
+from storage.records import PropertyType, property_type
 
 
 class UserPropertyReader:
@@ -22,7 +22,7 @@ class UserPropertyReader:
     @property
     def types(self) -> Mapping[str, PropertyType]:
         """The types of users' properties by name."""
-        return self._overrides.types["user"]
+        return self._overrides.held.types["user"]
 
     async def read(self, user_id: str) -> dict[str, ItemValue]:
         """Return the user's properties.
@@ -30,4 +30,5 @@ class UserPropertyReader:
         raises  StorageError  where they cannot be read now: a rule about users then neither holds nor fails
         """
         values = await self._store.of_user(self._tenant, user_id)
-        return {name: stored(value) for name, value in values.items()}
+        types = self.types  # as this process knows them: others may have changed one just now
+        return {name: stored(value) for name, value in values.items() if types.get(name) == property_type(value)}

@@ -147,13 +147,13 @@ def _text(text: str) -> str:
     return text
 
 
-def _types(types: object) -> dict[str, PropertyType]:
+def _types(types: object) -> dict[str, PropertyType | None]:
     if not isinstance(types, dict) or len(types) > MAX_PROPERTIES:
         raise PydanticCustomError("no_types", f"is no object of at most {MAX_PROPERTIES} names and types")
     if not all(map(is_property_name, types)):
         raise PydanticCustomError("no_name", f"has a name that cannot be one: {NAME_RULE}")
-    if not all(isinstance(one, str) and one in TYPES for one in types.values()):
-        raise PydanticCustomError("no_type", f"has a type that is none of {', '.join(TYPES)}")
+    if not all(one is None or (isinstance(one, str) and one in TYPES) for one in types.values()):
+        raise PydanticCustomError("no_type", f"has a type that is none of {', '.join(TYPES)}, nor null")
     return types
 
 
@@ -186,13 +186,13 @@ Properties = Annotated[
 ]
 PropertyTime = Annotated[datetime, PlainValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 TypesByName = Annotated[
-    dict[str, PropertyType],
+    dict[str, PropertyType | None],
     PlainValidator(_types),
     WithJsonSchema(
         {
             "type": "object",
             "propertyNames": _NAMES,
-            "additionalProperties": {"type": "string", "enum": TYPES},
+            "additionalProperties": {"anyOf": [{"type": "string", "enum": TYPES}, {"type": "null"}]},
             "maxProperties": MAX_PROPERTIES,
         }
     ),
@@ -202,7 +202,7 @@ EXAMPLES = ConfigDict(json_schema_extra={"examples": [{"items": {"price": "numbe
 
 
 class DeclaredTypes(Closed):
-    """Types of properties that are to be held; those of other properties stay as they are."""
+    """Types of properties that are to be held, null takes a property and all its values back; others stay."""
 
     model_config = EXAMPLES
 
@@ -211,7 +211,7 @@ class DeclaredTypes(Closed):
 
 
 class HeldTypes(BaseModel):
-    """The types of all properties. A type never changes."""
+    """The types of all properties. A type never changes, but a property can be taken back."""
 
     model_config = EXAMPLES
 

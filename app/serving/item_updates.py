@@ -55,7 +55,7 @@ class ItemUpdates:
         """Return the types that the properties of parsed bodies have to be of; StorageError."""
         if not any(isinstance(body, dict) and body.get("properties") for body in bodies):
             return {}
-        return dict((await self._store.properties.types(self._tenant))["item"])
+        return dict((await self._store.properties.held(self._tenant)).types["item"])
 
     def item(self, item_id: str) -> Item:
         """Return the item as it is now.

@@ -1,10 +1,11 @@
 """The types of a tenant's properties, and the properties of its users, through the API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from pydantic import ValidationError
 
-from app.errors import ErrorDetail, InvalidRequest, details_of
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidRequest, PropertyInUse, details_of
+from app.recommendation.scenarios import properties_of
 from app.schemas.properties import (
     DeclaredTypes,
     HeldTypes,
@@ -14,34 +15,53 @@ from app.schemas.properties import (
     refusal,
     shown,
 )
+from app.schemas.scenarios import ScenarioVersion
+from app.serving.scenario_registry import ScenarioRegistry
 from storage.errors import PropertyRefused
 from storage.protocol import UserStore
-from storage.records import PropertyValue
+from storage.records import HeldProperties, PropertyOwner, PropertyValue, TypeChanges
 
 NO_PROPERTIES = "the body has no properties of a user; nothing was changed"
 REFUSED = "the body declares no types of properties; nothing was declared"
 
 
-async def declare_types(store: UserStore, tenant: str, body: object) -> HeldTypes:
-    """Hold the types in the parsed body of ``PUT /v1/admin/properties``; return all types.
+async def declare_types(store: UserStore, scenarios: ScenarioRegistry, tenant: str, body: object) -> HeldProperties:
+    """Hold the types in the parsed body of ``PUT /v1/admin/properties``; return what is held then.
 
     raises  InvalidRequest  when it is not valid, a property has another type, or there would be too many
+            PropertyInUse   when a scenario names a property that is to be taken back
+            StorageError    when the store did not take it; sending it again is safe
     """
     try:
         declared = DeclaredTypes.model_validate(body)
     except ValidationError as exc:
         raise InvalidRequest(REFUSED, details_of(exc)) from None
+    changes: TypeChanges = {"item": declared.items, "user": declared.users}
+    gone = {(owner, name) for owner, types in changes.items() for name, type_ in types.items() if type_ is None}
+    if gone:
+        _require_unused(gone, await scenarios.scenarios())
     try:
-        await store.properties.declare(tenant, {"item": declared.items, "user": declared.users})
+        await store.properties.declare(tenant, changes)
     except PropertyRefused as exc:
-        raise InvalidRequest(REFUSED, [ErrorDetail(reason=str(exc))]) from None
-    return await held_types(store, tenant)
+        hint = f"; null takes {exc.name} back with all its values" if exc.held else ""
+        raise InvalidRequest(REFUSED, [ErrorDetail(reason=f"{exc}{hint}")]) from None
+    return await store.properties.held(tenant)
 
 
-async def held_types(store: UserStore, tenant: str) -> HeldTypes:
-    """Return the types of all properties; StorageError."""
-    types = await store.properties.types(tenant)
-    return HeldTypes(items=dict(types["item"]), users=dict(types["user"]))
+def _require_unused(gone: Set[tuple[PropertyOwner, str]], scenarios: Iterable[ScenarioVersion]) -> None:
+    needed = [
+        ErrorDetail(field=f"{owner}s", reason=f"scenario {one.name} needs {name}; change it first")
+        for one in scenarios
+        if one.settings is not None
+        for owner, name in sorted(properties_of(one.settings) & gone)
+    ]
+    if needed:
+        raise PropertyInUse("a scenario needs what was to be taken back; nothing changed", needed[:MAX_DETAILS])
+
+
+def shown_types(held: HeldProperties) -> HeldTypes:
+    """Return the types of all properties."""
+    return HeldTypes(items=dict(held.types["item"]), users=dict(held.types["user"]))
 
 
 async def put_user_properties(store: UserStore, tenant: str, user_id: str, body: object) -> UserProperties:
@@ -50,7 +70,7 @@ async def put_user_properties(store: UserStore, tenant: str, user_id: str, body:
     raises  InvalidRequest  when it is not valid
             StorageError    when the store did not take it; sending it again is safe
     """
-    types: TypesSoFar = dict((await store.properties.types(tenant))["user"])
+    types: TypesSoFar = dict((await store.properties.held(tenant)).types["user"])
     try:
         posted = PostedUserProperties.model_validate(body, context={"types": types})
     except ValidationError as exc:

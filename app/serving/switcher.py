@@ -18,7 +18,7 @@ from app.serving.experiment_arms import ExperimentArms
 from app.serving.served_generation import ServedGeneration, TenantContext
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
-from storage.records import NamedGeneration, PropertyTypes
+from storage.records import HeldProperties, NamedGeneration
 
 POLL_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # after the active model could not be loaded
@@ -76,7 +76,7 @@ class GenerationSwitcher:
         try:
             await self._announce()
             pointers = await self._context.store.pointers()
-            self.hold_types(pointers.property_types)
+            self.hold(pointers.held)
             await self._refresh_items_to(pointers.items_version)
             await self._follow_active(pointers.active)
             await self._follow_experiment(pointers.experiment)
@@ -138,10 +138,9 @@ class GenerationSwitcher:
                 await self._context.store.generations.announce(served.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
-    def hold_types(self, types: PropertyTypes) -> None:
-        """Go by these types of properties."""
-        if types != self._context.overrides.types:
-            self._context.overrides.types = types
+    def hold(self, held: HeldProperties) -> None:
+        """Go by these properties."""
+        if self._context.overrides.hold(held):
             for served in self.served():
                 served.catalogue.catch_up()
 
@@ -149,7 +148,7 @@ class GenerationSwitcher:
         overrides = self._context.overrides
         read = overrides.version
         if version < read:  # the store has lost something, or is another one
-            overrides.version = 0
+            overrides.start_over()
         if version != read:
             await self.refresh_items()
 

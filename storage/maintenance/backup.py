@@ -190,7 +190,7 @@ async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, Log
 
 async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
     for tenant in await store.item_tenants():
-        yield {"property_types": [tenant, await store.properties.types(tenant)]}
+        yield {"property_types": [tenant, (await store.properties.held(tenant)).types]}
         for name in (await store.scenarios.scenarios(tenant)).newest:
             yield {"scenario": [tenant, name, await store.scenarios.versions(tenant, name)]}
         changes = ItemChanges([], 0)

@@ -5,7 +5,7 @@ from typing import Any
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration, TenantPointers, parse_property_types
+from storage.records import MAX_LIVE_S, HeldProperties, KnownGeneration, NamedGeneration, TenantPointers
 from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.session.redis_session import RedisSession
 
@@ -82,12 +82,12 @@ class RedisGenerations(GenerationRegistry):
             if isinstance(found, Exception):
                 raise storage_error(found) from found
             values += found
-        active, version, experiment, types = values
+        active, version, experiment, held = values
         return TenantPointers(
             _parse_pointer(active),
             int(version or 0),
             None if experiment is None else experiment.decode(),
-            parse_property_types(types),
+            HeldProperties.parse(held),
         )
 
     async def _delete_states(self, tag: bytes) -> int:

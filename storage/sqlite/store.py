@@ -288,7 +288,7 @@ class SQLiteStore(UserStore):
                 active(db, self._tenant),
                 items.items_version(db, self._tenant),
                 items.named_value(db, self._tenant, items.EXPERIMENT),
-                items.property_types(db, self._tenant),
+                items.held_properties(db, self._tenant),
             )
         )
 

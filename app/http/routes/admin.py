@@ -12,7 +12,7 @@ from app.recommendation.cost import LOADED_MODEL
 from app.schemas.fields import Id
 from app.schemas.operations import Activated, Experiment, Experiments
 from app.schemas.properties import DeclaredTypes, HeldTypes
-from app.serving.property_types import declare_types, held_types
+from app.serving.property_types import declare_types, shown_types
 from app.serving.switcher import experiment_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
@@ -27,24 +27,30 @@ EXPERIMENT = json_request(
 
 PROPERTIES = json_request(
     DeclaredTypes.model_json_schema(),
-    {"of items and users": {"items": {"price": "number", "brand": "text"}, "users": {"member": "boolean"}}},
+    {
+        "of items and users": {"items": {"price": "number", "brand": "text"}, "users": {"member": "boolean"}},
+        "take one back": {"items": {"size": None}},
+    },
 )
 
 
-@router.put("/v1/admin/properties", openapi_extra=PROPERTIES, responses=errors(400, 408, 413, 415))
+@router.put("/v1/admin/properties", openapi_extra=PROPERTIES, responses=errors(400, 408, 409, 413, 415))
 async def put_properties(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
-    """Declare types of properties of items and users, all of them or none.
+    """Declare types of properties of items and users, or take some back, all of them or none.
 
     A property that is not declared has the type of its first value. A type never changes: another one is a 422, as are
-    more than 64 properties of items, or of users.
+    more than 64 properties of items, or of users. `null` takes a property back with all its values, in every process
+    within a second; its name is then free for another type. While a scenario names it, that is a 409.
     """
-    return await declare_types(service.store, caller.tenant, body)
+    held = await declare_types(service.store, service.scenarios, caller.tenant, body)
+    service.switcher.hold(held)
+    return shown_types(held)
 
 
 @router.get("/v1/admin/properties")
 async def get_properties(service: ServiceDep, caller: CallerDep) -> HeldTypes:
     """The types of the properties of items and users, declared or not."""
-    return await held_types(service.store, caller.tenant)
+    return shown_types(await service.store.properties.held(caller.tenant))
 
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))

@@ -213,7 +213,7 @@ class RedisCorrections:
             return False
         if properties is None:
             return True
-        arguments: list[Argument] = [target.name, properties, 1, value or b"", seq or b"0"]
+        arguments: list[Argument] = [target.name, properties, 1, b"{}", 0, value or b"", seq or b"0"]
         return bool(await self._session.write(PUT_USER_PROPERTIES, put_properties_keys(target), arguments))
 
     async def _append_missing(

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -12,9 +12,9 @@ from storage.protocol import PropertyStore
 from storage.records import (
     MAX_PROPERTIES,
     USERS_PAGE,
-    PropertyTypes,
+    HeldProperties,
     PropertyValue,
-    parse_property_types,
+    TypeChanges,
     property_from_json,
     property_to_json,
     types_to_hold,
@@ -37,29 +37,35 @@ class RedisProperties(PropertyStore):
         self._corrections = corrections
 
     @override
-    async def types(self, tenant: str) -> PropertyTypes:
+    async def held(self, tenant: str) -> HeldProperties:
         await self._session.require_open()
-        return parse_property_types(await self._session.call("GET", self._session.keys.items(tenant).property_types))
+        return HeldProperties.parse(await self._session.call("GET", self._session.keys.items(tenant).property_types))
 
     @override
-    async def declare(self, tenant: str, types: PropertyTypes) -> None:
+    async def declare(self, tenant: str, types: TypeChanges) -> None:
+        await self._hold(tenant, types)
+
+    async def _hold(self, tenant: str, types: TypeChanges) -> HeldProperties:
         await register_tenant(self._session, tenant)
         keys = [self._session.keys.items(tenant).property_types]
         args: list[Argument] = [compact_json(types), MAX_PROPERTIES]
-        require_held(types, await self._session.write(DECLARE_TYPES, keys, args, wait_for_replicas=True))
+        reply = await self._session.write(DECLARE_TYPES, keys, args, wait_for_replicas=True)
+        require_held(types, reply)
+        return HeldProperties.parse(reply)
 
     @override
     async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
         types = types_to_hold("user", [properties])
-        patch, user = _encoded(properties), self._session.keys.user(tenant, user_id)
-        if types:
-            await self.declare(tenant, {"user": types})
+        user = self._session.keys.user(tenant, user_id)
+        _encoded(properties)  # before a type is held for what cannot be stored
+        held = await (self._hold(tenant, {"user": types}) if types else self.held(tenant))
+        patch = [_encoded(held.by_key("user", properties)), 0, *live_keys(held)]
         give_up_s = time.monotonic() + RETRY_FOR_S
         while not await self._put(user, patch):
             if time.monotonic() > give_up_s:
                 raise StorageUnavailable(CONTENTION, "contention")
 
-    async def _put(self, user: User, patch: bytes) -> bool:
+    async def _put(self, user: User, patch: Sequence[Argument]) -> bool:
         """Set properties of the user, or of whom they became; return False where that changes meanwhile.
 
         An erasure takes those heads away that lead to others, and then gives the others' partitions new numbers. So
@@ -76,7 +82,7 @@ class RedisProperties(PropertyStore):
                 return False
             believed = [value or b"", seq or b"0"]
         await self._corrections.require_whole(*chain)
-        arguments = [target.name, patch, 0, *believed]
+        arguments = [target.name, *patch, *believed]
         keys = put_properties_keys(target)
         return bool(await self._session.write(PUT_USER_PROPERTIES, keys, arguments, wait_for_replicas=True))
 
@@ -88,7 +94,7 @@ class RedisProperties(PropertyStore):
             head, stored = await self._session.run(READ_USER_PROPERTIES, [user.head, user.properties], [user.name])
             if Head.of(head).merge is None:
                 await self._session.trust.require_whole(user.log)
-                return properties_from_texts(stored or b"{}")
+                return dict((await self.held(tenant)).by_name("user", properties_from_texts(stored or b"{}")))
             user = await self._corrections.resolve(user)
 
     @override
@@ -99,9 +105,11 @@ class RedisProperties(PropertyStore):
             while True:
                 key = User(partition, "").properties
                 cursor, found = await self._session.call("HSCAN", key, cursor, "COUNT", USERS_PAGE)
-                for name, stored in found.items():
-                    user = User(partition, name.decode())
-                    yield user.tenant, user.user_id, properties_from_texts(stored)
+                users = {User(partition, name.decode()): stored for name, stored in found.items()}
+                held = {tenant: await self.held(tenant) for tenant in {user.tenant for user in users}}
+                for user, stored in users.items():
+                    if properties := held[user.tenant].by_name("user", properties_from_texts(stored)):
+                        yield user.tenant, user.user_id, dict(properties)
                 if not cursor:
                     break
 
@@ -113,18 +121,23 @@ def _encoded(properties: Mapping[str, PropertyValue | None]) -> bytes:
         raise StorageError(f"properties cannot be stored: {exc}") from exc
 
 
+def live_keys(held: HeldProperties) -> list[Argument]:
+    """Return which keys of users' properties are live, as PUT_USER_PROPERTIES takes them."""
+    return [compact_json(held.names["user"] if held.removals else {}), held.removals]
+
+
 async def register_tenant(session: RedisSession, tenant: str) -> None:
     """Note, before its first item or property, that the tenant has some."""
     await session.require_open()
     await session.note(f"{ITEMS_FIELD}{tenant}", "1")
 
 
-def require_held(types: PropertyTypes, reply: Any) -> None:
+def require_held(types: TypeChanges, reply: Any) -> None:
     """Raise PropertyRefused where a script has replied that it could not hold one of the types."""
     if isinstance(reply, list):
         name, held = (part.decode() for part in reply)
         given = {of_owner[name] for of_owner in types.values() if name in of_owner} - {held}
-        raise PropertyRefused(name, given.pop(), held or None)
+        raise PropertyRefused(name, given.pop() or "", held or None)
 
 
 def properties_to_texts(properties: Mapping[str, PropertyValue | None]) -> str:

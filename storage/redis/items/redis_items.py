@@ -18,6 +18,7 @@ from storage.errors import StorageError
 from storage.records import (
     MAX_PAGE_BYTES,
     MAX_PROPERTIES,
+    HeldProperties,
     ItemChanges,
     ItemCodes,
     ItemEntry,
@@ -98,14 +99,14 @@ class RedisItems:
         """Return the first changes whose versions are above `after`, at most `limit`."""
         await self._session.require_open()
         keys, limit = self._session.keys.items(tenant), min(limit, ITEMS_PAGE)
-        found = await self._session.run(
-            READ_ITEMS, [keys.changes, keys.code_changes, keys.codes, *keys.parts], [after, limit, MAX_PAGE_BYTES]
-        )
+        of_items = [keys.changes, keys.code_changes, keys.codes, *keys.parts, keys.property_types]
+        stored, *found = await self._session.run(READ_ITEMS, of_items, [after, limit, MAX_PAGE_BYTES])
+        held = HeldProperties.parse(stored)
         items, codes = ([(int(version), *values) for version, *values in zip(*part, strict=True)] for part in found)
         changes: list[tuple[int, ItemEntry | ItemCodes]]
-        changes = [(version, _decode(*values)) async for version, *values in in_slices(items, _size)]
+        changes = [(version, _decode(held, *values)) async for version, *values in in_slices(items, _size)]
         changes += [(version, _decode_codes(*values)) for version, *values in codes]
-        return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after)
+        return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after, held)
 
     async def tenants(self) -> list[str]:
         """Return the tenants that have set values or codes of items, or types of properties."""
@@ -207,14 +208,15 @@ def _size(item: tuple[Any, ...]) -> int:
     return 1 + len(item[-1] or b"") // VALUE_BYTES
 
 
-def _decode(item_id: bytes, *parts: bytes | None) -> ItemEntry:
+def _decode(held: HeldProperties, item_id: bytes, *parts: bytes | None) -> ItemEntry:
     title, categories, available, properties = parts
+    stored = properties_from_texts(properties.decode()) if properties else {}
     return ItemEntry(
         item_id.decode(),
         None if title is None else title.decode(),
         None if categories is None else tuple(json.loads(categories.decode())),
         None if available is None else available == b"1",
-        properties_from_texts(properties.decode()) if properties else {},
+        held.by_name("item", stored),
     )
 
 

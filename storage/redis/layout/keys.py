@@ -39,7 +39,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:properties      hash    item id -> a JSON object: name -> the JSON of the value, as a text
-  PREFIX:{items:TENANT}:property-types  string  a JSON object, see `PropertyTypes` in storage/records.py
+  PREFIX:{items:TENANT}:property-types  string  a JSON object, see `HeldProperties` in storage/records.py
   PREFIX:{items:TENANT}:scenarios       hash    name of a scenario -> its newest version
   PREFIX:{items:TENANT}:scenarios-revision  string  another text after every change of a scenario
   PREFIX:{items:TENANT}:scenario:NAME   list    the versions of a scenario that are kept, oldest first

@@ -1,24 +1,44 @@
 """The scripts of items and their statistics."""
 
+from storage.records import ITEM_TIMES
 from storage.redis.scripts.script import Script
 
-# Does as `with_held_types` in storage/records.py does: returns nothing, or the refused name and the type that is held.
-# In the JSON that scripts read and write all values are texts: numbers would lose digits.
+# Does as `HeldProperties.holding` in storage/records.py does: returns what is held, and the refused name with its type.
+# In the JSON of values that scripts read and write all are texts: numbers would lose digits.
 HOLD_TYPES = """
 local function hold_types(key, wanted, most)
-    local held, is_new = cjson.decode(redis.call('GET', key) or '{"item":{},"user":{}}'), false
+    local held, changed = cjson.decode(redis.call('GET', key) or '{"item":{},"user":{}}'), false
     for owner, types in pairs(cjson.decode(wanted)) do
         local count = 0
         for _ in pairs(held[owner]) do count = count + 1 end
         for name, given in pairs(types) do
+            if given == cjson.null and held[owner][name] then
+                held.keys, held.removals = held.keys or {item = {}, user = {}}, (held.removals or 0) + 1
+                held[owner][name], held.keys[owner][name], count, changed = nil, nil, count - 1, true
+            end
+        end
+        for name, given in pairs(types) do
             local known = held[owner][name]
-            if not known then count, is_new = count + 1, true end
-            if known and known ~= given then return {name, known} end
-            if count > tonumber(most) then return {name, ''} end
-            held[owner][name] = given
+            if given ~= cjson.null and not known then
+                held[owner][name], count, changed = given, count + 1, true
+                if held.removals then held.keys[owner][name] = name .. '#' .. held.removals end
+            elseif given ~= cjson.null and known ~= given then
+                return held, {name, known}
+            end
+            if count > tonumber(most) then return held, {name, ''} end
         end
     end
-    if is_new then redis.call('SET', key, cjson.encode(held)) end
+    if changed then redis.call('SET', key, cjson.encode(held)) end
+    return held
+end
+"""
+
+# Takes away what is dead: all but live keys, of those that came before the last removal of which the caller knows.
+TAKE_DEAD_AWAY = """
+local function take_dead_away(properties, live, removals)
+    for key in pairs(properties) do
+        if not live[key] and tonumber(string.match(key, '#(%d+)$') or 0) < removals then properties[key] = nil end
+    end
 end
 """
 
@@ -27,7 +47,8 @@ DECLARE_TYPES = Script(
     + """
 -- KEYS  property-types
 -- ARGV  types by owner, most properties of an owner
-return hold_types(KEYS[1], ARGV[1], ARGV[2]) or 1
+local held, refused = hold_types(KEYS[1], ARGV[1], ARGV[2])
+return refused or cjson.encode(held)
 """
 )
 
@@ -35,18 +56,23 @@ return hold_types(KEYS[1], ARGV[1], ARGV[2]) or 1
 # object: the JSON of each value as a text, or null.
 PUT_ITEMS = Script(
     HOLD_TYPES
+    + TAKE_DEAD_AWAY
+    + f"local live = {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
     + """
 -- KEYS  version, changes, title, categories, available, properties, property-types
 -- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties
-local refused = hold_types(KEYS[7], ARGV[1], ARGV[2])
+local held, refused = hold_types(KEYS[7], ARGV[1], ARGV[2])
 if refused then return refused end
+local key_of = held.keys and held.keys.item or {}
+for name in pairs(held.item) do live[key_of[name] or name] = true end
 local function put_properties(item, patch)
     if patch == '{}' then return end
     local properties = cjson.decode(redis.call('HGET', KEYS[6], item) or '{}')
     for name, value in pairs(cjson.decode(patch)) do
         if value == cjson.null then value = nil end
-        properties[name] = value
+        properties[key_of[name] or name] = value
     end
+    take_dead_away(properties, live, held.removals or 0)
     if next(properties) then
         redis.call('HSET', KEYS[6], item, cjson.encode(properties))
     else
@@ -75,10 +101,11 @@ end
 return 1
 """)
 
-# Returns a list for items and one for codes, up to the limit each: versions, members, and a list of values for each
-# part. Items end where their properties have more than the given bytes, and codes at the version of the last item then.
+# Returns what is held of properties, then a list for items and one for codes, up to the limit each: versions, members,
+# and a list of values for each part. Items end where their properties have more than the given bytes, and codes at the
+# version of the last item then.
 READ_ITEMS = Script("""
--- KEYS  changes, code-changes, codes, title, categories, available, properties
+-- KEYS  changes, code-changes, codes, title, categories, available, properties, property-types
 -- ARGV  after, limit, bytes of properties
 local last, size = '+inf', 0
 local function changed(key, parts)
@@ -98,7 +125,7 @@ local function changed(key, parts)
     end
     return answer
 end
-return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6], KEYS[7]}), changed(KEYS[2], {KEYS[3]})}
+return {redis.call('GET', KEYS[8]), changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6], KEYS[7]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
 # Does as `TrendClock`, `with_visitor` and `sum_of_trends` in storage/trends.py do.

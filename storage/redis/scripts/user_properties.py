@@ -2,17 +2,21 @@
 
 from storage.redis.layout.head import MERGE_MARK
 from storage.redis.layout.keys import User
+from storage.redis.scripts.items import TAKE_DEAD_AWAY
 from storage.redis.scripts.script import Script
 
 # Changes nothing where the user was, or is being, merged into another one, or the log is not as the caller believes. A
 # user without a log has no head, before or after being erased: then the partition's log has to be as believed.
-PUT_USER_PROPERTIES = Script(f"""
+PUT_USER_PROPERTIES = Script(
+    TAKE_DEAD_AWAY
+    + f"""
 -- KEYS  seq, head, properties
--- ARGV  user, properties, 1 where they only fill what is missing; believed head and SEQ of the newest entry of the
---       partition, or nothing where any will do
+-- ARGV  user, properties by key, 1 where they only fill what is missing; a JSON object whose names are the live keys,
+--       and the number of removals, see `HeldProperties` in storage/records.py; believed head and SEQ of the newest
+--       entry of the partition, or nothing where any will do
 local head = redis.call('GET', KEYS[2]) or ''
-if #head > {MERGE_MARK} or (ARGV[4] and head ~= ARGV[4]) then return 0 end
-if ARGV[4] == '' and (redis.call('GET', KEYS[1]) or '0') ~= ARGV[5] then return 0 end
+if #head > {MERGE_MARK} or (ARGV[6] and head ~= ARGV[6]) then return 0 end
+if ARGV[6] == '' and (redis.call('GET', KEYS[1]) or '0') ~= ARGV[7] then return 0 end
 local properties = cjson.decode(redis.call('HGET', KEYS[3], ARGV[1]) or '{{}}')
 for name, value in pairs(cjson.decode(ARGV[2])) do
     if value == cjson.null then
@@ -21,13 +25,15 @@ for name, value in pairs(cjson.decode(ARGV[2])) do
         properties[name] = value
     end
 end
+take_dead_away(properties, cjson.decode(ARGV[4]), tonumber(ARGV[5]))
 if next(properties) then
     redis.call('HSET', KEYS[3], ARGV[1], cjson.encode(properties))
 else
     redis.call('HDEL', KEYS[3], ARGV[1])
 end
 return 1
-""")
+"""
+)
 
 READ_USER_PROPERTIES = Script("""
 -- KEYS  head, properties

@@ -9,15 +9,15 @@ from storage.errors import PropertyRefused, StorageBusy
 from storage.protocol import PropertyStore
 from storage.records import (
     USERS_PAGE,
-    PropertyTypes,
+    HeldProperties,
     PropertyValue,
+    TypeChanges,
     properties_from_json,
-    properties_to_json,
     types_to_hold,
 )
 from storage.sqlite.append import BEING_ERASED
 from storage.sqlite.database import Database
-from storage.sqlite.items.tenant_values import hold_types, property_types
+from storage.sqlite.items.tenant_values import held_properties, hold_types, patch_of
 from storage.sqlite.log import ERASED, resolve_alias
 
 PUT = """
@@ -39,12 +39,12 @@ class SQLiteProperties(PropertyStore):
         self._database = database
 
     @override
-    async def types(self, tenant: str) -> PropertyTypes:
-        return await self._database.read(lambda db: property_types(db, tenant))
+    async def held(self, tenant: str) -> HeldProperties:
+        return await self._database.read(lambda db: held_properties(db, tenant))
 
     @override
-    async def declare(self, tenant: str, types: PropertyTypes) -> None:
-        await self._database.write(lambda db: hold_types(db, tenant, types))
+    async def declare(self, tenant: str, types: TypeChanges) -> None:
+        await self._database.write(lambda db: _declare(db, tenant, types))
 
     @override
     async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
@@ -60,8 +60,15 @@ class SQLiteProperties(PropertyStore):
         last = ("", "")
         while rows := await self._database.read_page(lambda db, last=last: _page(db, *last)):  # type: ignore[misc]
             for tenant, user_id, properties in rows:
-                yield tenant, user_id, properties_from_json(properties)
                 last = (tenant, user_id)
+                if properties:
+                    yield tenant, user_id, properties
+
+
+def _declare(db: sqlite3.Connection, tenant: str, types: TypeChanges) -> PropertyRefused | None:
+    """Hold these types; return why none of them is held, if that is so."""
+    held = hold_types(db, tenant, types)
+    return held if isinstance(held, PropertyRefused) else None
 
 
 def _put(
@@ -69,23 +76,32 @@ def _put(
     tenant: str,
     user_id: str,
     properties: Mapping[str, PropertyValue | None],
-    types: PropertyTypes,
+    types: TypeChanges,
 ) -> PropertyRefused | StorageBusy | None:
     """Set a user's properties; return why nothing is set, if it is not."""
     target = resolve_alias(db, tenant, user_id)
     if target == ERASED:
         return StorageBusy(BEING_ERASED)
-    if (refusal := hold_types(db, tenant, types)) is not None:
-        return refusal
-    db.execute(PUT, {"tenant": tenant, "user_id": target, "properties": properties_to_json(properties)})
+    held = hold_types(db, tenant, types)
+    if isinstance(held, PropertyRefused):
+        return held
+    stored = db.execute(SELECT, (tenant, target)).fetchone() if held.removals else None
+    patch = patch_of(held, "user", properties, None if stored is None else stored[0])
+    db.execute(PUT, {"tenant": tenant, "user_id": target, "properties": patch})
     db.execute(DELETE_EMPTY, (tenant, target))
     return None
 
 
 def _of_user(db: sqlite3.Connection, tenant: str, user_id: str) -> dict[str, PropertyValue]:
+    held = held_properties(db, tenant)
     row = db.execute(SELECT, (tenant, resolve_alias(db, tenant, user_id))).fetchone()
-    return {} if row is None else properties_from_json(row[0])
+    return {} if row is None else dict(held.by_name("user", properties_from_json(row[0])))
 
 
-def _page(db: sqlite3.Connection, tenant: str, user_id: str) -> list[tuple[str, str, str]]:
-    return db.execute(SELECT_PAGE, (tenant, user_id, USERS_PAGE)).fetchall()
+def _page(db: sqlite3.Connection, tenant: str, user_id: str) -> list[tuple[str, str, dict[str, PropertyValue]]]:
+    rows = db.execute(SELECT_PAGE, (tenant, user_id, USERS_PAGE)).fetchall()
+    held = {tenant: held_properties(db, tenant) for tenant in {tenant for tenant, _, _ in rows}}
+    return [
+        (tenant, user_id, dict(held[tenant].by_name("user", properties_from_json(properties))))
+        for tenant, user_id, properties in rows
+    ]

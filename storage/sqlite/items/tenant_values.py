@@ -9,16 +9,17 @@ from typing import Any
 from storage.errors import PropertyRefused
 from storage.records import (
     MAX_PAGE_BYTES,
+    HeldProperties,
     ItemChanges,
     ItemCodes,
     ItemEntry,
-    PropertyTypes,
+    PropertyOwner,
+    PropertyValue,
     Tally,
-    parse_property_types,
+    TypeChanges,
     properties_from_json,
     properties_to_json,
     types_to_hold,
-    with_held_types,
 )
 
 PUT_ITEM = """
@@ -44,7 +45,6 @@ SELECT max(
 )
 """
 
-# one statement, as no change may be missed between two
 SELECT_CHANGES = """
 SELECT version, item_id, NULL AS generation, title, categories, available, properties FROM items
 WHERE tenant = :tenant AND version > :after
@@ -53,6 +53,8 @@ SELECT version, item_id, generation, evidence, bias, history, target FROM item_c
 WHERE tenant = :tenant AND version > :after
 ORDER BY version LIMIT :limit
 """
+
+SELECT_PROPERTIES = "SELECT properties FROM items WHERE tenant = ? AND item_id = ?"
 
 SELECT_TENANTS = """
 SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant FROM scenarios
@@ -67,7 +69,7 @@ ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 # names of tenants' values
 SECRET = "secret"  # noqa: S105, the name of it
 EXPERIMENT = "experiment"
-PROPERTY_TYPES = "property-types"  # a JSON object, see PropertyTypes
+PROPERTY_TYPES = "property-types"  # a JSON object, see HeldProperties
 SCENARIOS_REVISION = "scenarios-revision"
 TREND_CLOCK = "trend-clock"
 ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
@@ -85,8 +87,9 @@ def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry])
         types = types_to_hold("item", [entry.properties for entry in entries])
     except PropertyRefused as refused:
         return refused  # one that is raised would have the others of the group begin again
-    if (refusal := hold_types(db, tenant, {"item": types})) is not None:
-        return refusal
+    held = hold_types(db, tenant, {"item": types})
+    if isinstance(held, PropertyRefused):
+        return held
     before = items_version(db, tenant)
     db.executemany(
         PUT_ITEM,
@@ -98,7 +101,7 @@ def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry])
                 "title": entry.title,
                 "categories": None if entry.categories is None else json.dumps(entry.categories),
                 "available": entry.available,
-                "properties": properties_to_json(entry.properties) if entry.properties else "{}",
+                "properties": _patch_of_item(db, tenant, entry, held) if entry.properties else "{}",
             }
             for number, entry in enumerate(entries, before + 1)
         ],
@@ -120,8 +123,14 @@ def put_item_codes(db: sqlite3.Connection, tenant: str, codes: Sequence[ItemCode
 
 def item_changes(db: sqlite3.Connection, tenant: str, after: int, limit: int) -> ItemChanges:
     """Return the first changes whose versions are above `after`, at most `limit`."""
-    rows = db.execute(SELECT_CHANGES, {"tenant": tenant, "after": after, "limit": limit})
-    return ItemChanges.of(((version, _changed(*columns)) for version, *columns in _of_a_page(rows)), after)
+    db.execute("BEGIN")  # no property may be taken back, and no change be missed, between two statements
+    try:
+        held = held_properties(db, tenant)
+        rows = db.execute(SELECT_CHANGES, {"tenant": tenant, "after": after, "limit": limit})
+        changes = ((version, _changed(held, *columns)) for version, *columns in _of_a_page(rows))
+        return ItemChanges.of(changes, after, held)
+    finally:
+        db.execute("ROLLBACK")  # it has only read
 
 
 def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
@@ -139,30 +148,44 @@ def item_tenants(db: sqlite3.Connection) -> list[str]:
     return [tenant for (tenant,) in db.execute(SELECT_TENANTS, (PROPERTY_TYPES,))]
 
 
-def property_types(db: sqlite3.Connection, tenant: str) -> PropertyTypes:
-    """Return the types of the tenant's properties."""
-    return parse_property_types(named_value(db, tenant, PROPERTY_TYPES))
+def held_properties(db: sqlite3.Connection, tenant: str) -> HeldProperties:
+    """Return the properties that the tenant holds."""
+    return HeldProperties.parse(named_value(db, tenant, PROPERTY_TYPES))
 
 
-def hold_types(db: sqlite3.Connection, tenant: str, types: PropertyTypes) -> PropertyRefused | None:
-    """Hold these types of properties; return why none of them is held, if that is so."""
-    held = property_types(db, tenant)
+def hold_types(db: sqlite3.Connection, tenant: str, types: TypeChanges) -> HeldProperties | PropertyRefused:
+    """Hold these types of properties; return all that are held, or why none of these is."""
+    held = held_properties(db, tenant)
     try:
-        holding = with_held_types(held, types)
+        holding = held.holding(types)
     except PropertyRefused as refusal:
         return refusal
     if holding != held:
-        set_named_value(db, tenant, PROPERTY_TYPES, json.dumps(holding))
-    return None
+        set_named_value(db, tenant, PROPERTY_TYPES, holding.to_json())
+    return holding
 
 
-def _changed(item_id: str, generation: bytes | None, *columns: Any) -> ItemEntry | ItemCodes:
+def patch_of(
+    held: HeldProperties, owner: PropertyOwner, properties: Mapping[str, PropertyValue | None], stored: str | None
+) -> str:
+    """Return the JSON that sets these properties, and takes away what is dead of those that are stored."""
+    dead = json.loads(stored or "{}").keys() - held.names[owner].keys() if held.removals else ()
+    return properties_to_json({**dict.fromkeys(dead), **held.by_key(owner, properties)})
+
+
+def _patch_of_item(db: sqlite3.Connection, tenant: str, entry: ItemEntry, held: HeldProperties) -> str:
+    row = db.execute(SELECT_PROPERTIES, (tenant, entry.item_id)).fetchone() if held.removals else None
+    return patch_of(held, "item", entry.properties, None if row is None else row[0])
+
+
+def _changed(held: HeldProperties, item_id: str, generation: bytes | None, *columns: Any) -> ItemEntry | ItemCodes:
     if generation is not None:
         return ItemCodes(item_id, generation, *columns)
     title, categories, available, properties = columns
     known = None if categories is None else tuple(json.loads(categories))
     is_available = None if available is None else bool(available)
-    return ItemEntry(item_id, title, known, is_available, properties_from_json(properties) if properties else {})
+    stored = properties_from_json(properties) if properties else {}
+    return ItemEntry(item_id, title, known, is_available, held.by_name("item", stored))
 
 
 def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, int]) -> None:

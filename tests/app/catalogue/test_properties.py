@@ -136,7 +136,9 @@ def test_declarations_hold_all_or_none_and_there_are_64(client: Client) -> None:
     names = [f"p{number}" for number in range(63)]
     types = dict.fromkeys(names, "number")
     assert declare(items=types, users={"member": "boolean"}).json() == {"items": types, "users": {"member": "boolean"}}
-    assert reason(declare(users={"age": "number", "member": "text"})) == "member is a boolean, and cannot be a text"
+    assert reason(declare(users={"age": "number", "member": "text"})).startswith(
+        "member is a boolean, and cannot be a text"
+    )
     assert "cannot be" in reason(declare(items={"new": "text"}, users={"member": "text"}))
     assert "is no object" in reason(declare(items=dict.fromkeys([*names, "a", "b"], "number")))
     assert "has a type that is none of text, number" in reason(declare(items={"a": "integer"}))

@@ -1,8 +1,9 @@
 """Every store that keeps the contract, opened by an address; a further store is added here."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from storage.records import MAIN_TENANT, AppendResult
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.store import RedisStore
+from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
@@ -64,6 +66,22 @@ async def redis_keys(address: str, pattern: str) -> list[str]:
     try:
         await servers.connect()
         return [key async for keys in servers.scan(f"{prefix}:{pattern}") for key in keys]
+    finally:
+        await servers.close()
+
+
+async def stored_properties(address: str) -> list[str]:
+    """What the store at the address has of properties of items and users, as it has it."""
+    if address.startswith("sqlite"):
+        with closing(sqlite3.connect(Path(address.partition(":")[2]) / FILE_NAME)) as file:
+            rows = file.execute("SELECT properties FROM items UNION ALL SELECT properties FROM user_properties")
+            return [properties for (properties,) in rows if properties]
+    url = address.partition(":")[2].split(" ")[0]
+    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    try:
+        await servers.connect()
+        keys = await redis_keys(address, "*:properties")
+        return [text.decode() for key in keys for text in await servers.call("HVALS", key)]
     finally:
         await servers.close()
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from storage.records import PropertyType, PropertyValue
+from storage.protocol import UserStore
+from storage.records import PropertyType, PropertyTypes, PropertyValue
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 TIMES = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
@@ -20,3 +21,8 @@ PROPERTIES: Mapping[str, tuple[PropertyType, st.SearchStrategy[PropertyValue]]] 
 }
 VALUES = {name: st.none() | values for name, (_, values) in PROPERTIES.items()}
 PATCHES = st.fixed_dictionaries({}, optional={**VALUES, "available_from": st.none() | TIMES})
+
+
+async def types(store: UserStore, tenant: str = "main") -> PropertyTypes:
+    """Return the types of the tenant's properties."""
+    return (await store.properties.held(tenant)).types

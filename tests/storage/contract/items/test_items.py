@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from storage.errors import StorageError
 from storage.maintenance.backup import backup, restore
 from storage.protocol import UserStore
-from storage.records import ItemCodes, ItemEntry, NamedGeneration, PropertyTypes, TenantPointers
+from storage.records import HeldProperties, ItemCodes, ItemEntry, NamedGeneration, PropertyTypes, TenantPointers
 from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.properties import PATCHES, PROPERTIES, TEXTS
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
@@ -124,7 +124,7 @@ def test_pages_of_changes_lead_to_the_newest_values(address: str, batches: list[
             assert since.keys() == expected_values(batches[known:]).keys()
             assert list((await codes_after(store, tenant)).items()) == list(expected_codes(batches).items())
             assert await codes_after(other, tenant, version) == expected_codes(batches[known:])
-            assert await other.pointers() == TenantPointers(None, newest, None, expected_types(batches))
+            assert await other.pointers() == TenantPointers(None, newest, None, HeldProperties(expected_types(batches)))
             assert newest == sum(map(len, batches))
 
     asyncio.run(law())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from storage.errors import PartlyRead, PropertyRefused, StorageError
 from storage.maintenance.backup import backup, restore
@@ -18,12 +21,14 @@ from storage.records import (
     MAX_PROPERTIES,
     ItemCodes,
     ItemEntry,
+    PropertyOwner,
     PropertyType,
     PropertyTypes,
     PropertyValue,
 )
-from tests.storage.contract.stores import new_address, opened
-from tests.storage.oracles.random_events import make_generation
+from tests.storage.contract.stores import new_address, opened, stored_properties
+from tests.storage.oracles.properties import types
+from tests.storage.oracles.random_events import fresh_user, make_generation
 
 GENERATION = make_generation()
 VALUES: dict[PropertyType, PropertyValue] = {
@@ -64,7 +69,7 @@ def test_the_first_value_decides_and_every_other_type_is_refused(address: str) -
                         assert (refused.name, refused.given, refused.held) == (name, given, held)
             assert (await properties(other))["tea"] == {f"p_{held}": value for held, value in VALUES.items()}
             expected = {"item": {f"p_{held}": held for held in VALUES}, "user": {}}
-            assert await store.properties.types("main") == (await other.pointers()).property_types == expected
+            assert await types(store) == (await other.pointers()).held.types == expected
 
     asyncio.run(law())
 
@@ -78,7 +83,7 @@ def test_what_is_refused_changes_nothing(address: str) -> None:
             assert await refusal(store.put_items("main", [item("size", 1.0), item("size", "L", "cup")])) is not None
             assert await refusal(store.put_items("main", [item("available_from", "soon")])) is not None
             assert await properties(store) == {"tea": {"price": 1.0}}
-            assert await store.properties.types("main") == {"item": {"price": "number"}, "user": {}}
+            assert await types(store) == {"item": {"price": "number"}, "user": {}}
             assert (await store.pointers()).items_version == 1
 
     asyncio.run(law())
@@ -115,7 +120,7 @@ def test_of_two_first_values_one_wins_and_the_other_is_refused(address: str) -> 
                     refusal(other.put_items("main", [item(name, "1", f"other{number}")])),
                 )
                 assert [outcome is None for outcome in outcomes].count(True) == 1
-                held = (await other.properties.types("main"))["item"][name]
+                held = (await types(other))["item"][name]
                 assert held == ("number" if outcomes[0] is None else "text")
                 assert f"{'other' if outcomes[0] is None else 'one'}{number}" not in await properties(one)
 
@@ -137,8 +142,105 @@ def test_declared_types_are_held_all_or_none_and_by_owner(address: str) -> None:
             assert await refusal(store.put_items("main", [item("price", "much")])) is not None
             await shop.put_items("shop", [item("price", "much")])
             expected = {"item": {"price": "number", "size": "text"}, "user": {"price": "text"}}
-            assert await shop.properties.types("main") == expected
-            assert (await shop.pointers()).property_types == {"item": {"price": "text"}, "user": {}}
+            assert await types(shop) == expected
+            assert (await shop.pointers()).held.types == {"item": {"price": "text"}, "user": {}}
+
+    asyncio.run(law())
+
+
+@dataclass(frozen=True)
+class Put:
+    owner: PropertyOwner
+    of: str
+    name: str
+    value: PropertyValue | None
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    owner: PropertyOwner
+    name: str
+
+
+OWNERS, NAMES = st.sampled_from(["item", "user"]), st.sampled_from(["price", "brand"])
+PUTS = st.builds(Put, OWNERS, st.sampled_from(["tea", "cup"]), NAMES, st.none() | st.sampled_from([*VALUES.values()]))
+
+
+@dataclass
+class Oracle:
+    """Dicts: which value an item or a user has of a property, and which types are held."""
+
+    values: dict[tuple[str, str], dict[str, PropertyValue]] = field(default_factory=dict)
+    types: dict[str, dict[str, PropertyType]] = field(default_factory=lambda: {"item": {}, "user": {}})
+
+    def take(self, step: Put | TakeBack) -> bool:
+        held = self.types[step.owner]
+        if isinstance(step, TakeBack):
+            for (owner, _), own in self.values.items():
+                if owner == step.owner:
+                    own.pop(step.name, None)
+            held.pop(step.name, None)
+            return True
+        own = self.values.setdefault((step.owner, step.of), {})
+        if step.value is None:
+            own.pop(step.name, None)
+            return True
+        given = next(name for name, value in VALUES.items() if value == step.value)
+        if held.setdefault(step.name, given) != given:
+            return False
+        own[step.name] = step.value
+        return True
+
+
+async def is_taken(store: UserStore, tenant: str, step: Put | TakeBack) -> bool:
+    if isinstance(step, TakeBack):
+        return await refusal(store.properties.declare(tenant, {step.owner: {step.name: None}})) is None
+    if step.owner == "item":
+        return await refusal(store.put_items(tenant, [item(step.name, step.value, step.of)])) is None
+    return await refusal(store.properties.put_of_user(tenant, step.of, {step.name: step.value})) is None
+
+
+@given(st.lists(PUTS | PUTS | st.builds(TakeBack, OWNERS, NAMES), max_size=14))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_taken_back_is_gone_and_its_name_is_free(address: str, steps: list[Put | TakeBack]) -> None:
+    async def law() -> None:
+        tenant, oracle = fresh_user(), Oracle()
+        async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
+            for number, step in enumerate(steps):
+                taken = await is_taken(store if number % 2 else other, tenant, step)
+                assert taken == oracle.take(step), step
+            expected = {of: own for (owner, of), own in oracle.values.items() if owner == "item"}
+            assert await properties(other, tenant) == expected
+            of_users = {of: own for (owner, of), own in oracle.values.items() if owner == "user" and own}
+            assert {user: own async for of, user, own in other.properties.of_users() if of == tenant} == of_users
+            for user, own in of_users.items():
+                assert await store.properties.of_user(tenant, user) == own
+            assert await types(store, tenant) == oracle.types
+            changes = await store.item_changes(tenant, 0, 1000)
+            assert changes.held == await other.properties.held(tenant)
+
+    asyncio.run(law())
+
+
+def test_what_is_dead_leaves_the_store_with_the_next_change(address: str) -> None:
+    async def law() -> None:
+        async with opened(address, GENERATION) as store:
+            for number in range(3):
+                for value in ("x" * 1_000, float(number)):
+                    put: dict[str, PropertyValue | None] = {"price": value}
+                    times: dict[str, PropertyValue | None] = {"available_from": VALUES["time"]}
+                    await store.put_items("main", [ItemEntry("tea", properties={**put, **times})])
+                    await store.properties.put_of_user("main", "ada", put)
+                    assert await properties(store) == {"tea": {**put, **times}}
+                    assert await store.properties.of_user("main", "ada") == put
+                    await store.properties.declare("main", {"item": {"price": None}, "user": {"price": None}})
+                    assert await properties(store) == {"tea": times}
+                    assert await store.properties.of_user("main", "ada") == {}
+            await store.put_items("main", [item("brand", "Ada")])
+            await store.properties.put_of_user("main", "ada", {"city": "Ulm"})
+            stored = await stored_properties(address)
+            assert len(stored) == 2
+            assert not any("price" in text for text in stored)
 
     asyncio.run(law())
 
@@ -155,6 +257,9 @@ def test_there_are_so_many_properties_and_no_more(address: str) -> None:
             await store.put_items("main", [item(names[-1], 1.0)])
             assert await refusal(store.put_items("main", [item("more", 1.0)])) is not None
             assert await refusal(store.properties.declare("main", {"item": {"more": "text"}})) is not None
+            change: dict[str, PropertyType | None] = {"more": "text", names[0]: None}
+            await store.properties.declare("main", {"item": change})
+            await store.properties.declare("main", {"item": {names[0]: "number", "more": None}})
             full = dict.fromkeys(names, 2.0)
             await store.put_items("main", [ItemEntry("tea", properties={**full, "published_at": VALUES["time"]})])
             await store.properties.declare("main", {"user": dict.fromkeys(names, "text")})
@@ -187,15 +292,20 @@ def test_a_back_up_has_properties_and_types(address: str, tmp_path: Path, kind: 
         values: dict[str, PropertyValue | None] = dict(VALUES.items())
         entry = ItemEntry("tea", "Tea", properties=values | {"available_until": VALUES["time"]})
         async with opened(address, GENERATION) as store:
+            await store.put_items("main", [item("p_text", 1.0), item("gone", "x")])
+            await store.properties.put_of_user("main", "ada", {"gone": "x"})
+            gone: dict[str, PropertyType | None] = {"p_text": None, "gone": None}
+            await store.properties.declare("main", {"item": gone, "user": gone})
             await store.put_items("main", [entry])
             await store.properties.declare("main", {"item": {"unused": "set"}})
             await store.properties.declare("declared", {"user": {"age": "number"}})
             await backup(store, tmp_path / "all.gz")
-            types = await store.properties.types("main")
+            held = await types(store)
         async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             await restore(store, tmp_path / "all.gz")
             assert (await store.item_changes("main", 0, 9)).entries == [entry]
-            assert await store.properties.types("main") == types
-            assert await store.properties.types("declared") == {"item": {}, "user": {"age": "number"}}
+            assert [user async for user in store.properties.of_users()] == []
+            assert await types(store) == held
+            assert await types(store, "declared") == {"item": {}, "user": {"age": "number"}}
 
     asyncio.run(law())

@@ -16,7 +16,7 @@ from storage.maintenance.backup import backup, restore
 from storage.protocol import UserStore
 from storage.records import PropertyValue
 from tests.storage.contract.stores import new_address, opened
-from tests.storage.oracles.properties import VALUES
+from tests.storage.oracles.properties import VALUES, types
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
 
 GENERATION = make_generation()
@@ -150,12 +150,12 @@ def test_a_back_up_brings_the_properties_of_users_back(address: str, tmp_path: P
             for step in steps:
                 oracle.take(step)
             await backup(store, tmp_path / "all.gz")
-            types = await store.properties.types("main")
+            held = await types(store)
         async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             await restore(store, tmp_path / "all.gz")
             assert await known(store, "main") == await known(store, "a/b") == oracle.known()
             assert oracle.known()["bob"] == {"price": 1.0, "brand": "x", "organic": True}
-            assert await store.properties.types("main") == types
+            assert await types(store) == held
             await store.erase("main", "bob")
             assert await listed(store, "main") == {"cy/1": {"price": 2.0}}
 
