@@ -22,8 +22,9 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import NO_CLUSTER
-from storage.redis.connections.nodes import Argument, is_cluster_mode, is_withheld, node_urls
+from storage.redis.connections.nodes import Argument, failure_text, is_cluster_mode, is_withheld, node_urls
 from storage.redis.connections.password_file import split_password_file
+from storage.redis.connections.tls import require_usable
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
 from storage.redis.layout.keys import LAYOUT_VERSION, Keyspace, User, erasing_key
 from storage.redis.layout.lost_entries import LOST_FIELD, decode_lost
@@ -73,7 +74,7 @@ class RedisSource(LogSource):
             with closing(_client(url)) as client:
                 yield cls(client, prefix)
         except (RedisError, RedisClusterException) as exc:
-            raise StorageUnavailable(f"Redis failed: {exc}") from exc
+            raise StorageUnavailable(failure_text(exc)) from exc
 
     @override
     def attach(self) -> None:
@@ -272,6 +273,7 @@ def _client(url: str) -> Any:
     failure: Exception = ValueError("the URL names no server")
     for node in nodes:
         bare_url, options["credential_provider"] = split_password_file(node)
+        require_usable(bare_url)
         client: Any = redis.Redis.from_url(bare_url, **options)
         try:
             if not is_cluster_mode(client.execute_command("HELLO")):

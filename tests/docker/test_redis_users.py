@@ -52,6 +52,9 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     given, users_of_given = make_secrets(folders)
     assert given == "given by hand"
     assert users_of_given != users
+    (folders[2] / "redis.crt").write_text("of an authority")
+    make_secrets(folders)
+    assert (folders[0] / "redis.crt").read_text() == "of an authority"
     admin, replica = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
     assert len({admin, replica, password, given}) == 4
 

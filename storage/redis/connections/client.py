@@ -25,6 +25,8 @@ from storage.redis.connections.nodes import (
     node_urls,
     storage_error,
 )
+from storage.redis.connections.password_file import split_password_file
+from storage.redis.connections.tls import require_usable
 
 REDIRECT_FOR_S = 2.0  # commands whose slot has moved, or whose keys are still apart, are sent again
 PAUSE_S = 0.05
@@ -103,6 +105,7 @@ class RedisServers:
         self._seeds = node_urls(url)
         self._nodes = NodeClients(connect_timeout_s, socket_timeout_s, acks)
         for seed in self._seeds:
+            require_usable(split_password_file(seed)[0])
             self._nodes.add(seed)
         self.slots = SlotMap(self._seeds[0])
         self._is_connected = False

@@ -29,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.circuit_breaker import CircuitBreaker
 from storage.redis.connections.password_file import split_password_file
+from storage.redis.connections.tls import tls_remedy
 
 MAX_CONNECTIONS = 16  # to each node
 
@@ -306,7 +307,7 @@ def storage_error(cause: Exception) -> StorageError:
     """Return a new error for one waiter: a raised exception collects the traceback of its waiter."""
     error: StorageError
     if isinstance(cause, CONNECTION_ERRORS):
-        error = StorageUnavailable(f"Redis failed: {cause}", failure_cause(cause))
+        error = StorageUnavailable(failure_text(cause), failure_cause(cause))
     elif isinstance(cause, StorageError):
         error = copy.copy(cause)
     else:
@@ -315,9 +316,14 @@ def storage_error(cause: Exception) -> StorageError:
     return error
 
 
+def failure_text(failure: Exception) -> str:
+    """Return what happened, and what to do if that is known."""
+    return " ".join(filter(None, [f"Redis failed: {failure}", tls_remedy(failure)]))
+
+
 def failure_cause(failure: Exception) -> FailureCause:
     """Return what a failed connection, or a reply that is an error, means to operators."""
-    if isinstance(failure, AuthenticationError) or is_withheld(failure):
+    if isinstance(failure, AuthenticationError) or is_withheld(failure) or tls_remedy(failure):
         return "refused"
     if isinstance(failure, RedisTimeoutError | TimeoutError) or isinstance(failure.__cause__, TimeoutError):
         return "timeout"

@@ -76,7 +76,7 @@ def new_node(timeout_ms: int, *options: str) -> RedisServer:
 def make_certificate(directory: Path) -> tuple[Path, list[str]]:
     """Make a certificate of this machine that signs itself; return it, and the options of a server that shows it."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
-    new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=redis"
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*new_key.split(), *names], check=True, capture_output=True)
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]

@@ -22,6 +22,8 @@ from tests.waiting import PATIENCE_S
 
 GENERATION = make_generation()
 PREFIX = "lisarec"
+# Options of a store that a busy machine must not time out.
+PATIENT: dict[str, Any] = {"connect_timeout_s": PATIENCE_S, "socket_timeout_s": PATIENCE_S}
 
 
 @asynccontextmanager

@@ -150,7 +150,7 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- end }}
 {{- with include "lisarec.redisSecret" $root }}
 - name: secrets
-  secret: { secretName: {{ . }}, defaultMode: 0440, items: [{ key: redis_password, path: redis_password }] }
+  secret: { secretName: {{ . }}, defaultMode: 0440 }
 {{- end }}
 {{- end }}
 

@@ -19,6 +19,7 @@ from storage.errors import StorageUnavailable
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, new_replica, new_server
 from tests.storage.redis.stores import (
+    PATIENT,
     assert_state_is_fold_of_log,
     ids,
     in_other_partitions,
@@ -87,7 +88,7 @@ def test_it_serves_and_what_it_does_not_tell_is_said_once(
     server = managed.start()
 
     async def law() -> None:
-        async with opened(server.url, archive_dir=tmp_path) as store:
+        async with opened(server.url, archive_dir=tmp_path, **PATIENT) as store:
             await store.append("main", [click("1"), click("2"), click("1", "visitor")])
             await assert_state_is_fold_of_log(store)
             await store.undo("main", "u", "2")
@@ -112,7 +113,7 @@ def test_one_without_an_append_only_file_is_warned_of_and_serves(
     server = managed.start("--appendonly", "no", "--maxmemory-policy", "volatile-lru")
 
     async def law() -> None:
-        async with opened(server.url, archive_dir=tmp_path) as store:
+        async with opened(server.url, archive_dir=tmp_path, **PATIENT) as store:
             await store.append("main", [click("1"), click("1", "v")])
             await store.erase("main", "v")
             await asyncio.to_thread(archive, server.url, tmp_path)

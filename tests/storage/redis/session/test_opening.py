@@ -11,12 +11,15 @@ import pytest
 import storage.redis.requests
 import storage.redis.session.redis_session
 import storage.redis.writer
+from benchmarks.harness.compose import replica_options
+from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageError, StorageUnavailable
+from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.layout.keys import LAYOUT_VERSION
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, free_port, make_certificate, new_server, redis_users, tls_cluster
-from tests.storage.redis.stores import GENERATION, PREFIX, opened
+from tests.storage.redis.stores import GENERATION, PATIENT, PREFIX, opened, until_applied
 
 
 class TestOpening:
@@ -56,10 +59,10 @@ class TestOpening:
         self, server: RedisServer, caplog: pytest.LogCaptureFixture, setting: str, value: str
     ) -> None:
         async def law() -> None:
-            async with opened(server.url):
+            async with opened(server.url, **PATIENT):
                 assert not caplog.records
             server.client.config_set(setting, value)
-            async with opened(server.url):
+            async with opened(server.url, **PATIENT):
                 (record,) = caplog.records
                 assert f"{setting} is {value}" in record.getMessage()
 
@@ -84,18 +87,23 @@ class TestOpening:
 
     def test_tls_is_used_and_verified(self, tmp_path: Path) -> None:
         certificate, options = make_certificate(tmp_path)
+        (other_directory := tmp_path / "other").mkdir()
         port = free_port()
         server = new_server("redis-server", "--tls-port", str(port), *options)
 
         async def law() -> None:
             url = redis_users().url(port).replace("redis://", "rediss://")
-            store = await RedisStore.open(f"{url}?ssl_ca_certs={certificate}", [GENERATION])
-            await store.append("main", [click("e")])
-            await store.close()
-            untrusting = await RedisStore.open(url, [GENERATION])
-            with pytest.raises(StorageUnavailable, match="certificate"):
-                await untrusting.ping()
-            await untrusting.close()
+            async with opened(f"{url}?ssl_ca_certs={certificate}", **PATIENT) as store:
+                await store.append("main", [click("e")])
+            other = f"{url}?ssl_ca_certs={make_certificate(other_directory)[0]}"
+            elsewhere = f"{url.replace('127.0.0.1', 'localhost')}?ssl_ca_certs={certificate}"
+            for refused, remedy in ((url, "ssl_ca_certs=FILE"), (other, "ssl_ca_certs=FILE"), (elsewhere, "Alt")):
+                async with opened(refused, **PATIENT) as store:
+                    with pytest.raises(StorageUnavailable, match=remedy) as failed:
+                        await store.ping()
+                assert failed.value.failure_cause == "refused"
+                with pytest.raises(StorageUnavailable, match=remedy), RedisSource.open(refused):
+                    pass
 
         try:
             asyncio.run(law())
@@ -104,19 +112,48 @@ class TestOpening:
 
     def test_a_cluster_may_speak_tls(self, tmp_path: Path) -> None:
         async def law() -> None:
-            store = await RedisStore.open(url, [GENERATION])
             users = [f"user-{number}" for number in range(20)]  # on every node
-            await store.append("main", [click("e", user_id) for user_id in users])
-            assert all(await store.states("main", users, GENERATION))
-            await store.close()
+            async with opened(url, **PATIENT) as store:
+                await store.append("main", [click("e", user_id) for user_id in users])
+                assert all(await store.states("main", users, GENERATION))
 
         with tls_cluster(tmp_path) as url:
             asyncio.run(law())
 
+    def test_server_replica_and_service_may_each_show_a_certificate(self, tmp_path: Path) -> None:
+        certificate, options = make_certificate(tmp_path)
+        options += ["--tls-auth-clients", "yes", "--tls-replication", "yes", "--repl-diskless-sync-delay", "0"]
+        ports = free_port(), free_port()
+        primary, replica = (new_server("redis-server", *options, "--tls-port", str(port)) for port in ports)
+        replica.client.config_set("masteruser", "replica")
+        replica.client.config_set("masterauth", replica_options(redis_users(), ports[0])[3])
+        replica.client.replicaof("127.0.0.1", ports[0])
+        url = f"{redis_users().url(ports[0]).replace('redis://', 'rediss://')}?ssl_ca_certs={certificate}"
+
+        async def law() -> None:
+            shown = f"{url}&ssl_certfile={certificate}&ssl_keyfile={tmp_path / 'key.pem'}"
+            async with opened(shown, acks=ReplicaAcks(1), **PATIENT) as store:
+                await until_applied(store, [click("e")])
+            with pytest.raises(StorageUnavailable):
+                async with opened(url, **PATIENT) as nobody:
+                    await nobody.ping()
+
+        try:
+            asyncio.run(law())
+        finally:
+            replica.stop()
+            primary.stop()
+
     @pytest.mark.parametrize(
         ("url", "options"),
-        [("http://localhost", {}), ("redis://localhost", {"prefix": "a{b"}), ("redis://localhost", {"prefix": ""})],
+        [
+            ("http://localhost", {}),
+            ("redis://localhost", {"prefix": "a{b"}),
+            ("redis://localhost", {"prefix": ""}),
+            ("rediss://localhost?ssl_cacert=/etc/ssl/certs", {}),
+            ("rediss://localhost?ssl_ca_certs=/nowhere/ca.crt", {}),
+        ],
     )
     def test_what_cannot_be_used_is_refused(self, url: str, options: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match=r"redis://|prefix"):
+        with pytest.raises(ValueError, match=r"redis://|prefix|unknown option.*ssl_cacert|'/nowhere/ca.crt'"):
             asyncio.run(RedisStore.open(url, [GENERATION], **options))

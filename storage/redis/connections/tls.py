@@ -1,0 +1,35 @@
+"""TLS to Redis: the options of a URL that name its files, and what to do where a server or the service is refused."""
+
+from pathlib import Path
+
+from redis.asyncio import ConnectionPool
+from redis.asyncio.connection import parse_url
+
+FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+REMEDIES = {  # by what OpenSSL says, the particular before the general
+    "certificate is not valid for": (
+        "Name a host of its certificate in the URL, or give it one that names this host (subjectAltName)"
+    ),
+    "certificate has expired": "Renew the server's certificate",
+    "CERTIFICATE_VERIFY_FAILED": "Name the authority that has signed its certificate in the URL: ?ssl_ca_certs=FILE",
+    "CERTIFICATE_REQUIRED": "Show it a certificate, by options of the URL: &ssl_certfile=FILE&ssl_keyfile=FILE",
+    "[SSL:": "Name a port that speaks TLS, or write redis:// in the URL",
+}
+
+
+def tls_remedy(failure: Exception) -> str | None:
+    """Return what to do about a failure of TLS; None for other failures."""
+    text = str(failure)
+    return next((remedy for sign, remedy in REMEDIES.items() if sign in text), None)
+
+
+def require_usable(url: str) -> None:
+    """Raise ValueError where the URL has an option that is not known, or names a file that is not there."""
+    try:
+        ConnectionPool.from_url(url).make_connection()
+    except TypeError as exc:
+        raise ValueError(f"the URL of Redis has an unknown option: {exc}") from exc
+    options = dict(parse_url(url))
+    for name in FILES:
+        if name in options and not Path(str(options[name])).exists():
+            raise ValueError(f"'{options[name]}', which the URL of Redis names as {name}, is not there")
