@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
+from app.schemas.events import MAX_VALUE
 from app.schemas.fields import Id
 from storage.folders.folder import Folder
 from storage.folders.place import Place, open_folder, parse_place
@@ -127,6 +128,7 @@ class Settings(StoreSettings):
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
     max_seen_events: int = Field(MAX_SEEN_ENTRIES, ge=1, le=1_000_000)  # newest ones that exclude_seen=all goes by
+    max_value: float = Field(MAX_VALUE, gt=0, le=MAX_VALUE)  # of an event
     slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
 
     @field_validator("port", mode="before")

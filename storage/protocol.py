@@ -309,11 +309,11 @@ class StatisticsStore(Protocol):
         """Return the items with the most visitors, most first, and how many of now they are worth."""
         ...
 
-    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, float]) -> None:
         """Add to the counters of these names; what is repeated counts again."""
         ...
 
-    async def tallies(self, tenant: str) -> dict[Tally, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, float]:
         """Return every counter of the tenant by name."""
         ...
 

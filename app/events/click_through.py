@@ -6,7 +6,7 @@ Both are counted in memory and flushed to the store now and then, which adds up 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of, scenario_hash_of
@@ -17,6 +17,8 @@ from storage.protocol import UserStore
 from storage.records import AppendResult, Tally
 from storage.state.event import Event
 
+OF_PLACES, OF_SCENARIOS = ("chosen", "value"), ("scenario-event", "scenario-value")  # how often and how much
+DECIMALS = 6  # of sums of values
 OTHER = "other"  # a generation or experiment whose name this process does not know
 
 
@@ -25,7 +27,8 @@ class ClickThrough:
 
     A tally is ("shown", generation, experiment, length) for lists, where the length is at most PLACES + 1, and
     ("chosen", generation, experiment, place, event type) for events; for those of a scenario, also ("scenario-list",
-    scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type).
+    scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type). What events are worth
+    is added up in tallies that say "value" for "chosen" and "scenario-value" for "scenario-event".
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -35,6 +38,7 @@ class ClickThrough:
         self._metrics = metrics
         self._shown = Counter[Tally]()
         self._chosen = Counter[tuple[Place, str]]()
+        self._values = defaultdict[tuple[Place, str], float](float)
         self._types: Collection[str] = ()
         self._generations: dict[bytes, str] = {}
         self._experiments: dict[int, str] = {0: ""}
@@ -69,6 +73,8 @@ class ClickThrough:
                 place = self.ids.place(event.recommendation_id, event.item_id)
                 if place is not None:
                     self._chosen[place, event.type] += 1
+                    if event.value:
+                        self._values[place, event.type] += event.value
 
     async def sync(self) -> None:
         """Read what is needed to read ids, then flush; StorageError when the store cannot be used."""
@@ -83,19 +89,24 @@ class ClickThrough:
         """Write what was counted to the store; what cannot be written is kept for the next time."""
         # without the lock, this might return before another flush has written what it has taken
         async with self._flushing:
-            shown, chosen = self._shown, self._chosen
-            self._shown, self._chosen = Counter(), Counter()
-            tallies = shown.copy()
-            for (place, kind), count in chosen.items():
-                generation, experiment = self._names_of(place)
-                tallies["chosen", generation, experiment, place.place, kind] += count
-                if place.scenario:
-                    tallies["scenario-event", self._scenarios.get(place.scenario, OTHER), experiment, kind] += count
+            shown, chosen, values = self._shown, self._chosen, self._values
+            self._shown, self._chosen, self._values = Counter(), Counter(), defaultdict(float)
+            tallies = defaultdict[Tally, float](float, shown)
+            both: tuple[Mapping[tuple[Place, str], float], ...] = chosen, values
+            for what, of_scenario, amounts in zip(OF_PLACES, OF_SCENARIOS, both, strict=True):
+                for (place, kind), amount in amounts.items():
+                    generation, experiment = self._names_of(place)
+                    tallies[what, generation, experiment, place.place, kind] += amount
+                    if place.scenario:
+                        scenario = self._scenarios.get(place.scenario, OTHER)
+                        tallies[of_scenario, scenario, experiment, kind] += amount
             try:
                 await self._store.add_tallies(self._tenant, tallies)
             except Exception:
                 self._shown.update(shown)
                 self._chosen.update(chosen)
+                for of_place, value in values.items():
+                    self._values[of_place] += value
                 raise
             self._metrics.recommendations.count_places(self._tenant, tallies)
 
@@ -116,47 +127,59 @@ def _outcome(answer: Recommendations) -> ListOutcome:
     return "filled" if "fallback" in answer["items"][-1] else "full"
 
 
-def stats_of(tallies: Mapping[Tally, int]) -> Stats:
+def stats_of(tallies: Mapping[Tally, float]) -> Stats:
     """Return the tallies by generation, experiment and place, and by scenario and experiment."""
     lists = Counter[tuple[str, str, int]]()
-    chosen = Counter[tuple[str, str, int, str]]()
-    for tally, count in tallies.items():
+    events = defaultdict[tuple[str, str, int], dict[str, int]](dict)
+    values = defaultdict[tuple[str, str, int], dict[str, float]](dict)
+    for tally, amount in sorted(tallies.items(), key=str):
         match tally:
             case ("shown", str(generation), str(experiment), int(length)):
-                lists[generation, experiment, length] += count
+                lists[generation, experiment, length] += int(amount)
             case ("chosen", str(generation), str(experiment), int(place), str(kind)):
-                chosen[generation, experiment, place, kind] += count
+                events[generation, experiment, place][kind] = int(amount)
+            case ("value", str(generation), str(experiment), int(place), str(kind)):
+                values[generation, experiment, place][kind] = round(amount, DECIMALS)
     places = []
-    for generation, experiment in sorted({name[:2] for name in lists} | {name[:2] for name in chosen}):
+    for generation, experiment in sorted({name[:2] for name in (*lists, *events)}):
         for place in range(1, PLACES + 1):
             shown = sum(lists[generation, experiment, length] for length in range(place, PLACES + 2))
-            events = {
-                kind: count
-                for (*of, at, kind), count in sorted(chosen.items())
-                if (*of, at) == (generation, experiment, place)
-            }
-            if shown or events:
+            at = generation, experiment, place
+            if shown or at in events:
                 places.append(
                     PlaceStats(
-                        generation=generation, experiment=experiment or None, place=place, shown=shown, events=events
+                        generation=generation,
+                        experiment=experiment or None,
+                        place=place,
+                        shown=shown,
+                        events=events[at],
+                        value=values[at],
                     )
                 )
     return Stats(places=places, scenarios=_scenario_stats(tallies))
 
 
-def _scenario_stats(tallies: Mapping[Tally, int]) -> list[ScenarioStats]:
+def _scenario_stats(tallies: Mapping[Tally, float]) -> list[ScenarioStats]:
     found: dict[tuple[str, str], ScenarioStats] = {}
-    for tally, count in sorted(tallies.items(), key=str):
+    for tally, amount in sorted(tallies.items(), key=str):
         match tally:
-            case ("scenario-list" | "scenario-event" as what, str(scenario), str(experiment), str(label)):
+            case (
+                "scenario-list" | "scenario-event" | "scenario-value" as what,
+                str(scenario),
+                str(experiment),
+                str(label),
+            ):
                 of = found.setdefault(
                     (scenario, experiment), ScenarioStats(scenario=scenario, experiment=experiment or None)
                 )
+                count = int(amount)
                 if what == "scenario-event":
                     of.events[label] = count
-                    continue
-                of.lists += count
-                of.short += count * (label == "short")
-                of.filled += count * (label == "filled")
-                of.empty += count * (label == "empty")
+                elif what == "scenario-value":
+                    of.value[label] = round(amount, DECIMALS)
+                else:
+                    of.lists += count
+                    of.short += count * (label == "short")
+                    of.filled += count * (label == "filled")
+                    of.empty += count * (label == "empty")
     return [stats for _, stats in sorted(found.items())]

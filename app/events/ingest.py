@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
-from math import isfinite
 
 from pydantic import ValidationError
 from uuid_utils import uuid7
@@ -17,7 +16,7 @@ from app.events.new_users import ANYBODY, NewUsers, Sender
 from app.events.steady_clock import SteadyClock
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
-from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
+from app.schemas.events import MAX_EVENTS, MAX_VALUE, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
 from model.data.table import LAST_SECOND
@@ -43,6 +42,7 @@ class Ingest:
         self._store = store
         self._tenant = settings.tenant
         self._needs_ids = settings.keys_file is not None
+        self._max_value = settings.max_value
         self._metrics = metrics
         self._signals = signals
         self._vocabulary = vocabulary
@@ -59,7 +59,7 @@ class Ingest:
         now_us = self._clock.now_us()
         max_us = max(now_us, time.time_ns() // 1_000) + MAX_AHEAD_US
         bodies = body if isinstance(body, list) else [body]
-        parse = partial(parse_events, bodies, now_us, max_us, needs_ids=self._needs_ids)
+        parse = partial(parse_events, bodies, now_us, max_us, needs_ids=self._needs_ids, max_value=self._max_value)
         if len(bodies) > FEW_EVENTS and sender.run_apart is not None:
             events: list[Event] = await sender.run_apart(parse, EVENT_COST * len(bodies))
         else:
@@ -149,21 +149,25 @@ class Ingest:
         )
 
 
-def parse_events(bodies: Sequence[object], now_us: int, max_us: int, *, needs_ids: bool = False) -> list[Event]:
+def parse_events(
+    bodies: Sequence[object], now_us: int, max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
+) -> list[Event]:
     """Parse events.
 
-    now_us  the time of events that bring none
-    max_us  the latest time that is taken
-    raises  InvalidEvents  when one of them is invalid, or there are none or too many
+    now_us     the time of events that bring none
+    max_us     the latest time that is taken
+    max_value  the largest value that is taken
+    raises     InvalidEvents  when one of them is invalid, or there are none or too many
     """
-    events = parse_plain_events(bodies, now_us, max_us, needs_ids=needs_ids)
+    events = parse_plain_events(bodies, now_us, max_us, needs_ids=needs_ids, max_value=max_value)
     if events is None:
-        events = [to_event(one, now_us) for one in validate_events(bodies, max_us, needs_ids=needs_ids)]
+        posted = validate_events(bodies, max_us, needs_ids=needs_ids, max_value=max_value)
+        events = [to_event(one, now_us) for one in posted]
     return events
 
 
 def parse_plain_events(
-    bodies: Sequence[object], now_us: int, max_us: int, *, needs_ids: bool = False
+    bodies: Sequence[object], now_us: int, max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
 ) -> list[Event] | None:
     """Parse events of the form that almost all have; return None when any is of another form, or invalid.
 
@@ -184,7 +188,7 @@ def parse_plain_events(
             return None
         if not (is_id(event_id) or (event_id is None and not needs_ids)):
             return None
-        if not (value is None or (type(value) is float and isfinite(value))):
+        if not (value is None or (type(value) is float and 0 <= value <= max_value)):
             return None
         if timestamp is None:
             time_us = None
@@ -209,15 +213,18 @@ def parse_plain_events(
     return events
 
 
-def validate_events(bodies: Sequence[object], max_us: int, *, needs_ids: bool = False) -> list[PostedEvent]:
+def validate_events(
+    bodies: Sequence[object], max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
+) -> list[PostedEvent]:
     """Return the events if all of them are valid; InvalidEvents names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
         raise InvalidEvents(f"a request has 1 to {MAX_EVENTS:,} events; nothing was applied")
+    context = {"max_us": max_us, "max_value": max_value}
     events: list[PostedEvent] = []
     faults: list[list[ErrorDetail]] = []
     for index, body in enumerate(bodies):
         try:
-            event = PostedEvent.model_validate(body, context={"max_us": max_us})
+            event = PostedEvent.model_validate(body, context=context)
             events.append(event)
             if needs_ids and event.event_id is None:
                 faults.append([ErrorDetail(index=index, field="event_id", reason=ID_NEEDED)])

@@ -260,6 +260,9 @@ class RecommendationMetrics:
         self._chosen = instruments.counter(
             "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
         )
+        self._values = instruments.counter(
+            "lisarec_chosen_value", "Value of the events that came of a list", [*of_list, "place", "type"]
+        )
         self._scenario_lists = instruments.counter(
             "lisarec_scenario_lists",
             "Lists of scenarios: full, filled by their fallback, short or empty",
@@ -267,6 +270,11 @@ class RecommendationMetrics:
         )
         self._scenario_events = instruments.counter(
             "lisarec_scenario_events", "Events that came of scenarios' lists", ["tenant", "scenario", "type"]
+        )
+        self._scenario_values = instruments.counter(
+            "lisarec_scenario_value",
+            "Value of the events of scenarios' lists",
+            ["tenant", "scenario", "type"],
         )
         self._scenarios: dict[str, set[str]] = {}
 
@@ -277,15 +285,21 @@ class RecommendationMetrics:
             series = self._by_source[source] = self._recommendations.labels(source)
         series.inc()
 
-    def count_places(self, tenant: str, tallies: Mapping[Tally, int]) -> None:
-        """Count lists and events, by the tallies of `app.events.click_through`."""
-        for (what, *labels), count in tallies.items():
-            if what in ("shown", "chosen"):
-                (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
-            else:
-                counter = self._scenario_lists if what == "scenario-list" else self._scenario_events
+    def count_places(self, tenant: str, tallies: Mapping[Tally, float]) -> None:
+        """Count lists, events and their values, by the tallies of `app.events.click_through`."""
+        counters = {
+            "shown": self._shown,
+            "chosen": self._chosen,
+            "value": self._values,
+            "scenario-list": self._scenario_lists,
+            "scenario-event": self._scenario_events,
+            "scenario-value": self._scenario_values,
+        }
+        for (what, *labels), amount in tallies.items():
+            if str(what).startswith("scenario-"):
                 scenario, _, label = labels
-                counter.labels(tenant, self._series_of(tenant, str(scenario)), label).inc(count)
+                labels = [self._series_of(tenant, str(scenario)), label]
+            counters[str(what)].labels(tenant, *labels).inc(amount)
 
     def _series_of(self, tenant: str, scenario: str) -> str:
         """Return the scenario's name, or another one where the tenant's have too many series already."""

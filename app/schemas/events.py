@@ -1,12 +1,28 @@
 """Events that are posted, and the answer to them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Closed, Id, Timestamp
 
 MAX_EVENTS = 1_000  # of one request
 MAX_PUBLIC_EVENTS = 100  # of one request with a page's key, which everybody can read
 MAX_PUBLIC_NEW_USERS = 20  # among them
+MAX_VALUE = 1e9  # of one event, so that no sum of them is infinite
+
+
+def _value(value: float, info: ValidationInfo) -> float:
+    """Return what an event is worth, from 0 to the context's ``max_value``."""
+    assert info.context is not None
+    most = info.context["max_value"]
+    if not 0 <= value <= most:
+        raise PydanticCustomError("value_out_of_range", "is not from 0 to {most}", {"most": f"{most:,.15g}"})
+    return value
+
+
+Value = Annotated[float, AfterValidator(_value), WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_VALUE})]
 
 
 class PostedEvent(Closed):
@@ -19,7 +35,11 @@ class PostedEvent(Closed):
     item_id: Id
     type: Id = "click"
     timestamp_us: Timestamp | None = Field(None, alias="timestamp")
-    value: float | None = Field(None, description="logged, for training")
+    value: Value | None = Field(
+        None,
+        description="what the event is worth, such as what was paid: logged, exported, and added up in `/v1/stats` by "
+        "the list that led here; the service may be set to take less",
+    )
     recommendation_id: Id | None = Field(None, description="of the answer that led here")
 
 

@@ -43,6 +43,7 @@ class PlaceStats(BaseModel):
     place: int = Field(description="from 1 to 20")
     shown: int = Field(description="lists that were as long")
     events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
+    value: dict[str, float] = Field(description="by type, the sum of these events' `value`, where they have one")
 
 
 ListOutcome = Literal["full", "filled", "short", "empty"]
@@ -60,6 +61,9 @@ class ScenarioStats(BaseModel):
     filled: int = Field(0, description="of them with items that the scenario's fallback alone allows, and not short")
     events: dict[str, int] = Field(
         default_factory=dict, description="by type, what was posted with the recommendation_id of one of them"
+    )
+    value: dict[str, float] = Field(
+        default_factory=dict, description="by type, the sum of these events' `value`, where they have one"
     )
 
 
@@ -80,6 +84,7 @@ class Stats(BaseModel):
                             "place": 1,
                             "shown": 1200,
                             "events": {"click": 96, "purchase": 7},
+                            "value": {"purchase": 151.5},
                         }
                     ],
                     "scenarios": [
@@ -89,7 +94,8 @@ class Stats(BaseModel):
                             "lists": 900,
                             "short": 12,
                             "empty": 1,
-                            "events": {"click": 81},
+                            "events": {"click": 81, "purchase": 5},
+                            "value": {"purchase": 99.9},
                         }
                     ],
                 }

@@ -60,6 +60,7 @@ class AsyncClient:
     ) -> str | None:
         """Queue an event. Return its id at once, or None when the queue is full and the event is dropped.
 
+        value        what it is worth, such as what was paid; 0 or more
         timestamp_s  when it happened, in Unix seconds; now, unless said otherwise
         event_id     only for an event that was given an id elsewhere
         raises       ValueError for what the service would refuse, as an id with a space in it
@@ -72,6 +73,8 @@ class AsyncClient:
             event["value"] = value
         for name, field in event.items():
             require_number(name, field) if name in ("timestamp", "value") else require_id(name, field)
+        if value is not None and value < 0:
+            raise ValueError("value has to be 0 or more")
         return str(event["event_id"]) if self.outbox.put(event) else None
 
     async def recommendations(

@@ -286,11 +286,11 @@ class RedisStore(UserStore):
         return await self._items.trends(tenant, limit)
 
     @override
-    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, float]) -> None:
         await self._items.add_tallies(tenant, counts)
 
     @override
-    async def tallies(self, tenant: str) -> dict[Tally, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, float]:
         return await self._items.tallies(tenant)
 
     # ---- the store itself

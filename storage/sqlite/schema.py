@@ -133,7 +133,7 @@ TALLIES_SCHEMA = """
 CREATE TABLE tallies (
     tenant TEXT NOT NULL,
     name TEXT NOT NULL, -- a JSON array
-    count INTEGER NOT NULL,
+    count INTEGER NOT NULL, -- REAL where it is a sum of values
     PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID;
 CREATE TABLE notes (

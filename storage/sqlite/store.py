@@ -273,12 +273,12 @@ class SQLiteStore(UserStore):
         return await self._database.read(lambda db: trends.highest_trends(db, tenant, limit))
 
     @override
-    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, float]) -> None:
         if counts:
             await self._database.write(lambda db: items.add_tallies(db, tenant, counts), size=len(counts))
 
     @override
-    async def tallies(self, tenant: str) -> dict[Tally, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, float]:
         return await self._database.read(lambda db: items.tallies(db, tenant))
 
     @override

@@ -177,6 +177,8 @@ class TestEvents:
         for value in (float("nan"), float("inf"), True, "7"):
             with pytest.raises(ValueError, match="finite number"):
                 client.event("ann", "item-1", value=value)
+        with pytest.raises(ValueError, match="0 or more"):
+            client.event("ann", "item-1", value=-0.01)
 
     def test_have_what_the_shop_says_of_them(self, service: Service, connect: Connect, ann: str) -> None:
         client = connect()

@@ -140,18 +140,18 @@ class RedisItems:
         pairs = zip(found[::2], found[1::2], strict=True)
         return {item_id.decode(): clock.count_of(float(trend)) for item_id, trend in pairs}
 
-    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, float]) -> None:
         """Add to the tenant's counters."""
-        args: list[Argument] = [part for tally, count in counts.items() for part in (compact_json(tally), count)]
+        args: list[Argument] = [part for tally, count in counts.items() for part in (compact_json(tally), repr(count))]
         if args:
             await self._session.require_open()
             await self._session.write(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
 
-    async def tallies(self, tenant: str) -> dict[Tally, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, float]:
         """Return the tenant's counters by name."""
         await self._session.require_open()
         found = await self._session.call("HGETALL", self._session.keys.items(tenant).tallies)
-        return {tuple(json.loads(name)): int(count) for name, count in found.items()}
+        return {tuple(json.loads(name)): float(count) for name, count in found.items()}
 
     # ---- counts
 

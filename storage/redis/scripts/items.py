@@ -179,7 +179,7 @@ return 1
 
 ADD_TALLIES = Script("""
 -- KEYS  tallies
--- ARGV  of each: name, how many
-for arg = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[arg], ARGV[arg + 1]) end
+-- ARGV  of each: name, how many or how much
+for arg = 1, #ARGV, 2 do redis.call('HINCRBYFLOAT', KEYS[1], ARGV[arg], ARGV[arg + 1]) end
 return 1
 """)

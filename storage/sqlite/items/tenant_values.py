@@ -188,12 +188,12 @@ def _changed(held: HeldProperties, item_id: str, generation: bytes | None, *colu
     return ItemEntry(item_id, title, known, is_available, held.by_name("item", stored))
 
 
-def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, int]) -> None:
+def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, float]) -> None:
     """Add to the tenant's counters of these names."""
     db.executemany(ADD_TALLY, [(tenant, json.dumps(name), count) for name, count in counts.items()])
 
 
-def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, int]:
+def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, float]:
     """Return every counter of the tenant by name."""
     rows = db.execute("SELECT name, count FROM tallies WHERE tenant = ?", (tenant,))
     return {tuple(json.loads(name)): count for name, count in rows}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 import string
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
 from app.schemas.fields import is_id
 from tests.app.conftest import Client
+from tests.app.support import assert_refused
 from tests.storage.redis.servers import RedisServer
 
 ITEM_IDS = st.text("abcXYZ019_.:@-", min_size=1, max_size=8)
@@ -114,10 +117,65 @@ def test_events_count_at_the_place_of_their_item(
         again.close()
 
 
+@pytest.fixture(params=["sqlite", "redis"])
+def any_client(request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path: Path) -> Iterator[Client]:
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
+    client = start(tmp_path, redis_url=url, max_value=50.0)
+    yield client
+    client.close()
+
+
+def test_what_events_are_worth_adds_up_at_the_place_of_their_item(any_client: Client) -> None:
+    """Each event once, with what it says; an event without a place, or of a type that is not counted, nowhere."""
+    client, rng = any_client, random.Random(0)
+    client.request("PUT", "/v1/admin/scenarios/home", json={"k": 4})
+    client.runner.run(client.service.signals.sync())
+    lists = [client.recommend(f"u{n}", **({"scenario": "home"} if n % 2 else {"k": 4})) for n in range(6)]
+    events: list[dict[str, Any]] = []
+    expected = defaultdict[tuple[str, str | int, str], float](float)
+    for number in range(200):
+        of, kind, worth = rng.choice(lists), rng.choice(["click", "purchase", "dislike"]), rng.choice([0.0, 0.1, 19.99])
+        items = [one["item_id"] for one in of["items"]]
+        item = rng.choice([*items, "item-99"])
+        event = {"event_id": f"e{number}", "user_id": f"u{number % 7}", "item_id": item, "type": kind}
+        event |= {"timestamp": 1_700_000_000.0} | ({"value": worth} if number % 5 else {})
+        events.append(event | ({"recommendation_id": of["recommendation_id"]} if number % 9 else {}))
+        if number % 5 and number % 9 and worth and kind != "dislike" and item in items:
+            expected["place", items.index(item) + 1, kind] += worth
+            if "scenario" in of:
+                expected["scenario", of["scenario"], kind] += worth
+    for batch in (events[:150], events[100:], events[:50]):
+        assert client.post("/v1/events", json=batch).status_code == 200
+        client.runner.run(client.service.signals.sync())
+    client.request("DELETE", "/v1/users/u0/events/e0")  # counted, as its click is
+    found = client.get("/v1/stats").json()
+    sums = {("place", one["place"], kind): value for one in found["places"] for kind, value in one["value"].items()}
+    for one in found["scenarios"]:
+        sums |= {("scenario", one["scenario"], kind): value for kind, value in one["value"].items()}
+    assert sums == pytest.approx(dict(expected), abs=1e-6)
+    logged = [one for user in range(7) for one in client.get(f"/v1/users/u{user}/events?limit=500").json()["events"]]
+    assert {one["event_id"]: one for one in logged if "undo" not in one} == {one["event_id"]: one for one in events}
+
+
+def test_no_event_is_worth_more_than_the_service_is_set_to(any_client: Client) -> None:
+    client = any_client
+    event = {"user_id": "ada", "item_id": "item-1"}
+    assert client.post("/v1/events", json=[event | {"value": one} for one in (0, 50, 49.99)]).json()["accepted"] == 3
+    for value in (50.01, 51, -0.5):
+        refused = client.post("/v1/events", json=[event, event | {"value": value}])
+        assert_refused(refused, 422)
+        assert refused.json()["error"]["details"] == [{"index": 1, "field": "value", "reason": "is not from 0 to 50"}]
+    assert len(client.log("ada")) == 3
+
+
 def test_counts_that_cannot_be_flushed_are_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.recommend("ada", k=1)
+    client.runner.run(client.service.signals.sync())
+    listed = client.recommend("ada", k=1)
+    event = {"user_id": "ada", "item_id": listed["items"][0]["item_id"], "value": 2.5}
+    client.post("/v1/events", json=event | {"recommendation_id": listed["recommendation_id"]})
     with monkeypatch.context() as patch:
         patch.setattr(client.service.store, "add_tallies", None)
         with pytest.raises(TypeError):
             client.runner.run(client.service.signals.flush())
-    assert stats(client) == {("tiny", 1): (1, {})}
+    assert stats(client) == {("tiny", 1): (1, {"click": 1})}
+    assert client.get("/v1/stats").json()["places"][0]["value"] == {"click": 2.5}

@@ -147,6 +147,8 @@ REFUSED: dict[str, tuple[str, str | None]] = {
     "NaN": ('{"user_id": "ada", "item_id": "item-1", "value": NaN}', "value"),
     "infinity": ('{"user_id": "ada", "item_id": "item-1", "value": -Infinity}', "value"),
     "a number that overflows": ('{"user_id": "ada", "item_id": "item-1", "value": 1e999}', "value"),
+    "a negative value": ('{"user_id": "ada", "item_id": "item-1", "value": -0.01}', "value"),
+    "more than an event can be worth": ('{"user_id": "ada", "item_id": "item-1", "value": 1000000001}', "value"),
     "an integer that overflows": ('{"user_id": "ada", "item_id": "item-1", "value": 1%s}' % ("0" * 400), "value"),
     "boolean timestamp": ('{"user_id": "ada", "item_id": "item-1", "timestamp": false}', "timestamp"),
     "NaN timestamp": ('{"user_id": "ada", "item_id": "item-1", "timestamp": NaN}', "timestamp"),

@@ -50,7 +50,7 @@ good = st.fixed_dictionaries(
         "event_id": st.sampled_from([UUID7, "e-1", None]),
         "type": st.sampled_from(["click", "buy"]),
         "timestamp": st.integers(-62135596800, NOW_S + 301) | st.floats(-1e9, NOW_S + 301) | st.none(),
-        "value": st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+        "value": st.floats(-1, 2e9) | st.sampled_from([0.0, 1e9]) | st.none(),
         "recommendation_id": st.just(UUID7) | st.none(),
     },
 )

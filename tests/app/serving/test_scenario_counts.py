@@ -22,15 +22,15 @@ def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) ->
         answered = answer(client, scenario=name, k=k)
         for kind in ("click", "purchase")[: 2 if name == "full" else 1]:
             item = answered["items"][-1]["item_id"] if answered["items"] else "item-1"
-            event = {"user_id": "bob", "item_id": item, "type": kind}
+            event = {"user_id": "bob", "item_id": item, "type": kind} | ({"value": 12.5} if kind == "purchase" else {})
             client.post("/v1/events", json=event | {"recommendation_id": answered["recommendation_id"]})
     first = answer(client, scenario="full", k=ITEMS - 1, cursor="")
     assert len(answer(client, scenario="full", k=3, cursor=first["cursor"])["items"]) == 1  # no list of its own
     found = client.get("/v1/stats").json()["scenarios"]
     assert [list(one.values()) for one in found] == [
-        ["empty", None, 1, 0, 1, 0, {}],
-        ["full", None, 3, 0, 0, 0, {"click": 2, "purchase": 2}],
-        ["short", None, 2, 1, 0, 0, {"click": 1 + (len(TEA) < PLACES)}],
+        ["empty", None, 1, 0, 1, 0, {}, {}],
+        ["full", None, 3, 0, 0, 0, {"click": 2, "purchase": 2}, {"purchase": 25.0}],
+        ["short", None, 2, 1, 0, 0, {"click": 1 + (len(TEA) < PLACES)}, {}],
     ]
     text = client.get("/metrics").text
     for line in (
@@ -38,6 +38,7 @@ def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) ->
         'lisarec_scenario_lists_total{outcome="short",scenario="short",tenant="main"} 1.0',
         'lisarec_scenario_lists_total{outcome="empty",scenario="empty",tenant="main"} 1.0',
         'lisarec_scenario_events_total{scenario="full",tenant="main",type="purchase"} 2.0',
+        'lisarec_scenario_value_total{scenario="full",tenant="main",type="purchase"} 25.0',
     ):
         assert line in text
 
@@ -85,7 +86,7 @@ def test_an_experiment_splits_users_between_scenarios(shop: Shop) -> None:
 
 def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
     metrics = Metrics()
-    tallies: dict[Tally, int] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
+    tallies: dict[Tally, float] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
     metrics.recommendations.count_places("main", tallies)
     metrics.recommendations.count_places("main", tallies)
     text = metrics.exposition().decode()

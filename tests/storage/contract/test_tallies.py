@@ -17,7 +17,7 @@ def test_tallies_of_all_processes_add_up_and_notes_are_shared(address: str) -> N
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as one, opened(address, tenant=tenant) as other:
             assert await one.tallies(tenant) == {}
-            counts: dict[Tally, int] = {("a", "b|", 7): 2, ("c",): 1, ("ü", ""): 0}
+            counts: dict[Tally, float] = {("a", "b|", 7): 2, ("c",): 1, ("ü", ""): 0, ("d",): 0.125, ("e",): 1e9}
             await asyncio.gather(*(store.add_tallies(tenant, counts) for store in (one, other, one)))
             await one.add_tallies(tenant, {})
             await other.add_tallies(f"{tenant}-other", {("c",): 7})
@@ -28,7 +28,7 @@ def test_tallies_of_all_processes_add_up_and_notes_are_shared(address: str) -> N
             assert len(secrets[0]) == 32
             assert len(set(secrets[0])) > 8
         async with opened(address, tenant=tenant) as again:
-            assert await again.tallies(tenant) == {("a", "b|", 7): 6, ("c",): 3, ("ü", ""): 0}
+            assert await again.tallies(tenant) == {tally: 3 * count for tally, count in counts.items()}
             assert {await again.secret(), *secrets} == {secrets[0]}
             assert (await again.pointers()).experiment is not None
             await again.generations.set_experiment(None)
