@@ -32,6 +32,7 @@ from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app, freeze_loaded_objects
 from app.schemas.fields import MAX_EXPRESSION_CHARS
 from app.settings import Settings
+from storage.records import HeldProperties
 
 MAX_CPU_S = 0.05
 MAX_GROWN_BYTES = 32 << 20
@@ -132,6 +133,7 @@ async def attack(model: Path, data_dir: Path, number: int, seed: int) -> tuple[l
 
 
 def _set_properties(properties: Any, rng: random.Random) -> None:
+    properties.hold(HeldProperties({"item": {"price": "number", "brand": "text", "labels": "set"}, "user": {}}))
     for begin in range(0, properties.rows, 1_000):
         rows = np.arange(begin, min(begin + 1_000, properties.rows))
         properties.set("price", rows, [rng.random() for _ in rows])

@@ -33,6 +33,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
 from app.settings import Settings
+from storage.records import HeldProperties, PropertyType
 
 USERS, HISTORY = 64, 30
 BURST = 10  # requests of one kind, one after the other
@@ -79,6 +80,8 @@ def set_properties(catalogue: LiveCatalogue) -> dict[str, float]:
         "labels": [(f"label-{a}", f"label-{b}") for a, b in rng.integers(0, 100, (items, 2)).tolist()],
     }
     values["price"] = [100 * price for price in values["price"]]
+    types: dict[str, PropertyType] = {"price": "number", "brand": "text", "sold_out": "boolean", "labels": "set"}
+    catalogue.properties.hold(HeldProperties({"item": types, "user": {}}))
     took = {}
     for name, of_items in values.items():
         tracemalloc.start()
