@@ -15,7 +15,7 @@ from storage.redis.connections.nodes import storage_error
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import User
-from storage.redis.log.user_log import ENDLESS, UserLog
+from storage.redis.log.user_log import UserLog
 from storage.redis.requests import Read, fresh_state
 from storage.redis.scripts.events import SAVE_STATE, save_state_arguments
 from storage.redis.session.redis_session import RedisSession
@@ -117,6 +117,8 @@ class RedisStates:
                 del self._targets[next(iter(self._targets))]
             self._targets[user.head] = target
             return await self._read_again(target, generation, max_missing)
+        if max_missing is not None and user.state(generation) in self._catching_up:
+            return None
         try:
             value, is_fresh = await self._fold(user, generation, head, stored, max_missing)
         except _TooFarBehindError:
@@ -175,11 +177,13 @@ class RedisStates:
         if through == log.newest:
             return value, True
         fold = LogFold(generation, value)
-        limit = ENDLESS if max_missing is None else max_missing
         while True:
-            if through < log.archived and max_missing is not None:
-                raise _TooFarBehindError
-            async for page in self._log.pages_of(user, after=through, through=log.newest, limit=limit):
+            if max_missing is not None:
+                if through < log.archived:
+                    raise _TooFarBehindError
+                if await self._session.call("ZCOUNT", user.id_index, f"({through}", log.newest) > max_missing:
+                    raise _TooFarBehindError
+            async for page in self._log.pages_of(user, after=through, through=log.newest):
                 fold.apply([entry.record for entry in page])
                 through = page[-1].seq
             if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day

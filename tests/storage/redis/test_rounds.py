@@ -16,7 +16,7 @@ from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import Command
 from storage.redis.layout.keys import Keyspace
 from storage.redis.log.user_log import UserLog
-from storage.redis.states import MAX_MISSING_IN_ROUND
+from storage.redis.states import MAX_MISSING_IN_ROUND, RedisStates
 from storage.redis.store import PARTITIONS, RedisStore
 from storage.state.event import Event
 from tests.storage.begun_append import begun
@@ -111,6 +111,34 @@ class TestRounds:
                 for generation in (GENERATION, newer):
                     (value,) = await store.states("main", ["u"], generation)
                     assert_state_is(value, fold(generation, log))
+
+        asyncio.run(law())
+
+    def test_nobody_who_waits_reads_a_log_from_its_beginning_that_is_too_long(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after an undo: the state is folded anew, in the background."""
+        long_log = [click(f"e{number}", item=number % 12) for number in range(MAX_MISSING_IN_ROUND + 2)]
+        pages_of, begun_at = UserLog.pages_of, list[tuple[object, int]]()
+
+        def noted(log: UserLog, *args: Any, after: int = 0, **options: Any) -> AsyncIterator[Any]:
+            begun_at.append((asyncio.current_task(), after))
+            return pages_of(log, *args, after=after, **options)
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", long_log)
+                monkeypatch.setattr(RedisStates, "catch_up", lambda *_: None)  # as if it had been undone elsewhere
+                await store.undo("main", "u", "e3")
+                monkeypatch.setattr(UserLog, "pages_of", noted)
+                for _ in range(2):  # the second one finds the fold under way
+                    values = await store.states("main", ["u"], GENERATION, max_missing=MAX_MISSING_IN_ROUND)
+                    assert values == [None]
+                own = [after for task, after in begun_at if task is asyncio.current_task()]
+                assert len(own) == 1
+                assert own[0] >= len(long_log)
+                (value,) = await store.states("main", ["u"], GENERATION)
+                assert_state_is(value, fold(GENERATION, [one for one in long_log if one.event_id != "e3"]))
 
         asyncio.run(law())
 
