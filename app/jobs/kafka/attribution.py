@@ -1,12 +1,12 @@
-"""Which recommendation an event came of: the generation, the experiment and the place that its id is signed for."""
+"""Which recommendation an event came of: what its id is signed for, by names, and the item's place."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
-from app.events.recommendation_ids import RecommendationIds, hash_of
+from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
 from app.schemas.operations import Experiment
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
@@ -16,28 +16,36 @@ READ_AGAIN_AFTER_S = 60.0
 
 
 class Attribution:
-    """Reads recommendation ids of every tenant, with what the store knows of generations and experiments."""
+    """Reads recommendation ids of every tenant, with what the store knows of generations, experiments and scenarios."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
         self._ids: dict[str, RecommendationIds] = {}
+        self._missed: set[Hashable] = set()
         self._read()
 
     def of(self, tenant: str, event: Event) -> Mapping[str, str | int | None] | None:
-        """Return generation, experiment and place; None when no list of a service had the item there.
+        """Return generation, experiment, scenario and place; None when no list of a service had the item there.
 
-        A generation that was dropped, and an experiment that has ended, have no name any more.
+        A generation that was dropped, an experiment that has ended, and a scenario that gave way to another one have no
+        name any more.
         """
         if event.recommendation_id is None:
             return None
         place = self._ids_of(tenant).place(event.recommendation_id, event.item_id)
         if place is None:
             return None
-        if place.generation not in self._generations and time.monotonic() > self._read_at_s + READ_AGAIN_AFTER_S:
+        scenario = tenant, place.scenario
+        missing = {place.generation} - self._generations.keys() | ({scenario} if place.scenario else set()) - (
+            self._scenarios.keys()
+        )
+        if missing - self._missed or (missing and time.monotonic() > self._read_at_s + READ_AGAIN_AFTER_S):
+            self._missed |= missing  # what is new is read at once, and what is gone not for every event
             self._read()
         return {
             "generation": self._generations.get(place.generation),
             "experiment": self._experiments.get(place.experiment),
+            "scenario": self._scenarios.get(scenario),
             "place": place.place,
         }
 
@@ -56,6 +64,10 @@ class Attribution:
             self._secret = await store.secret()
             known = await store.generations.known()
             pointers = await store.pointers()
+            scenarios = {tenant: await store.scenarios.scenarios(tenant) for tenant in await store.item_tenants()}
         self._generations = {one.named.tag[:4]: one.named.name for one in known}
         name = None if pointers.experiment is None else Experiment.model_validate_json(pointers.experiment).name
         self._experiments = {} if name is None else {hash_of(name): name}
+        self._scenarios = {
+            (tenant, scenario_hash_of(name)): name for tenant, known in scenarios.items() for name in known.newest
+        }

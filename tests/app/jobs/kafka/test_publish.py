@@ -65,11 +65,16 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     assert httpx.delete(f"{service.url}/v1/users/ada/events/ada-2").is_success
     first = publish(tmp_path, brokers, topic, store, "--once")
     assert first.process.wait(PATIENCE_S) == 0, first.log()
+    assert httpx.put(f"{service.url}/v1/admin/scenarios/home", json={"k": 3}).is_success
+    asked = {"user_id": "bob", "scenario": "home"}
+    of_home = httpx.post(f"{service.url}/v1/recommendations", json=asked).json()
+    best = int(of_home["items"][0]["item_id"].removeprefix("item-"))
+    click(service, "bob", best, recommendation_id=of_home["recommendation_id"])
     click(service, "ada", 40, 41)
     again = publish(tmp_path, brokers, topic, store, "--once")
     assert again.process.wait(PATIENCE_S) == 0, again.log()
-    found = values(brokers, topic, 8)
-    assert len(found) == 8
+    found = values(brokers, topic, 9)
+    assert len(found) == 9
     ada = [one for one in found if one["user_id"] == "ada"]
     assert [one["event_id"] for one in ada] == [
         "ada-1",
@@ -82,7 +87,10 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     ]
     assert [one["kind"] for one in ada] == ["event"] * 4 + ["undo"] + ["event"] * 2
     assert ada[3]["item_id"] == third
-    assert ada[3]["recommended"] == {"generation": shown["generation"], "experiment": None, "place": 3}
+    generation = shown["generation"]
+    assert ada[3]["recommended"] == {"generation": generation, "experiment": None, "scenario": None, "place": 3}
+    (of_bob,) = [one["recommended"] for one in found if one["event_id"] == f"bob-{best}"]
+    assert of_bob == {"generation": generation, "experiment": None, "scenario": "home", "place": 1}
     assert [one["recommended"] for one in found if one["kind"] == "event"].count(None) == 6
 
 
