@@ -6,7 +6,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -70,16 +70,21 @@ def activate(
 def experiment(
     name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
     shares: Annotated[
-        list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
+        list[str] | None, typer.Argument(help="Names and their shares of the users.", metavar="NAME=SHARE...")
     ] = None,
     *,
+    over: Annotated[
+        Literal["models", "scenarios"],
+        typer.Option(help="What the names are. Of scenarios, requests that name one get the user's."),
+    ] = "models",
     end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
     store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
-    """Let every process on a store serve several models at the same time, each to its share of the users.
+    """Let every process on a store serve several models, or scenarios, each to its share of the users.
 
-    Who gets which is told by a hash of the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    Models compare how items are ranked, scenarios what a list allows and prefers. Who gets which is told by a hash of
+    the user's id and the experiment's name. GET /v1/stats tells what came of it.
     """
     from pydantic import ValidationError
 
@@ -87,16 +92,16 @@ def experiment(
     from app.schemas.operations import Experiment
 
     if end == (name is not None):
-        raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
+        raise typer.BadParameter("give a name and NAME=SHARE for two models or scenarios, or more, or --end")
     settings = store.settings(models_dir=models_dir)
     begun = None
     if name is not None:
         try:
             given = [share.rpartition("=") for share in shares or ()]
-            begun = Experiment(name=name, shares={model: float(part) for model, _, part in given})
+            begun = Experiment(name=name, over=over, shares={arm: float(part) for arm, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
-                "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
+                f"an experiment is a name and NAME=SHARE for 2 to 8 {over}, with shares above 0"
             ) from exc
     asyncio.run(generations.set_experiment(settings, begun))
     say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")

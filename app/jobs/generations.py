@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from app.schemas.operations import Experiment
+from app.schemas.scenarios import ScenarioVersion
 from app.serving.model_places import load_model, models_of
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
@@ -55,10 +56,19 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
 
     raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
-    for name in experiment.shares if experiment is not None else ():
+    for name in experiment.shares if experiment is not None and experiment.over == "models" else ():
         await asyncio.to_thread(models_of(settings).load, name)
     async with opened_store(settings) as store:
+        if experiment is not None and experiment.over == "scenarios":
+            _require_known(experiment.shares, (await store.scenarios.scenarios(settings.tenant)).newest)
         await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
+
+
+def _require_known(names: Iterable[str], newest: Mapping[str, str]) -> None:
+    """Raise ValueError for a name that no scenario has, by the newest version of each."""
+    known = [name for name, text in newest.items() if ScenarioVersion.model_validate_json(text).settings is not None]
+    for name in set(names).difference(known):
+        raise ValueError(f"there is no scenario {name!r}; there are {', '.join(sorted(known)) or 'none'}")
 
 
 async def drop(settings: StoreSettings, name: str) -> int:

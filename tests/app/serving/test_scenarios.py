@@ -298,6 +298,31 @@ def test_processes_follow_each_other_and_of_changes_at_once_none_is_lost(process
         wait_until(lambda: shown() is None)
 
 
+def test_the_command_compares_scenarios_too(
+    start: Callable[..., Client], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = start(tmp_path / "state")
+    for name in ("home", "home-2", "gone"):
+        client.request("PUT", f"{URL}/{name}", json={"k": 3})
+    client.request("DELETE", f"{URL}/gone")
+
+    def run(*words: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as exit_:
+            main(["experiment", *words, "--data-dir", str(tmp_path / "state")])
+        return exit_.value.code, capsys.readouterr().err
+
+    assert run("prices", "home=1", "home-2=3", "--over", "scenarios")[0] in (0, None)
+    client.runner.run(client.service.switcher.poll())
+    begun = {"name": "prices", "over": "scenarios", "shares": {"home": 1.0, "home-2": 3.0}}
+    assert client.get("/v1/admin/experiment").json() == {"experiment": begun}
+    code, told = run("prices", "home=1", "gone=1", "--over", "scenarios")
+    assert (code, "there is no scenario 'gone'; there are home, home-2" in told) == (1, True)
+    assert run("--end")[0] in (0, None)
+    client.runner.run(client.service.switcher.poll())
+    assert client.get("/v1/admin/experiment").json() == {"experiment": None}
+    client.close()
+
+
 def test_a_back_up_brings_scenarios_back(
     start: Callable[..., Client], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
