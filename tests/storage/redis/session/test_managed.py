@@ -43,11 +43,12 @@ class Managed:
 
     def __init__(self, kind: str, stack: ExitStack) -> None:
         self.kind = kind
+        self.program = "valkey-server" if kind == "unknown" else "redis-server"
         self._stack = stack
 
     def start(self, *options: str) -> RedisServer:
         unknown = [word for command in UNKNOWN if self.kind == "unknown" for word in ("--rename-command", command, "")]
-        server = new_server("redis-server", *unknown, *options)
+        server = new_server(self.program, *unknown, *options)
         self._stack.callback(server.stop)
         self.let_in(server)
         return server
@@ -181,7 +182,7 @@ def test_what_was_evicted_is_missed_after_the_policy_is_right_again(forbidding: 
 def test_a_replica_that_was_behind_takes_over_and_gets_nothing(managed: Managed) -> None:
     """Behind the same address, as managed services do it: whoever is connected is cut off, and comes again."""
     primary = managed.start("--repl-diskless-sync-delay", "0")
-    replica = new_replica("redis-server", primary)
+    replica = new_replica(managed.program, primary)
     managed.let_in(replica)
 
     async def law() -> None:
