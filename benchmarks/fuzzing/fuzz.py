@@ -69,11 +69,15 @@ class Findings:
 
 @dataclass(frozen=True)
 class FuzzTarget:
-    """A running service, and how to reach it."""
+    """A running service, and how to reach it.
+
+    logged_before  how long the load balancer's log was when the service was ready
+    """
 
     running: Topology
     key: str | None
     store_options: list[str]
+    logged_before: int
 
     @property
     def url(self) -> str:
@@ -106,7 +110,7 @@ def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzT
             add(Path(directory) / "keys", line)
             environment["LISAREC_KEYS_FILE"] = str(Path(directory) / "keys")
         with topology(model, 1, redis=store == "redis", environment=environment) as running:
-            yield FuzzTarget(running, key, list(running.store_options))
+            yield FuzzTarget(running, key, list(running.store_options), len(running.balancer_log()))
 
 
 def fuzz(service: FuzzTarget, count: int, seed: int) -> Findings:
@@ -253,7 +257,7 @@ def check_service_afterwards(service: FuzzTarget, files_before: float, findings:
     text = httpx.get(f"{service.url}/metrics", headers=service.headers).text
     for failed in re.findall(r'^lisarec_request_seconds_count\{.*status="5.."\} .*$', text, re.MULTILINE):
         findings.faults[f"the service counts {failed}"] += 1
-    for failed in failures_logged(service.running.balancer_log()):
+    for failed in failures_logged(service.running.balancer_log()[service.logged_before :]):
         findings.faults[f"the load balancer logs {failed}"] += 1
     give_up_at_s = time.monotonic() + ANSWER_WITHIN_S
     while (files := service.number("process_open_fds")) > files_before + EXTRA_FILES:
