@@ -130,6 +130,18 @@ class StateNotReady(Exception):
     """The state of a user with a long log is being folded in the background."""
 
 
+class InvalidSealedState(Exception):
+    """What is sent as a sealed state cannot be opened here; nobody learns why."""
+
+
+class SealedStateExpired(Exception):
+    """The state was sealed too long ago."""
+
+
+class SealingNotConfigured(Exception):
+    """The service has no keys that seal states."""
+
+
 class Draining(Exception):
     """The process is shutting down and wants no further requests."""
 

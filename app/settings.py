@@ -66,6 +66,7 @@ class StoreSettings(BaseSettings):
     archive_dir: PlaceSetting | None = None  # where 'lisarec archive' moves the older part of the log; a path or a URL
     cache_dir: Path = Path("cache")  # of copies of what is at URLs such as s3://bucket/prefix
     keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine has access
+    seal_keys_file: Path | None = None  # 'lisarec keys seal' makes it; default: visitors cannot keep states themselves
     tenant: str = MAIN_TENANT
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: states never expire
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
@@ -128,6 +129,7 @@ class Settings(StoreSettings):
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
     max_seen_events: int = Field(MAX_SEEN_ENTRIES, ge=1, le=1_000_000)  # newest ones that exclude_seen=all goes by
+    sealed_state_days: int = Field(30, ge=1, le=36_500)  # after that a visitor's state cannot be opened
     max_value: float = Field(MAX_VALUE, gt=0, le=MAX_VALUE)  # of an event
     slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
 

@@ -80,5 +80,25 @@ def remove_key(
     say(f"key {key_id} is no longer valid")
 
 
+@cli.command("seal")
+def rotate_seal_keys(
+    seal_keys: Annotated[
+        Path | None,
+        typer.Option(help="The file; default: LISAREC_SEAL_KEYS_FILE, else seal_keys.", metavar="FILE"),
+    ] = None,
+    keep: Annotated[int, typer.Option(min=2, help="Keys that the file has afterwards, at most.")] = 4,
+) -> None:
+    """Make the keys that seal visitors' states, or rotate them; services notice within a second.
+
+    The file's second key seals from now on, and a new one comes second: every service has had it when its turn comes.
+    """
+    from app.http.auth.seal_keys import rotate
+
+    file = seal_keys or store_settings().seal_keys_file or Path("seal_keys")
+    sealing, following, *older = [key.id.hex() for key in rotate(file, keep)]
+    opening = f"; {', '.join(older)} open what they have sealed" if older else ""
+    say(f"{sealing} seals, {following} is the next{opening}: '{file}'")
+
+
 def _keys_file(given: Path | None) -> Path:
     return given or store_settings().keys_file or Path("keys")

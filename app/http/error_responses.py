@@ -25,6 +25,7 @@ from app.errors import (
     InvalidItems,
     InvalidJson,
     InvalidRequest,
+    InvalidSealedState,
     ItemNotFound,
     NotHttp,
     Overloaded,
@@ -32,6 +33,8 @@ from app.errors import (
     PropertyInUse,
     RequestError,
     ScenarioNotFound,
+    SealedStateExpired,
+    SealingNotConfigured,
     StateNotReady,
     TooCostly,
     TooManyEvents,
@@ -121,6 +124,18 @@ PROBLEMS: dict[type[Exception], Problem] = {
         409,
         "model_unusable",
         "the model is incomplete, damaged or of another version, the log says why; nothing changed",
+    ),
+    InvalidSealedState: Problem(
+        422, "invalid_sealed_state", "the state cannot be opened here; nothing was done, begin anew without one"
+    ),
+    SealedStateExpired: Problem(
+        422, "sealed_state_expired", "the state was sealed too long ago; nothing was done, begin anew without one"
+    ),
+    SealingNotConfigured: Problem(
+        409,
+        "sealing_not_configured",
+        "this service has no keys that seal states: 'lisarec keys seal' makes a file of them, and "
+        "LISAREC_SEAL_KEYS_FILE names it",
     ),
     Unauthenticated: Problem(401, "unauthenticated"),
     Forbidden: Problem(403, "forbidden"),

@@ -19,6 +19,7 @@ from storage.state.layout import (
     STEPPED_ITEMS,
     TAG_BYTES,
     State,
+    carried_dtype,
     empty_state,
     state_dtype,
 )
@@ -86,6 +87,11 @@ class Generation:
     def dtype(self) -> np.dtype[np.void]:
         """The layout of a state. ``np.frombuffer(b"".join(values), dtype)`` reads Q encoded states as a (Q,) array."""
         return state_dtype(len(self.decay_rates), self.codes.shape[1], self.codewords, self.stepped_items, self.id_ring)
+
+    @cached_property
+    def carried_dtype(self) -> np.dtype[np.void]:
+        """The layout of what a visitor carries of a state."""
+        return carried_dtype(self.dtype)
 
     def empty(self) -> State:
         """Return the state of a user without events."""

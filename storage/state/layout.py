@@ -34,6 +34,20 @@ ID_RING = 20
 MAX_TIME_S = 2**32 - 1
 NO_TIMESTAMP = np.iinfo(np.int64).min
 
+# What a visitor carries of a state: these fields in this order, without padding, counts in u4. The ids and their count
+# stand before them in `storage.state.portable_state`, which every generation reads; their times serve the log alone.
+CARRIED_FIELDS = {
+    "n": "<u4",
+    "anchor": "<u4",
+    "item_count": "<u4",
+    "last_timestamp_us": "<i8",
+    "last_item": "<i4",
+    "bins": "<f4",
+    "recent_items": "<i4",
+    "stepped_items": "<i4",
+    "last_codes": "u1",
+}
+
 State: TypeAlias = np.void
 """One mutable record of ``state_dtype``; fields by name, ``state["n"]``."""
 
@@ -60,6 +74,11 @@ def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, 
             ("last_codes", "u1", (codebooks,)),
         ]
     )
+
+
+def carried_dtype(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
+    """Return the layout of what a visitor carries of states of the given layout."""
+    return np.dtype([(name, kind, dtype[name].shape) for name, kind in CARRIED_FIELDS.items()])
 
 
 def empty_state(dtype: np.dtype[np.void], tag: bytes) -> State:

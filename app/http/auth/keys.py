@@ -9,7 +9,6 @@ import hmac
 import json
 import logging
 import secrets
-import time
 from collections.abc import Iterable
 from hashlib import sha256
 from itertools import chain
@@ -18,13 +17,13 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from app.http.auth.watched_file import WatchedFile
 from app.schemas.fields import Id
 
 Scope = Literal["events:write", "recs:read", "catalogue:write", "users:admin", "admin", "metrics:read"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BROWSER_SCOPE: Scope = "events:write"
 KEY_PREFIX = "lisarec"
-POLL_EVERY_S = 1.0  # a removed key stops working within this time
 
 # what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
 Origin = Annotated[str, StringConstraints(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$", max_length=256)]
@@ -165,10 +164,8 @@ class Keyring:
 
     def __init__(self, path: Path, tenants: Iterable[str]) -> None:
         """raises  KeysFileError  when the file cannot be read"""
-        self._path = path
+        self._file = WatchedFile(path)
         self._tenants = frozenset(tenants)
-        self._poll_at_s = 0.0
-        self._file_stamp: tuple[int, ...] | None = _file_stamp(path)
         self._replace(read(path))
 
     def find(self, text: str) -> Key | None:
@@ -184,15 +181,10 @@ class Keyring:
         return origin in self._origins
 
     def _poll(self) -> None:
-        if time.monotonic() < self._poll_at_s:
+        if not self._file.has_changed():
             return
-        self._poll_at_s = time.monotonic() + POLL_EVERY_S
-        file_stamp = _file_stamp(self._path)
-        if file_stamp == self._file_stamp:
-            return
-        self._file_stamp = file_stamp
         try:
-            self._replace(read(self._path))
+            self._replace(read(self._file.path))
             logger.warning("the keys file has changed: %d keys are valid now", len(self._keys))
         except KeysFileError as exc:
             logger.error("the keys stay as they were: %s", exc)
@@ -205,12 +197,3 @@ class Keyring:
         self._origins = frozenset(chain.from_iterable(key.origins for key in self._keys.values()))
         if not self._keys:
             logger.warning("there is no valid key: every call is refused until 'lisarec keys add' makes one")
-
-
-def _file_stamp(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when the file changes; None where there is no file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.http.auth import keys
+from app.http.auth import watched_file
 from app.http.auth.keys import SCOPES, Key, Keyring, KeysFileError, add, make, read, remove
 
 SHOP = "https://shop.example"
@@ -77,7 +77,7 @@ class TestTheFile:
 class TestTheKeyring:
     @pytest.fixture
     def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr(keys, "POLL_EVERY_S", 0)
+        monkeypatch.setattr(watched_file, "POLL_EVERY_S", 0)
         return tmp_path / "keys"
 
     def test_finds_a_key_and_nothing_that_is_nearly_one(self, file: Path) -> None:

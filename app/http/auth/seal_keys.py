@@ -1,0 +1,122 @@
+"""The keys that seal visitors' states: a file that operators rotate, which holds the keys themselves.
+
+The file has one line for each key: its id, a blank, and 256 bits of it, both in hexadecimal digits. The first key
+seals, all of them open. Blank lines and lines that begin with # are ignored.
+"""
+
+import logging
+import re
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from app.http.auth.watched_file import WatchedFile
+
+ID_BYTES, KEY_BYTES = 4, 32
+_LINE = re.compile(f"([0-9a-f]{{{2 * ID_BYTES}}}) ([0-9a-f]{{{2 * KEY_BYTES}}})")
+
+logger = logging.getLogger(__name__)
+
+
+class SealKeysError(ValueError):
+    """The file cannot be used. The message says where and what to do, and quotes nothing from the file."""
+
+
+class SealKey(NamedTuple):
+    """One line of the file."""
+
+    id: bytes
+    secret: bytes
+
+    def line(self) -> str:
+        """Return the key as a line of the file."""
+        return f"{self.id.hex()} {self.secret.hex()}\n"
+
+
+def read(path: Path) -> list[SealKey]:
+    """Return the keys of the file, of which there is at least one.
+
+    raises  SealKeysError  when it cannot be read, or a line is wrong
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise SealKeysError(
+            f"the seal keys '{path}' cannot be read ({reason}); 'lisarec keys seal' makes them"
+        ) from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            match = _LINE.fullmatch(line.rstrip())
+            if match is None:
+                raise SealKeysError(
+                    f"'{path}', line {number} is no seal key; remove it, 'lisarec keys seal' makes others"
+                )
+            keys.append(SealKey(bytes.fromhex(match[1]), bytes.fromhex(match[2])))
+    if not keys:
+        raise SealKeysError(f"the file '{path}' has no seal key; 'lisarec keys seal' makes some")
+    if len({key.id for key in keys}) < len(keys):
+        raise SealKeysError(f"'{path}' has two seal keys of one id; remove one of the lines")
+    return keys
+
+
+def rotate(path: Path, keep: int = 4) -> list[SealKey]:
+    """Let the file's second key seal from now on, and a new one be the next; return those that the file has then.
+
+    The second key has been in the file since the rotation before, so every process knows it, however long a file takes
+    to reach its machine. The oldest keys leave the file.
+
+    raises  SealKeysError  when there is a file that cannot be used
+    """
+    primary, *others = read(path) if path.exists() else [_new_key()]
+    following = others[:1] or [primary]
+    older = [key for key in (primary, *others[1:]) if key not in following]
+    keys = [*following, _new_key(), *older][:keep]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    successor = path.with_name(f".{path.name}.new")
+    successor.unlink(missing_ok=True)
+    successor.touch(mode=0o600)
+    successor.write_text("".join(key.line() for key in keys), encoding="utf-8")
+    if path.exists():
+        successor.chmod(path.stat().st_mode)
+    successor.replace(path)  # in one step: a service never reads half a file
+    return keys
+
+
+def _new_key() -> SealKey:
+    return SealKey(secrets.token_bytes(ID_BYTES), secrets.token_bytes(KEY_BYTES))
+
+
+class SealKeyring:
+    """The keys of a file, which is read again when it changes. A file that cannot be read changes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """raises  SealKeysError  when the file cannot be used"""
+        self._file = WatchedFile(path)
+        self._replace(read(path))
+
+    def primary(self) -> tuple[bytes, AESGCM]:
+        """Return the id and the cipher of the key that seals."""
+        self._follow(now=False)
+        return self._primary, self._ciphers[self._primary]
+
+    def find(self, key_id: bytes) -> AESGCM | None:
+        """Return the cipher of the key with this id; another process may have read a new one a moment ago."""
+        self._follow(now=key_id not in self._ciphers)
+        return self._ciphers.get(key_id)
+
+    def _follow(self, *, now: bool) -> None:
+        if not self._file.has_changed(now=now):
+            return
+        try:
+            self._replace(read(self._file.path))
+            logger.warning("the seal keys have changed: %s seals now", self._primary.hex())
+        except SealKeysError as exc:
+            logger.error("the seal keys stay as they were: %s", exc)
+
+    def _replace(self, keys: list[SealKey]) -> None:
+        self._ciphers = {key.id: AESGCM(key.secret) for key in keys}
+        self._primary = keys[0].id

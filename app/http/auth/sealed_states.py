@@ -1,0 +1,97 @@
+"""Sealed states: a visitor keeps them and can neither read nor change them.
+
+A sealed state is URL-safe base64, without padding, of
+
+  version     u1     of this form and of the portable state in it
+  key         u1[4]  the id of the key
+  generation  u1[8]  the tag of the generation that folded the state
+  nonce       u1[12] random
+  ciphertext         AES-256-GCM of the time in seconds (u4) at which it was sealed, and of the portable state
+  tag         u1[16]
+
+The associated data are the version, the key, the generation, the tenant and the audience. So what another key, tenant,
+audience or version has sealed does not open, nor anything that differs in a single bit.
+"""
+
+import os
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import UTC, datetime
+from struct import Struct
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidTag
+
+from app.errors import InvalidSealedState, SealedStateExpired
+from app.http.auth.seal_keys import SealKeyring
+from storage.state.portable_state import SIZE, VERSION, PortableState
+
+HEAD = Struct("<B4s8s")
+NONCE_BYTES, TAG_BYTES = 12, 16
+TIME = Struct("<I")
+BYTES = HEAD.size + NONCE_BYTES + TIME.size + SIZE + TAG_BYTES
+CHARACTERS = BYTES * 4 // 3  # BYTES is a multiple of 3, so that no character has bits that mean nothing
+DAY_S = 86_400
+
+
+class Sealed(NamedTuple):
+    """A sealed state, and until when it can be opened."""
+
+    text: str
+    expires: datetime
+
+
+class StateSealer:
+    """Seals and opens states, which expire so many days after they were sealed."""
+
+    def __init__(self, keyring: SealKeyring, days: int) -> None:
+        self._keyring = keyring
+        self._ttl_s = days * DAY_S
+
+    def seal(self, state: PortableState, tenant: str, audience: str) -> Sealed:
+        """Seal the state for the keys of the tenant that have this audience."""
+        key_id, cipher = self._keyring.primary()
+        head, nonce, now_s = HEAD.pack(VERSION, key_id, state.tag), os.urandom(NONCE_BYTES), int(time.time())
+        ciphertext = cipher.encrypt(nonce, TIME.pack(now_s) + state.encode(), _associated(head, tenant, audience))
+        expires = datetime.fromtimestamp(now_s + self._ttl_s, UTC)
+        return Sealed(urlsafe_b64encode(head + nonce + ciphertext).decode(), expires)
+
+    def open(self, text: str, tenant: str, audience: str) -> PortableState:
+        """Return the state that was sealed for this tenant and audience.
+
+        raises  InvalidSealedState  when it was not, whatever the reason
+                SealedStateExpired  when that is too long ago
+        """
+        value = _decoded(text)
+        head, ciphertext_at = value[: HEAD.size], HEAD.size + NONCE_BYTES
+        version, key_id, tag = HEAD.unpack(head)
+        cipher = self._keyring.find(key_id) if version == VERSION else None
+        if cipher is None:
+            raise InvalidSealedState
+        try:
+            plain = cipher.decrypt(
+                value[HEAD.size : ciphertext_at], value[ciphertext_at:], _associated(head, tenant, audience)
+            )
+        except InvalidTag:
+            raise InvalidSealedState from None
+        (sealed_at_s,) = TIME.unpack_from(plain)
+        if time.time() >= sealed_at_s + self._ttl_s:
+            raise SealedStateExpired
+        return PortableState.decode(tag, plain[TIME.size :])
+
+
+def _associated(head: bytes, tenant: str, audience: str) -> bytes:
+    return b"lisarec sealed state\0%b%b\0%b" % (head, tenant.encode(), audience.encode())
+
+
+def _decoded(text: str) -> bytes:
+    """Return the bytes of the text; InvalidSealedState unless it is exactly what these bytes are written as."""
+    if len(text) != CHARACTERS:
+        raise InvalidSealedState
+    try:
+        value = urlsafe_b64decode(text)
+    except ValueError:
+        raise InvalidSealedState from None
+    if urlsafe_b64encode(value).decode() != text:  # decoding passes over characters that are none of base64
+        raise InvalidSealedState
+    return value

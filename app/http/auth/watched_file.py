@@ -1,0 +1,32 @@
+"""A file that operators edit while the service runs."""
+
+import time
+from pathlib import Path
+
+POLL_EVERY_S = 1.0  # a change is noticed within this time
+
+
+class WatchedFile:
+    """Says whether a file has changed, and looks at most once in `POLL_EVERY_S`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._poll_at_s = 0.0
+        self._stamp = _stamp(path)
+
+    def has_changed(self, *, now: bool = False) -> bool:
+        """Return whether it has changed since the last time that this was so; `now`: look whenever that was."""
+        if not now and time.monotonic() < self._poll_at_s:
+            return False
+        self._poll_at_s = time.monotonic() + POLL_EVERY_S
+        before, self._stamp = self._stamp, _stamp(self.path)
+        return self._stamp != before
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return a value that changes when the file changes; None where there is no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,141 @@
+"""A visitor's state that the visitor keeps: what it is folded from, in bytes of one size, whatever the history.
+
+One portable state, little-endian, without padding between its parts:
+
+  event_count       u4        events folded
+  recent_event_ids  u8[20]    as in a state
+  record_size       u2        0 where the generation's record does not fit
+  event_entries     u2
+  record                      `storage.state.layout.CARRIED_FIELDS`, of the generation that folded it
+  events                      the newest ones, the newest first: as many as there is room for
+  zeros                       up to SIZE
+
+and one event: the length of its type (u1, 0: the type of the event before), its type, the length of its item's id (u1),
+the id, and its time in seconds (u4).
+
+The record has a meaning in its own generation alone. Another generation folds the carried events instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from storage.state.compiled_fold import Folded, fold_encoded
+from storage.state.event import Event
+from storage.state.generation import Generation
+from storage.state.layout import CARRIED_FIELDS, ID_RING, MAX_TIME_S, State
+
+VERSION = 1  # of this layout, and of a state's: a state of another version cannot be opened
+SIZE = 3_702  # with all that seals it, less than 5,000 characters of base64
+HEAD = Struct(f"<I{8 * ID_RING}sHH")
+TIME = Struct("<I")
+VISITOR = "visitor"  # stands for the user in events that are logged nowhere
+
+
+class CarriedEvent(NamedTuple):
+    """What a portable state keeps of an event."""
+
+    item_id: str
+    type: str
+    time_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortableState:
+    """The state of a visitor, in terms of one generation, and the newest events.
+
+    tag          of the generation that folded the record
+    record       the fields that are carried of its state; empty where they do not fit
+    event_count  events folded, of which `events` are the newest
+    event_ids    the ring of the hashes of their ids
+    events       the newest first
+    """
+
+    tag: bytes
+    record: bytes
+    event_count: int
+    event_ids: bytes
+    events: tuple[CarriedEvent, ...]
+
+    @classmethod
+    def empty(cls, generation: Generation) -> Self:
+        """Return the state of a visitor without events."""
+        return cls._of(generation, generation.empty(), ())
+
+    @classmethod
+    def _of(cls, generation: Generation, state: State, events: tuple[CarriedEvent, ...]) -> Self:
+        record = np.zeros(1, generation.carried_dtype)[0]
+        for name in CARRIED_FIELDS:
+            record[name] = state[name]
+        fits = HEAD.size + record.nbytes <= SIZE
+        event_ids = state["recent_event_ids"].tobytes()
+        return cls(generation.tag, record.tobytes() if fits else b"", int(state["event_count"]), event_ids, events)
+
+    def state_in(self, generation: Generation) -> State:
+        """Return the state as the generation reads it: its own record, or else what it folds of the carried events."""
+        if self.tag == generation.tag and len(self.record) == generation.carried_dtype.itemsize:
+            state = generation.empty()
+            (record,) = np.frombuffer(self.record, generation.carried_dtype)
+            for name in CARRIED_FIELDS:
+                state[name] = record[name]
+        else:
+            events = [Event("", VISITOR, one.item_id, one.type, one.time_s * 1_000_000, None) for one in self.events]
+            value = generation.encoded_empty
+            if events:
+                (value,) = fold_encoded(generation, [value], [0] * len(events), events[::-1]).states
+            state = generation.decode(value)
+        state["event_count"] = self.event_count
+        state["recent_event_ids"] = np.frombuffer(self.event_ids, "<u8")
+        return state
+
+    def folded(self, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int]) -> tuple[Self, Folded]:
+        """Return the state after the events, of which none was folded before, and what folding them did."""
+        value = generation.encode(self.state_in(generation))
+        folded = fold_encoded(generation, [value], [0] * len(events), events, id_hashes)
+        newest = tuple(
+            CarriedEvent(event.item_id, event.type, min(max(event.timestamp_us // 1_000_000, 0), MAX_TIME_S))
+            for event in reversed(events)
+        )
+        return self._of(generation, generation.decode(folded.states[0]), newest + self.events), folded
+
+    def encode(self) -> bytes:
+        """Return the state in SIZE bytes, with as many of its events as there is room for."""
+        parts = [*_encoded_events(self.events, SIZE - HEAD.size - len(self.record))]
+        head = HEAD.pack(self.event_count, self.event_ids, len(self.record), len(parts))
+        return b"".join([head, self.record, *parts]).ljust(SIZE, b"\0")
+
+    @classmethod
+    def decode(cls, tag: bytes, value: bytes) -> Self:
+        """Return the state that `encode` wrote, of the generation with this tag."""
+        event_count, event_ids, record_size, entries = HEAD.unpack_from(value)
+        events_at = HEAD.size + record_size
+        events = tuple(_decoded_events(value, events_at, entries))
+        return cls(tag, value[HEAD.size : events_at], event_count, event_ids, events)
+
+
+def _encoded_events(events: Iterable[CarriedEvent], room: int) -> Iterator[bytes]:
+    kind_before = ""
+    for item_id, kind, time_s in events:
+        own_kind = b"" if kind == kind_before else kind.encode()
+        kind_before, name = kind, item_id.encode()
+        entry = b"%c%b%c%b%b" % (len(own_kind), own_kind, len(name), name, TIME.pack(time_s))
+        room -= len(entry)
+        if room < 0:
+            return
+        yield entry
+
+
+def _decoded_events(value: bytes, at: int, entries: int) -> Iterator[CarriedEvent]:
+    kind = ""
+    for _ in range(entries):
+        kind_end = at + 1 + value[at]
+        kind = value[at + 1 : kind_end].decode() or kind
+        name_end = kind_end + 1 + value[kind_end]
+        (time_s,) = TIME.unpack_from(value, name_end)
+        yield CarriedEvent(value[kind_end + 1 : name_end].decode(), kind, time_s)
+        at = name_end + TIME.size
