@@ -22,9 +22,9 @@ demo: $(VENV)/.service-installed
 test: style
 	$(MAKE) -j 2 types suite
 
-# three files at a time, in the order of tests/conftest.py: on two cores, as every second one waits for something
+# four files at a time on two cores, two of which are in the lanes of tests/conftest.py and wait most of the time
 suite: $(VENV)/.tests-installed
-	$(RUN) pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/containers
+	$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/containers
 
 # docker-compose.yml in a real engine: needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables, and
 # says that it is skipped where no engine starts; var/containers keeps the images

@@ -18,6 +18,8 @@ from uuid import uuid4
 import hypothesis
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from benchmarks.storage.s3_server import S3Server
 from tests.fork_server import ForkedPopen, RealPopen
@@ -43,51 +45,75 @@ hypothesis.settings.load_profile("lisarec")
 if sys.platform == "linux":
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
-# what the other process still runs when the queue is empty is short, because these files come first
-LONGEST = (
-    "tests/benchmarks/test_resilience.py",
-    "tests/benchmarks/attack/test_chaos.py",
-    "tests/benchmarks/test_benchmarks.py",
-    "tests/benchmarks/test_machines.py",
-    "tests/app/jobs/kafka/test_consume.py",
-    "tests/benchmarks/test_kafka.py",
-    "tests/app/jobs/test_archive.py",
-    "tests/app/jobs/test_demo.py",
-    "tests/benchmarks/attack/test_amplification.py",
-    "tests/app/jobs/test_retraining_processes.py",
-    "tests/storage/archive/test_archiver_kills.py",
-    "tests/app/http/test_server_process.py",
-    "tests/benchmarks/test_fuzzing.py",
-    "tests/benchmarks/attack/test_fairness.py",
-    "tests/deploy/test_pods.py",
-    "tests/docker/test_topology.py",
-    "tests/storage/contract/test_rebuild.py",
+# What waits for servers, syncs and kills leaves the processor to others, but several such tests at once wait too long
+# for each other. So these files stand in two lanes, each of which is the work of one process; others share the rest.
+LANES = (
+    (
+        "tests/benchmarks/attack/test_chaos.py",
+        "tests/benchmarks/test_benchmarks.py",
+        "tests/app/jobs/kafka/test_consume.py",
+        "tests/app/http/test_server_process.py",
+        "tests/app/jobs/test_demo.py",
+        "tests/benchmarks/test_kafka.py",
+        "tests/app/jobs/test_archive.py",
+    ),
+    (
+        "tests/benchmarks/test_resilience.py",
+        "tests/benchmarks/test_machines.py",
+        "tests/benchmarks/attack/test_amplification.py",
+        "tests/benchmarks/attack/test_fairness.py",
+        "tests/benchmarks/test_fuzzing.py",
+        "tests/deploy/test_pods.py",
+        "tests/docker/test_topology.py",
+        "tests/storage/archive/test_archiver_kills.py",
+        "tests/app/jobs/test_retraining_processes.py",
+    ),
+)
+# what computes for long comes next, so that the last that runs is short
+LONGEST_OF_THE_OTHERS = (
     "tests/storage/contract/test_interrupted_corrections.py",
-    "tests/model/artifact/test_model_directory_fuzz.py",
+    "tests/docker/test_containers.py",
+    "tests/storage/contract/test_store_contract.py",
+    "tests/storage/contract/test_rebuild.py",
+    "tests/storage/archive/test_repair.py",
+    "tests/app/jobs/test_retraining.py",
+    "tests/storage/contract/test_undo_and_merge.py",
+    "tests/storage/contract/test_trends.py",
     "tests/app/observability/test_metrics.py",
+    "tests/app/http/playground/test_visitor.py",
+    "tests/model/training/test_train.py",
+    "tests/model/artifact/test_model_directory_fuzz.py",
     "tests/app/observability/test_prometheus.py",
     "tests/app/jobs/test_loadtest.py",
-    "tests/app/jobs/test_retraining.py",
 )
+ORDER = (*(file for lane in LANES for file in lane), *LONGEST_OF_THE_OTHERS)
+LANE_OF = {file: f"lane {number}" for number, lane in enumerate(LANES) for file in lane}
 
 # what is slow: a test of one of these folders or files, with one of these fixtures, or with one of these parameters
 SLOW_PATHS = (
-    *LONGEST,
+    *LANE_OF,
     "tests/app/cli/test_cli.py",
     "tests/app/http/playground/",
     "tests/app/http/test_redis_failures.py",
     "tests/app/jobs/test_download.py",
+    "tests/app/jobs/test_loadtest.py",
     "tests/app/jobs/test_quality_page.py",
+    "tests/app/jobs/test_retraining.py",
+    "tests/app/observability/test_metrics.py",
+    "tests/app/observability/test_prometheus.py",
     "tests/benchmarks/",
     "tests/clients/",
     "tests/containers/",
     "tests/docker/",
+    "tests/model/artifact/test_model_directory_fuzz.py",
     "tests/model/evaluation/test_neural_baselines.py",
     "tests/model/mechanisms/test_mechanism_training.py",
     "tests/model/training/test_resuming.py",
     "tests/model/training/test_train.py",
     "tests/storage/archive/test_archive_unavailable.py",
     "tests/storage/archive/test_archiver.py",
+    "tests/storage/contract/test_interrupted_corrections.py",
+    "tests/storage/contract/test_rebuild.py",
     "tests/storage/redis/",
 )
 SLOW_FIXTURES = frozenset(
@@ -193,12 +219,26 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and begin with the longest files."""
+    """Mark the slow tests, and begin with the lanes and the longest files."""
     for item in items:
         if is_slow(item):
             item.add_marker(pytest.mark.slow)
-    places = {name: place for place, name in enumerate(LONGEST)}
+    places = {name: place for place, name in enumerate(ORDER)}
     items.sort(key=lambda item: places.get(path_of(item), len(places)))
+
+
+class LaneScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Gives each process a lane or a file at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return LANE_OF.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LaneScheduling:
+    """Let each process run a lane or a file at a time."""
+    return LaneScheduling(config, log)
 
 
 def path_of(item: pytest.Item) -> str:
