@@ -70,9 +70,9 @@ class TestKilled:
             return  # one transaction has no steps
 
         async def law() -> None:
-            for step in range(100):
-                names = {how: (fresh_user(), fresh_user()) for how in WAYS_TO_FINISH}
-                async with opened(address, GENERATION) as store:
+            async with opened(address, GENERATION) as store:
+                for step in range(100):
+                    names = {how: (fresh_user(), fresh_user()) for how in WAYS_TO_FINISH}
                     events = [click(f"e{n}", user_id, n) for user_id, _ in names.values() for n in range(4)]
                     events += [click(f"e{n}", visitor, n) for _, visitor in names.values() for n in range(3)]
                     await store.append("main", events)
@@ -80,23 +80,23 @@ class TestKilled:
                         await store.undo("main", visitor, "e1")
                         await store.properties.put_of_user("main", visitor, {"age": 1.0, "height": 1.0})
                         await store.properties.put_of_user("main", user_id, {"age": 2.0})
-                has_died = []
-                for user_id, visitor in names.values():
-                    async with opened(address, GENERATION) as store:
-                        with DyingAfter(step) as died, suppress(StorageUnavailable):
-                            await store.merge("main", user_id, visitor)
-                    has_died.append(bool(died))
-                async with opened(address, GENERATION) as store:
+                    has_died = [await dies_while_merging(step, user_id, visitor) for user_id, visitor in names.values()]
                     for how, (user_id, visitor) in names.items():
                         assert len(await log_of(store, user_id)) in (4, 8)
                         await assert_state_is_fold_of_log(store, user_id)
                         await finished(how, store, user_id, visitor)
                         await assert_state_is_fold_of_log(store, user_id)
                         await assert_state_is_fold_of_log(store, visitor)
-                if not any(has_died):
-                    assert step > 8
-                    return
+                    if not any(has_died):
+                        assert step > 8
+                        return
             raise AssertionError("there is no end to the steps")
+
+        async def dies_while_merging(step: int, user_id: str, visitor: str) -> bool:
+            async with opened(address, GENERATION) as store:
+                with DyingAfter(step) as died, suppress(StorageUnavailable):
+                    await store.merge("main", user_id, visitor)
+            return bool(died)
 
         asyncio.run(law())
 
