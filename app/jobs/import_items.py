@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,8 @@ JSON_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
 
 ItemJson = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
@@ -82,6 +85,8 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
         raise DataError(f"{table.path}, line 1: column {name!r} cannot be a property, rename or remove it: {NAME_RULE}")
     cells = table.frame[name]
     type_ = column_type(cells) if declared is None else declared
+    if declared is None and type_ in ("text", "set"):
+        _warn_of_numbers(table, name)
     if type_ == "boolean":
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
         table.refuse(bad, f"{name} is a boolean, and {{!r}} is none of true, false, 1, 0", name)
@@ -90,6 +95,25 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
         if cell:
             value = _value(cell, type_) if numbers is None else numbers[place]
             (item if name in ITEM_TIMES else item.setdefault("properties", {}))[name] = value
+
+
+def _warn_of_numbers(table: Table, name: str) -> None:
+    """Say why a column is none of numbers, where most of its cells are."""
+    cells = table.frame[name]
+    is_odd = cells.is_not_null() & (cells != "") & ~cells.str.contains(JSON_NUMBER)
+    known = cells.is_not_null() & (cells != "")
+    if is_odd.any() and 2 * is_odd.sum() < known.sum():
+        row = int(is_odd.arg_true()[0])
+        logger.warning(
+            "column %s is no number, since row %d has %r (so have %d of %d); if it should be one, put "
+            '{"items": {"%s": null}} to /v1/admin/properties, mend the cells and import again',
+            name,
+            row + 1,
+            cells[row],
+            is_odd.sum(),
+            known.sum(),
+            name,
+        )
 
 
 def column_type(cells: pl.Series) -> PropertyType:

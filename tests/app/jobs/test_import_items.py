@@ -157,3 +157,26 @@ def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
     assert read(tmp_path / "items.csv", {}) == [{"item_id": "a"}]
     with pytest.raises(DataError):
         read(tmp_path / "none.csv", {})
+
+
+@pytest.mark.parametrize(
+    ("cells", "warned"),
+    [
+        (["4.5", "1,299.00", "", "22"], "column price is no number, since row 2 has '1,299.00' (so have 1 of 3)"),
+        (["4.5", "22"], None),
+        (["red", "blue", "7"], None),
+    ],
+)
+def test_a_few_cells_that_are_no_numbers_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cells: list[str], warned: str | None
+) -> None:
+    file = tmp_path / "items.tsv"
+    file.write_text("item_id\tprice\n" + "".join(f"{place}\t{cell}\n" for place, cell in enumerate(cells)))
+    read(file, {})
+    assert (warned is None) == (not caplog.messages)
+    assert warned is None or warned in caplog.text
+    caplog.clear()
+    if warned is None:
+        return
+    read(file, {"price": "text"})
+    assert not caplog.messages
