@@ -40,6 +40,7 @@ from app.http.routes import (
     items,
     model,
     playground,
+    portable,
     recommendations,
     scenarios,
     users,
@@ -105,7 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
         responses=openapi.errors(401, 403, 422, 429, 431, 503),
     )
-    for routes in (events, recommendations, users, items, model, client, health):
+    for routes in (events, recommendations, portable, users, items, model, client, health):
         app.include_router(routes.router)
     if settings.keys_file is not None or is_loopback(settings.host):  # nobody else can call them
         app.include_router(admin.router)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from app.cli.console import error_console, say
+from app.cli.option_groups import ungrouped
 from app.cli.options import store_settings
 
 cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
@@ -16,8 +18,24 @@ KeysFileOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class LimitOptions:
+    """How much may be done with a key."""
+
+    rate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests a minute; an event is one, a costly request several; default: any number."),
+    ] = None
+    new_users: Annotated[
+        int | None,
+        typer.Option(min=0, help="New users an hour; default: half of its tenant's with --origin, else all of them."),
+    ] = None
+
+
 @cli.command("add")
+@ungrouped
 def add_key(
+    *,
     scope: Annotated[
         list[str], typer.Option(help="What it may do: events:write, recs:read, users:admin ...; repeatable.")
     ],
@@ -27,15 +45,11 @@ def add_key(
         list[str] | None,
         typer.Option(help="For browsers: pages that may use it, as https://shop.example; repeatable."),
     ] = None,
-    rate: Annotated[
-        int | None,
-        typer.Option(min=1, help="Requests a minute; an event is one, a costly request several; default: any number."),
-    ] = None,
-    new_users: Annotated[
-        int | None,
-        typer.Option(min=0, help="New users an hour; default: half of its tenant's with --origin, else all of them."),
-    ] = None,
+    limits: LimitOptions,
     note: Annotated[str, typer.Option(help="Who has it, for people.")] = "",
+    audience: Annotated[
+        str, typer.Option(help="Opens the sealed states of keys of this audience alone; default: of those without one.")
+    ] = "",
 ) -> None:
     """Make a key and print it, once. The file gets its hash; services notice within a second."""
     from pydantic import ValidationError
@@ -48,7 +62,8 @@ def add_key(
         raise typer.BadParameter(f"no scope {unknown[0]!r}; there are: {known}")
     scopes = [one for one in keyring.SCOPES if one in scope]
     try:
-        text, key = keyring.make(tenant or store_settings().tenant, scopes, origin or (), rate, new_users, note)
+        whose = tenant or store_settings().tenant
+        text, key = keyring.make(whose, scopes, origin or (), limits.rate, limits.new_users, note, audience)
     except ValidationError as exc:
         raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
     keyring.add(file, key)

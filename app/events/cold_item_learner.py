@@ -240,10 +240,16 @@ async def prepare_events(
 
     Events on new items are logged with the items' codes in each generation.
     """
+    events = with_codes(events, learners)
+    return events, [await learner.observe_before(events) for learner in learners]
+
+
+def with_codes(events: Sequence[Event], learners: Sequence[ColdItemLearner]) -> Sequence[Event]:
+    """Return the events with the codes of new items."""
     encoders = [learner for learner in learners if learner.codes]
     if encoders and any(event.item_id in learner.codes for learner in encoders for event in events):
-        events = [_with_codes(event, encoders) for event in events]
-    return events, [await learner.observe_before(events) for learner in learners]
+        return [_with_codes(event, encoders) for event in events]
+    return events
 
 
 def _with_codes(event: Event, learners: Sequence[ColdItemLearner]) -> Event:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from uuid_utils import uuid7
@@ -33,6 +34,21 @@ EVENT_COST = 200.0  # of parsing one, beside a byte of JSON
 REFUSED = "nothing was applied; correct the events named here and send them all again"
 
 
+class ReceivedEvents(NamedTuple):
+    """The events of a request.
+
+    events     that the sender may post
+    positions  theirs in the request
+    refused    how many others there are
+    now_us     when they came
+    """
+
+    events: list[Event]
+    positions: Sequence[int]
+    refused: int
+    now_us: int
+
+
 class Ingest:
     """Takes in the events of one tenant."""
 
@@ -56,6 +72,24 @@ class Ingest:
                 TooManyNewUsersAtOnce, TooManyNewUsers  when the sender may not bring as many
                 StorageError   when the store did not take them; sending them again is safe where they have ids
         """
+        received = await self.receive(body, sender)
+        allowed, positions, refused = received.events, received.positions, received.refused
+        if sender.count_new_users is not None:
+            await self._new_users.admit({event.user_id for event in allowed}, sender)
+        try:
+            results = await self._append(allowed, received.now_us)
+        except PartlyApplied as exc:
+            # what was refused comes again
+            counts = self.count([allowed[place] for place in exc.results], list(exc.results.values()), refused=0)
+            by_position = {positions[place]: result for place, result in exc.results.items()}
+            raise PartlyAccepted(exc.failure, by_position, counts.model_dump()) from exc
+        return self.count(allowed, results, refused)
+
+    async def receive(self, body: object, sender: Sender) -> ReceivedEvents:
+        """Parse an event or an array of them, of which the sender may post those that are returned.
+
+        raises  InvalidEvents, StorageError  as `append`
+        """
         now_us = self._clock.now_us()
         max_us = max(now_us, time.time_ns() // 1_000) + MAX_AHEAD_US
         bodies = body if isinstance(body, list) else [body]
@@ -66,16 +100,7 @@ class Ingest:
             events = parse()
         positions = await self._allowed_positions(events, sender)
         allowed = [events[position] for position in positions]
-        if sender.count_new_users is not None:
-            await self._new_users.admit({event.user_id for event in allowed}, sender)
-        try:
-            results = await self._append(allowed, now_us)
-        except PartlyApplied as exc:
-            # what was refused comes again
-            counts = self._counts([allowed[place] for place in exc.results], list(exc.results.values()), refused=0)
-            by_position = {positions[place]: result for place, result in exc.results.items()}
-            raise PartlyAccepted(exc.failure, by_position, counts.model_dump()) from exc
-        return self._counts(allowed, results, refused=len(events) - len(allowed))
+        return ReceivedEvents(allowed, positions, len(events) - len(allowed), now_us)
 
     async def _allowed_positions(self, events: Sequence[Event], sender: Sender) -> Sequence[int]:
         """Return the positions of the events that the sender may post: pages post none on items that nobody knows."""
@@ -120,8 +145,8 @@ class Ingest:
         await learn(dict(enumerate(results)))
         return results
 
-    def _counts(self, events: Sequence[Event], results: Sequence[AppendResult], refused: int) -> EventCounts:
-        """Count the outcomes of durable events, also in the metrics."""
+    def count(self, events: Sequence[Event], results: Sequence[AppendResult], refused: int) -> EventCounts:
+        """Count the outcomes of events, also in the metrics."""
         types = self._signals.event_types
         duplicates = unknown_items = unknown_types = late = 0
         for event, result in zip(events, results, strict=True):

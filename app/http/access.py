@@ -28,6 +28,11 @@ class Caller(NamedTuple):
             return ""
         return f"{self.key.id} ({self.key.note})" if self.key.note else self.key.id
 
+    @property
+    def audience(self) -> str:
+        """Whose sealed states the caller may open."""
+        return "" if self.key is None else self.key.audience
+
 
 class RequireScope:
     """A dependency that requires a key with this scope, and lets the request work for that key's tenant.

@@ -9,11 +9,12 @@ from typing import TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from app.errors import InvalidRequest, TooManyEvents, details_of
+from app.errors import InvalidRequest, SealingNotConfigured, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
+from app.http.auth.sealed_states import StateSealer
 from app.http.dependencies import LONG_BODY_BYTES, parse_json
 from app.http.services import Services
 from app.recommendation import scenarios
@@ -56,12 +57,16 @@ async def append_events(services: Services, caller: Caller, body: bytes) -> Even
     raises  InvalidJson
             TooManyEvents, TooManyRequests  when the caller may not send so many, and as `Ingest.append`
     """
-    async with _parsed_write(services, caller, body) as parsed:
-        sender = await _charged_sender(services, caller, len(parsed) if isinstance(parsed, list) else 1)
+    async with parsed_write(services, caller, body) as parsed:
+        sender = await charged_sender(services, caller, len(parsed) if isinstance(parsed, list) else 1)
         return await services.by_tenant[caller.tenant].ingest.append(parsed, sender)
 
 
-async def _charged_sender(services: Services, caller: Caller, events: int) -> Sender:
+async def charged_sender(services: Services, caller: Caller, events: int) -> Sender:
+    """Charge the caller for so many events, of which one was counted with the call, and return who sends them.
+
+    raises  TooManyEvents, TooManyRequests
+    """
     key, run_apart = caller.key, partial(services.shared_thread.run, requester=caller.requester)
     if key is None:
         return Sender(run_apart=run_apart)
@@ -84,7 +89,7 @@ async def update_items(services: Services, caller: Caller, body: bytes) -> Items
     raises  InvalidJson, InvalidItems, TooCostly, TooManyRequests, and as `ItemUpdates.post`
     """
     updates = services.by_tenant[caller.tenant].item_updates
-    async with _parsed_write(services, caller, body) as parsed:
+    async with parsed_write(services, caller, body) as parsed:
         bodies = parsed if isinstance(parsed, list) else [parsed]
         await charge(services, caller, update_charge(bodies))
         parse = partial(parse_items, bodies, await updates.types_for(bodies))
@@ -94,7 +99,7 @@ async def update_items(services: Services, caller: Caller, body: bytes) -> Items
 
 
 @asynccontextmanager
-async def _parsed_write(services: Services, caller: Caller, body: bytes) -> AsyncIterator[object]:
+async def parsed_write(services: Services, caller: Caller, body: bytes) -> AsyncIterator[object]:
     """Parse a body of events or items; a key has one large body parsed and worked on at a time.
 
     Others of that key wait as bytes: the garbage collector does not go through these, and it stops every thread while
@@ -122,7 +127,7 @@ async def recommend_body(services: Services, caller: Caller, body: object) -> by
 
     raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
     """
-    size = _size(body)
+    size = size_of(body)
     if size <= LONG_BODY:
         return await _recommend_parsed(services, caller, parse_request(body))
     async with services.turn_of(caller.requester.flow, "read"):
@@ -178,6 +183,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
     await _charge(services, caller, [request])
+    open_states(services, caller, [request])
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     (answer,) = await recommender.recommend([request], caller.requester)
     return orjson.dumps(answer)
@@ -265,6 +271,7 @@ async def _recommend_as_json(
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved = _resolve(service, requests)
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
+    open_states(services, caller, resolved)
     turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
     bodies = []
     async with turn:
@@ -273,6 +280,23 @@ async def _recommend_as_json(
             if len(bodies[-1]) > LONG_ANSWER_BYTES:
                 await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
     return bodies
+
+
+def open_states(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
+    """Open the sealed states of the requests that have some.
+
+    raises  InvalidSealedState, SealedStateExpired, SealingNotConfigured
+    """
+    for request in requests:
+        if request.state is not None and request.state.opened is None:
+            request.state.opened = sealer_of(services).open(request.state.text, caller.tenant, caller.audience)
+
+
+def sealer_of(services: Services) -> StateSealer:
+    """Return what seals states; raise SealingNotConfigured where there is no key to do so."""
+    if services.sealer is None:
+        raise SealingNotConfigured
+    return services.sealer
 
 
 def _resolve(service: Service, requests: Sequence[RecommendationRequest]) -> Sequence[RecommendationRequest]:
@@ -315,13 +339,13 @@ def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
         raise InvalidRequest(problem, details_of(exc)) from None
 
 
-def _size(body: object) -> int:
+def size_of(body: object) -> int:
     """Return how long the lists and texts are that the requests of a body have, and what stands for the requests."""
     requests = body.get("requests", [body]) if isinstance(body, dict) else ()
     return REQUEST_SIZE * len(requests if isinstance(requests, list) else ()) + sum(
         len(value)
         for request in (requests if isinstance(requests, list) else ())
         if isinstance(request, dict)
-        for value in request.values()
-        if isinstance(value, list | str)
+        for name, value in request.items()
+        if isinstance(value, list | str) and name != "state"  # whose length is looked at first
     )

@@ -13,6 +13,8 @@ import torch
 
 from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
+from app.http.auth.seal_keys import SealKeyring
+from app.http.auth.sealed_states import StateSealer
 from app.http.lingering_transport import LingeringTransport
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
@@ -39,6 +41,7 @@ class Services:
     keyring: Keyring | None  # None: no keys; every request is the only tenant's
     rate_limiter: RateLimiter
     shared_thread: FairThread
+    sealer: StateSealer | None  # None: visitors cannot keep states themselves
     draining: bool = False
     # by key, as long as one is under way
     large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -74,9 +77,11 @@ async def open_services(
 ) -> AsyncIterator[Services]:
     """Open stores and engines of all tenants; afterwards finish the accepted requests and close them.
 
-    raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used
+    raises  KeysFileError, SealKeysError, StorageError, ValueError  when keys or store cannot be used
     """
     keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
+    seal_keys = settings.seal_keys_file
+    sealer = None if seal_keys is None else StateSealer(SealKeyring(seal_keys), settings.sealed_state_days)
     redis_url = None if settings.redis_url is None else settings.redis_url_with_password
     rate_limiter = RateLimiter(redis_url, settings.redis_prefix)
     torch.set_num_threads(1)  # processes share the cores, one request does not
@@ -94,7 +99,7 @@ async def open_services(
             )
             for tenant, artifact in artifacts.items()
         }
-        services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared)
+        services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared, sealer)
         async with in_background(_sample(services), _sample_archive(services)):
             yield services
         services.sample()  # the last numbers of a worker that ends

@@ -27,6 +27,7 @@ CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
 COUNTED = 1.0  # of counting what each part of a request leaves out
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
+STATE = 1 / 4  # of a sealed state that is opened
 SEEN = 1.0  # of each field for which a log is read: of asking for a log's length, and reading a short one
 SEEN_EVENT = 1 / 100  # of an entry that is read beyond those
 SHORT_LOG = 100
@@ -61,6 +62,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "diversity": DIVERSE * request.k * bool(request.diversity),
         "max_per_category": CAPPED * (request.max_per_category is not None),
         "max_per": CAPPED * len(request.max_per),
+        "state": STATE * (request.state is not None),
         "history": ITEM_ID * len(request.history or ()),
         "candidates": ITEM_ID * len(request.candidates or ()),
         "exclude": ITEM_ID * len(request.exclude),

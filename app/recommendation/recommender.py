@@ -21,7 +21,7 @@ from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows
 from app.recommendation.selection import EVERYTHING, Selection, Selector
-from app.recommendation.state_reader import LogQuery, LogReader, StateReader, log_queries
+from app.recommendation.state_reader import LogQuery, LogReader, StateReader, carried_rows, log_queries, needs_events
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 
@@ -155,10 +155,16 @@ class Recommender(BaseRecommender):
             if logs:
                 request_trace.spans["log"] = time.perf_counter() - select_end_s
         entries = [
-            BatchEntry.of(request, selection, NOTHING_SEEN if log is None else seen.get(log), self._readers.states)
-            for request, selection, log in zip(requests, selections, map(LogQuery.of, requests), strict=True)
+            BatchEntry.of(request, selection, self._seen(request, seen), self._readers.states)
+            for request, selection in zip(requests, selections, strict=True)
         ]
         return await self._batcher.submit(entries, requester)
+
+    def _seen(self, request: RecommendationRequest, read: Mapping[LogQuery, SeenRows]) -> SeenRows | None:
+        if request.state is not None and needs_events(request):
+            return carried_rows(request, self._context.generation, self._context.catalogue)
+        log = LogQuery.of(request)
+        return NOTHING_SEEN if log is None else read.get(log)
 
     async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -35,10 +35,14 @@ class LogQuery(NamedTuple):
     @classmethod
     def of(cls, request: RecommendationRequest) -> Self | None:
         """Return what the request needs; None for nothing."""
-        rules = request.event_rules
-        if request.user_id is None or not (rules or request.exclude_seen == "all"):
+        if request.user_id is None or not needs_events(request):
             return None
-        return cls(request.user_id, tuple(sorted(longest_within_s(rules).items())))
+        return cls(request.user_id, tuple(sorted(longest_within_s(request.event_rules).items())))
+
+
+def needs_events(request: RecommendationRequest) -> bool:
+    """Return whether the request goes by single events of its user or visitor."""
+    return bool(request.event_rules) or request.exclude_seen == "all"
 
 
 def now_us() -> int:
@@ -88,10 +92,7 @@ class LogReader:
                  Overloaded          when too many logs wait to be read already
                  ClientDisconnect    when the caller is gone
         """
-        time_us, logs = now_us(), []
-        for user_id, within_s in queries:
-            since_us = {name: time_us - seconds * 1e6 for name, seconds in within_s}
-            logs.append(_Log(user_id, EventFilter(generation.unseen_types, since_us)))
+        logs = [_Log(user_id, _events_within(dict(within_s), generation)) for user_id, within_s in queries]
         found: dict[LogQuery, SeenRows] = {}
         for query, seen in zip(queries, await self._batcher.submit(logs, requester), strict=True):
             if seen is None and query.within_s:
@@ -135,6 +136,22 @@ class LogReader:
             return None
         finally:
             self._metrics.observe("log", time.perf_counter() - begin_s, is_failed=is_failed)
+
+
+def carried_rows(request: RecommendationRequest, generation: Generation, catalogue: LiveCatalogue) -> SeenRows:
+    """Return what the request goes by of the events that its visitor's state carries, as of now."""
+    assert request.state is not None
+    state = request.state.opened
+    assert state is not None  # requests are answered after their states are opened
+    seen = SeenItems(_events_within(longest_within_s(request.event_rules), generation), len(state.events))
+    seen.add(("", one.item_id, one.type, one.time_s * 1_000_000) for one in state.events)
+    return _in_rows(seen, catalogue, None if state.event_count <= len(state.events) else len(state.events))
+
+
+def _events_within(within_s: Mapping[str, float], generation: Generation) -> EventFilter:
+    time_us = now_us()
+    since_us = {name: time_us - seconds * 1e6 for name, seconds in within_s.items()}
+    return EventFilter(generation.unseen_types, since_us)
 
 
 def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None) -> SeenRows:

@@ -1,11 +1,13 @@
-"""Events that are posted, and the answer to them."""
+"""Events that are posted, the sealed states of visitors who keep them themselves, and the answers."""
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Closed, Id, Timestamp
+from storage.state.portable_state import PortableState
 
 MAX_EVENTS = 1_000  # of one request
 MAX_PUBLIC_EVENTS = 100  # of one request with a page's key, which everybody can read
@@ -58,5 +60,56 @@ class EventCounts(BaseModel):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"accepted": 2, "duplicates": 1, "unknown_items": 0, "unknown_types": 0, "refused": 0}]
+        }
+    )
+
+
+class SealedState:
+    """A sealed state as it was sent, and what is in it once it is opened."""
+
+    __slots__ = ("opened", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.opened: PortableState | None = None
+
+
+def _sealed(value: object) -> SealedState:
+    if not isinstance(value, str):
+        raise PydanticCustomError("no_text", "is not a text")
+    return SealedState(value)
+
+
+SealedStateText = Annotated[SealedState, PlainValidator(_sealed), WithJsonSchema({"type": "string"})]
+
+
+class PortableEventsRequest(Closed):
+    """The visitor's sealed state and what the visitor did."""
+
+    model_config = ConfigDict(strict=True)
+
+    state: SealedStateText | None = Field(None, description="as the answer before gave it; left out by a new visitor")
+    events: list[Any]
+
+
+class PortableEventCounts(EventCounts):
+    """What became of the events, none of which is logged, and the state after them."""
+
+    state: str = Field(description="to be sent with the next call, in the place of the one before")
+    expires: datetime = Field(description="until when it can be opened; the next events give one that lasts longer")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "accepted": 1,
+                    "duplicates": 0,
+                    "unknown_items": 0,
+                    "unknown_types": 0,
+                    "refused": 0,
+                    "state": "AZ8...",
+                    "expires": "2026-12-23T10:00:00Z",
+                }
+            ]
         }
     )

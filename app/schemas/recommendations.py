@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from app.schemas.event_rules import EventRule, EventTypes, EventTypesText, Within
+from app.schemas.events import SealedStateText
 from app.schemas.fields import (
     MAX_K,
     Boost,
@@ -144,6 +145,7 @@ USER_OR_HISTORY: dict[str, Any] = {
             "required": ["history"],
             "properties": {"history": {"type": "array"}, "exclude_events": {"maxItems": 0}},
         },
+        {"required": ["state"], "properties": {"state": {"type": "string"}}},
     ]
 }
 
@@ -155,6 +157,9 @@ class RecommendationRequest(RecommendationQuery):
 
     user_id: Id | None = None
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
+    state: SealedStateText | None = Field(
+        None, description="of a visitor who keeps it, as `POST /v1/portable/events` gave it; nothing is stored"
+    )
     candidates: ItemIds | None = Field(None, description="rank just these")
     boost: Boost = Field(
         default_factory=dict,
@@ -192,8 +197,8 @@ class RecommendationRequest(RecommendationQuery):
 
     @model_validator(mode="after")
     def _user_or_history(self) -> Self:
-        if (self.user_id is None) == (self.history is None):
-            raise PydanticCustomError("user_or_history", "takes exactly one of user_id and history")
+        if sum(one is not None for one in (self.user_id, self.history, self.state)) != 1:
+            raise PydanticCustomError("user_or_history", "takes exactly one of user_id, history and state")
         if self.history is not None and self.exclude_events:
             raise PydanticCustomError(
                 "events_of_nobody", "has `exclude_events` and no `user_id`, whose events they are"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.events.ingest import Ingest
 from app.events.live_signals import LiveSignals
+from app.events.portable_events import PortableEvents
 from app.events.user_data import UserData
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
@@ -36,6 +37,7 @@ class Service:
     store: UserStore
     switcher: GenerationSwitcher
     ingest: Ingest
+    portable_events: PortableEvents
     item_updates: ItemUpdates
     signals: LiveSignals
     log_reader: LogReader
@@ -89,7 +91,8 @@ async def tenant_service(
             *(switcher.poll_forever(), scenarios.follow_forever(), _follow_time(switcher)),
             *(signals.sync_forever(), _sweep(store)),
         ):
-            yield Service(store, switcher, ingest, item_updates, signals, log_reader, scenarios)
+            portable_events = PortableEvents(ingest, signals)
+            yield Service(store, switcher, ingest, portable_events, item_updates, signals, log_reader, scenarios)
         with suppress(StorageError):
             await signals.flush()
 

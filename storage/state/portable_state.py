@@ -93,6 +93,10 @@ class PortableState:
         state["recent_event_ids"] = np.frombuffer(self.event_ids, "<u8")
         return state
 
+    def id_hashes(self) -> set[int]:
+        """Return the hashes of the ids of the newest events."""
+        return {*np.frombuffer(self.event_ids, "<u8").tolist()}
+
     def folded(self, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int]) -> tuple[Self, Folded]:
         """Return the state after the events, of which none was folded before, and what folding them did."""
         value = generation.encode(self.state_in(generation))

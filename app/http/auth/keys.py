@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from app.http.auth.watched_file import WatchedFile
 from app.schemas.fields import Id
 
-Scope = Literal["events:write", "recs:read", "catalogue:write", "users:admin", "admin", "metrics:read"]
+Scope = Literal["events:write", "recs:read", "portable", "catalogue:write", "users:admin", "admin", "metrics:read"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-BROWSER_SCOPE: Scope = "events:write"
+BROWSER_SCOPES: frozenset[Scope] = frozenset({"events:write", "portable"})
 KEY_PREFIX = "lisarec"
 
 # what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
@@ -47,6 +47,7 @@ class Key(BaseModel):
     origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is public
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None  # each of the cost of a plain one
     new_users_per_hour: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None  # None: see RateLimiter
+    audience: Id | Literal[""] = ""  # keys of one audience open the states that they seal
     note: Annotated[str, StringConstraints(max_length=256)] = ""
 
     @field_validator("note")
@@ -57,9 +58,10 @@ class Key(BaseModel):
         return note
 
     @model_validator(mode="after")
-    def _browsers_only_write_events(self) -> Self:
-        if self.origins and self.scopes != (BROWSER_SCOPE,):
-            raise ValueError(f"a key with origins, which everybody can read in a page, takes {BROWSER_SCOPE} alone")
+    def _browsers_reach_no_user(self) -> Self:
+        if self.origins and not BROWSER_SCOPES.issuperset(self.scopes):
+            allowed = " and ".join(sorted(BROWSER_SCOPES))
+            raise ValueError(f"a key with origins, which everybody can read in a page, takes {allowed} alone")
         return self
 
     @property
@@ -82,6 +84,7 @@ def make(
     requests_per_minute: int | None = None,
     new_users_per_hour: int | None = None,
     note: str = "",
+    audience: str = "",
 ) -> tuple[str, Key]:
     """Make a new key; return its text, which is shown once, and the entry for the file.
 
@@ -91,7 +94,7 @@ def make(
     text = f"{KEY_PREFIX}_{key_id}_{secret}"
     fields = {"id": key_id, "tenant": tenant, "scopes": tuple(scopes), "sha256": _hash(text), "origins": tuple(origins)}
     limits = {"requests_per_minute": requests_per_minute, "new_users_per_hour": new_users_per_hour}
-    return text, Key.model_validate(fields | limits | {"note": note})
+    return text, Key.model_validate(fields | limits | {"note": note, "audience": audience})
 
 
 def add(path: Path, key: Key) -> None:

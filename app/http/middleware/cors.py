@@ -1,4 +1,4 @@
-"""CORS: pages of other origins may post events with a key of theirs, and may do nothing where there are no keys.
+"""CORS: pages of other origins may post with a key of theirs, and may do nothing where there are no keys.
 
 Without this check, any page in a browser on the service's own machine could post events or switch models of a service
 without keys: blindly, or under a host name of its own that resolves to 127.0.0.1 (DNS rebinding).
@@ -15,7 +15,7 @@ from app.http.error_responses import error_response
 from app.http.services import Services
 from app.settings import is_loopback
 
-PATH = "/v1/events"  # the only path that a key for browsers may call
+PATHS = frozenset({"/v1/events", "/v1/portable/events", "/v1/portable/recommendations"})  # for keys of pages
 METHOD = "POST"
 ALLOWED_HEADERS = frozenset({"authorization", "content-type"})
 PREFLIGHT_MAX_AGE_S = 600
@@ -39,7 +39,7 @@ class CrossOriginPolicy:
                 refusal = Forbidden("there are no keys here, and pages of other origins may do nothing")
                 return error_response(refusal)(scope, receive, send)
             return self._app(scope, receive, send)
-        if scope["path"] != PATH:
+        if scope["path"] not in PATHS:
             return self._app(scope, receive, send)
         headers = Headers(scope=scope)
         origin = headers.get("origin", "")

@@ -17,6 +17,7 @@ from app.http.access import authorise
 from app.http.calls import append_events, recommend, recommend_body
 from app.http.dependencies import REPEATABLE, json_body, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
+from app.http.routes.portable import append_portable_events, recommend_portable
 from app.http.services import Services
 from app.schemas.recommendations import RecommendationRequest, RecommendationUrlQuery
 
@@ -34,6 +35,8 @@ class Route(NamedTuple):
 GET_RECOMMENDATIONS = Route("/v1/users/{user_id}/recommendations")
 POST_RECOMMENDATIONS = Route("/v1/recommendations")
 POST_EVENTS = Route("/v1/events")
+POST_PORTABLE_EVENTS = Route("/v1/portable/events")
+POST_PORTABLE_RECOMMENDATIONS = Route("/v1/portable/recommendations")
 
 
 class FastPath:
@@ -73,6 +76,12 @@ def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | Non
         if path == POST_RECOMMENDATIONS.path:
             scope["route"] = POST_RECOMMENDATIONS
             return _recommend_for_body(scope, receive)
+        if path == POST_PORTABLE_EVENTS.path:
+            scope["route"] = POST_PORTABLE_EVENTS
+            return _append_portable_events(scope, receive)
+        if path == POST_PORTABLE_RECOMMENDATIONS.path:
+            scope["route"] = POST_PORTABLE_RECOMMENDATIONS
+            return _recommend_portable(scope, receive)
     return None
 
 
@@ -114,3 +123,18 @@ async def _append_events(scope: Scope, receive: Receive) -> bytes:
     caller = await authorise(services, scope, "events:write")
     body = await read_body(Request(scope, receive), services)
     return (await append_events(services, caller, body)).model_dump_json().encode()
+
+
+async def _append_portable_events(scope: Scope, receive: Receive) -> bytes:
+    services: Services = scope["state"]["services"]
+    caller = await authorise(services, scope, "portable")
+    body = await read_body(Request(scope, receive), services)
+    return (await append_portable_events(services, caller, body)).model_dump_json().encode()
+
+
+async def _recommend_portable(scope: Scope, receive: Receive) -> bytes:
+    services: Services = scope["state"]["services"]
+    caller = await authorise(services, scope, "portable")
+    request = Request(scope, receive)
+    body = await json_body(request, services, await read_body(request, services))
+    return await recommend_portable(services, caller, body)

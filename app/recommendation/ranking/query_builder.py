@@ -1,6 +1,6 @@
 """Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,9 +84,7 @@ class QueryBuilder:
             self._query(
                 request,
                 selection,
-                History(*known.get(str(request.user_id), UNKNOWN), seen or NOTHING_SEEN)
-                if request.history is None
-                else self._history_of_items(request.history),
+                self._history(request, known, seen or NOTHING_SEEN),
             )
             for request, selection, seen in zip(requests, selections, users.seen, strict=True)
         ]
@@ -100,6 +98,18 @@ class QueryBuilder:
         request = query.request.model_copy(update={"cursor": cursor, "k": left})
         selection = query.selection._replace(allowed=query.selection.fallback, conditions=())
         return self._query(request, selection, query.history)
+
+    def _history(
+        self, request: RecommendationRequest, known: Mapping[str, tuple[ModelInput | None, Rows]], seen: SeenRows
+    ) -> History:
+        """Return the history of the request: its items, its visitor's state, or that of a user among those known."""
+        if request.history is not None:
+            return self._history_of_items(request.history)
+        if request.state is None or request.state.opened is None:
+            return History(*known.get(str(request.user_id), UNKNOWN), seen)
+        state = request.state.opened.state_in(self._generation)
+        (model_input,) = model_inputs(np.array([state]), self._catalogue)
+        return History(model_input, self._catalogue.known_rows_of_state_items(recent_items(state)), seen)
 
     def _history_of_items(self, item_ids: Sequence[str]) -> History:
         """Treat each of the known items, oldest first, as an event of weight 1."""

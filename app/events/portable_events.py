@@ -1,0 +1,72 @@
+"""Events of visitors who keep their own states: they are folded, and logged nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from app.errors import ErrorDetail, InvalidEvents
+from app.events.cold_item_learner import with_codes
+from app.events.ingest import EVENT_COST, FEW_EVENTS, REFUSED, Ingest
+from app.events.live_signals import LiveSignals
+from app.events.new_users import Sender
+from app.schemas.events import EventCounts
+from storage.records import AppendResult
+from storage.state.event import Event, event_hash
+from storage.state.generation import Generation
+from storage.state.portable_state import VISITOR, PortableState
+
+NOBODY = "has no place here: the events are those of the sealed state's visitor"
+
+
+class PortableEvents:
+    """Folds the events of one tenant's visitors.
+
+    Nothing of a visitor is kept. What is counted are the lists that events came of, as of all events.
+    """
+
+    def __init__(self, ingest: Ingest, signals: LiveSignals) -> None:
+        self._ingest = ingest
+        self._signals = signals
+
+    async def fold(
+        self, bodies: Sequence[object], state: PortableState, generation: Generation, sender: Sender
+    ) -> tuple[PortableState, EventCounts]:
+        """Return the state after the events of the parsed bodies, each of which counts once, and what became of them.
+
+        An event whose id is one of the newest that the state has is a duplicate.
+
+        raises  InvalidEvents, StorageError  as `Ingest.receive`
+        """
+        named = [place for place, body in enumerate(bodies) if isinstance(body, dict) and "user_id" in body]
+        if named:
+            raise InvalidEvents(REFUSED, [ErrorDetail(index=at, field="user_id", reason=NOBODY) for at in named])
+        of_visitor = [{**body, "user_id": VISITOR} if isinstance(body, dict) else body for body in bodies]
+        received = await self._ingest.receive(of_visitor, sender)
+        events = with_codes(received.events, self._signals.learners)
+        work = partial(_fold, state, generation, events)
+        if len(events) > FEW_EVENTS and sender.run_apart is not None:
+            state, results = await sender.run_apart(work, EVENT_COST * len(events))
+        else:
+            state, results = work()
+        self._signals.click_through.count(events, results)
+        return state, self._ingest.count(events, results, received.refused)
+
+
+def _fold(
+    state: PortableState, generation: Generation, events: Sequence[Event]
+) -> tuple[PortableState, list[AppendResult]]:
+    known = state.id_hashes()
+    fresh: dict[int, Event] = {}  # by the hash of its id
+    results = [AppendResult(duplicate=True, unknown_item=not generation.knows_item_of(event)) for event in events]
+    positions = []
+    for position, event in enumerate(events):
+        hashed = event_hash(event.event_id)
+        if hashed not in known and hashed not in fresh:
+            fresh[hashed] = event
+            positions.append(position)
+    if fresh:
+        state, folded = state.folded(generation, list(fresh.values()), fresh)
+        for position, late, unknown in zip(positions, folded.late, folded.unknown, strict=True):
+            results[position] = AppendResult(duplicate=False, unknown_item=unknown, late=late)
+    return state, results

@@ -1,0 +1,135 @@
+"""The routes of visitors who keep their own states; each charges its caller as the call for a user does."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from app.errors import ErrorDetail, Forbidden, InvalidRequest
+from app.http.access import Caller, needs
+from app.http.calls import (
+    ID_COST,
+    INVALID,
+    LONG_BODY,
+    charged_sender,
+    parse,
+    parsed_write,
+    recommend,
+    sealer_of,
+    size_of,
+)
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep
+from app.http.openapi import errors, json_request
+from app.http.routes.guarded_route import GuardedRoute
+from app.http.services import Services
+from app.schemas.events import MAX_EVENTS, PortableEventCounts, PortableEventsRequest, PostedEvent
+from app.schemas.recommendations import RecommendationRequest, Recommendations
+from storage.state.portable_state import PortableState
+
+router = APIRouter(
+    prefix="/v1/portable", route_class=GuardedRoute, tags=["portable"], dependencies=[needs("portable"), NO_QUERY]
+)
+OF_USERS = frozenset({"user_id", "history", "requests"})  # these are for keys that read users
+RESPONSES = errors(400, 408, 409, 413, 415)
+
+
+def _without(schema: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the schema of an object without these fields."""
+    left = {name: one for name, one in schema["properties"].items() if name not in names}
+    required = [name for name in schema.get("required", ()) if name not in names]
+    return {name: one for name, one in schema.items() if name != "oneOf"} | {"properties": left, "required": required}
+
+
+EVENT = {"event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "item_id": "tea-2"}
+EVENTS = json_request(
+    {
+        "type": "object",
+        "properties": {
+            "state": {"type": ["string", "null"]},
+            "events": {
+                "type": "array",
+                "items": _without(PostedEvent.model_json_schema(), "user_id"),
+                "minItems": 1,
+                "maxItems": MAX_EVENTS,
+            },
+        },
+        "required": ["events"],
+        "additionalProperties": False,
+    },
+    {"a new visitor": {"events": [EVENT]}, "later": {"state": "AZ8...", "events": [EVENT]}},
+)
+REQUEST = json_request(
+    _without(RecommendationRequest.model_json_schema(), *OF_USERS),
+    {"a new visitor": {"k": 5}, "later": {"state": "AZ8...", "k": 5, "scenario": "product-page"}},
+)
+
+
+@router.post("/events", openapi_extra=EVENTS, responses=RESPONSES)
+async def post_portable_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> PortableEventCounts:
+    """Fold events into the sealed state that the visitor keeps, and answer with the new one. Nothing is logged.
+
+    The events are those of `POST /v1/events` without `user_id`, and count as there. An id that is one of the 20 newest
+    of the state is a duplicate. The answer has 4,996 characters of state, whatever the history.
+
+    422 `invalid_sealed_state` for what this key cannot open, whatever the reason, and 422 `sealed_state_expired`: the
+    visitor begins anew without a state. 409 `sealing_not_configured` where the service has no keys that seal.
+    """
+    return await append_portable_events(services, caller, body)
+
+
+@router.post("/recommendations", response_model=Recommendations, openapi_extra=REQUEST, responses=RESPONSES)
+async def post_portable_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
+    """The best items for the visitor whose sealed state this is; for one without a state, popular ones.
+
+    It takes what `POST /v1/recommendations` takes for one user, but a key of pages brings no `filter`, no `max_per` and
+    no `boost` by expressions: it names a `scenario`. `exclude_seen=all` and `exclude_events` go by the events that the
+    state carries, and `seen_events_limit` says how many these are where there were more.
+    """
+    return Response(await recommend_portable(services, caller, body), media_type="application/json")
+
+
+async def append_portable_events(services: Services, caller: Caller, body: bytes) -> PortableEventCounts:
+    """Charge the caller for each event of the body of ``POST /v1/portable/events``, and fold them into its state.
+
+    raises  SealingNotConfigured, InvalidJson, InvalidRequest, InvalidSealedState, SealedStateExpired
+            TooManyEvents, TooManyRequests  when the caller may not send so many, and as `PortableEvents.fold`
+    """
+    sealer, service = sealer_of(services), services.by_tenant[caller.tenant]
+    async with parsed_write(services, caller, body) as parsed:
+        posted = parse(PortableEventsRequest, parsed, INVALID)
+        sender = await charged_sender(services, caller, len(posted.events))
+        generation = service.switcher.current.generation
+        state = PortableState.empty(generation)
+        if posted.state is not None:
+            state = sealer.open(posted.state.text, caller.tenant, caller.audience)
+        state, counts = await service.portable_events.fold(posted.events, state, generation, sender)
+        sealed = sealer.seal(state, caller.tenant, caller.audience)
+    return PortableEventCounts(state=sealed.text, expires=sealed.expires, **counts.model_dump())
+
+
+async def recommend_portable(services: Services, caller: Caller, body: object) -> bytes:
+    """Charge the caller for the request in the parsed body, and return the body of the answer to it.
+
+    raises  SealingNotConfigured, InvalidRequest, Forbidden, and as `recommend`
+    """
+    sealer_of(services)
+    if not isinstance(body, Mapping) or OF_USERS & body.keys():
+        reason = f"takes one request with a sealed state, and none of {', '.join(sorted(OF_USERS))}"
+        raise InvalidRequest(INVALID, [ErrorDetail(reason=reason)])
+    is_first = body.get("state") is None
+    work = partial(parse, RecommendationRequest, {**body, "state": ""} if is_first else body, INVALID)
+    size = size_of(body)
+    request = work() if size <= LONG_BODY else await services.shared_thread.run(work, ID_COST * size, caller.requester)
+    if caller.key is not None and caller.key.is_public:
+        _refuse_expressions(request)
+    if is_first and request.state is not None:
+        generation = services.by_tenant[caller.tenant].switcher.current.generation
+        request.state.opened = PortableState.empty(generation)
+    return await recommend(services, caller, request)
+
+
+def _refuse_expressions(request: RecommendationRequest) -> None:
+    """Refuse what would let everybody who reads a page's key find out properties of items, such as margins."""
+    if request.filter is not None or isinstance(request.boost, tuple) or request.max_per:
+        raise Forbidden("a key of pages names a scenario, and brings no filter, no boost by expressions and no max_per")
