@@ -22,8 +22,6 @@ from model.lisa.histogram import history_histogram
 from storage.protocol import ItemStore
 from storage.records import ItemEntry
 
-ITEMS_PER_BATCH = 1000
-
 
 class CategoryCodes:
     """Assigns to new items the codes that are typical of learned items in the same categories, for one generation."""
@@ -58,15 +56,14 @@ class CategoryCodes:
             self._task = self._tasks.start(self._assign(overrides))
 
     async def _assign(self, overrides: ItemOverrides) -> None:
-        entries, change_count = overrides.changed_since(self._processed_changes), overrides.change_count
-        known = self._item_codes.of(self._tag)
-        new = await asyncio.to_thread(self._needing_codes, entries, known)
-        if new and self._audience is None:
-            loop = asyncio.get_running_loop()
-            self._audience = await loop.run_in_executor(self._engine_thread, self._sample_audience)
-        for begin in range(0, len(new), ITEMS_PER_BATCH):
-            batch = new[begin : begin + ITEMS_PER_BATCH]
-            if changed := await asyncio.to_thread(self._changed_assignments, batch, known):
+        change_count, known = overrides.change_count, self._item_codes.of(self._tag)
+        pages = overrides.changed_since(self._processed_changes)
+        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            new = await asyncio.to_thread(self._needing_codes, page[1], known)
+            if new and self._audience is None:
+                loop = asyncio.get_running_loop()
+                self._audience = await loop.run_in_executor(self._engine_thread, self._sample_audience)
+            if changed := await asyncio.to_thread(self._changed_assignments, new, known):
                 await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
         self._processed_changes = change_count
 

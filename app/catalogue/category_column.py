@@ -32,7 +32,9 @@ class CategoryColumn(SetColumn):
     def __init__(self, of_model: Labels) -> None:
         self.known = ~bitmap.empty(len(of_model))
         self._of_model = of_model
-        self._replaced: dict[int, tuple[str, ...]] = {}
+        self._replaced: NDArray[np.int32] = np.zeros(0, np.int32)  # by row, once there are any: a place in
+        self._sets: list[tuple[str, ...]] = []  # the different ones
+        self._set_numbers: dict[tuple[str, ...], int] = {}
         self._is_replaced = bitmap.empty(len(of_model))  # of these items, the model's categories do not count
         self._replaced_rows: dict[str, NDArray[np.int64]] = {}  # by category
         self._new: dict[str, int] = {}  # categories that the model lacks
@@ -41,8 +43,9 @@ class CategoryColumn(SetColumn):
 
     def __getitem__(self, row: int) -> tuple[str, ...]:
         """Return the categories of one item."""
-        names = self._replaced.get(row)
-        return self._of_model[row] if names is None else names
+        if bitmap.has(self._is_replaced, np.array([row]))[0]:
+            return self._sets[int(self._replaced[row])]
+        return self._of_model[row]
 
     @property
     def count(self) -> int:
@@ -58,7 +61,7 @@ class CategoryColumn(SetColumn):
     def rows_with(self, text: str) -> Bitmap:
         """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""
         items = self._rows_of_model(text)
-        if not self._replaced:
+        if not self._sets:
             return items
         items = items & ~self._is_replaced
         bitmap.add(items, self._replaced_rows.get(text, NO_ROWS))
@@ -87,21 +90,21 @@ class CategoryColumn(SetColumn):
     def sizes(self) -> NDArray[np.int64]:
         ends = self._of_model.ends.astype(np.int64)
         sizes = ends[1:] - ends[:-1]
-        replaced = list(self._replaced.items())
-        sizes[[row for row, _ in replaced]] = [len(names) for _, names in replaced]
+        rows = np.flatnonzero(bitmap.to_mask(self._is_replaced, len(sizes)))
+        sizes[rows] = np.array([len(names) for names in self._sets], np.int64)[self._replaced[rows]]
         return sizes
 
     def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
         """Return the numbers of the items' categories."""
         of_model = ItemLabels(*self._of_model.of_rows(rows))
-        if not self._replaced:
+        if not self._sets:
             return of_model
         replaced = bitmap.has(self._is_replaced, rows)
         if not replaced.any():
             return of_model
         parts = np.split(of_model.labels, of_model.ends[1:-1])
         for position in np.flatnonzero(replaced).tolist():
-            names = self._replaced.get(int(rows[position]), ())
+            names = self._sets[self._replaced[rows[position]]]
             parts[position] = np.array([self._number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, parts)])
         return ItemLabels(np.concatenate(parts), ends)
@@ -112,13 +115,19 @@ class CategoryColumn(SetColumn):
             if self._of_model.number(name) is None:
                 self._new.setdefault(name, self.count)
         removed, added = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-        for row, names in zip(rows.tolist(), values, strict=True):
-            before = self._replaced.get(row, ())
+        was_replaced = bitmap.has(self._is_replaced, rows)
+        if len(rows) and not self._sets:
+            self._replaced = np.zeros(len(self._of_model), np.int32)
+        for row, is_known, names in zip(rows.tolist(), was_replaced.tolist(), map(tuple, values), strict=True):
+            before = self._sets[self._replaced[row]] if is_known else ()
             for name in set(before).difference(names):
                 removed[name].append(row)
             for name in set(names).difference(before):
                 added[name].append(row)
-            self._replaced[row] = names
+            number = self._set_numbers.setdefault(names, len(self._sets))
+            if number == len(self._sets):
+                self._sets.append(names)
+            self._replaced[row] = number
         bitmap.add(self._is_replaced, rows)
         for name in removed.keys() | added.keys():
             kept = np.setdiff1d(self._replaced_rows.get(name, NO_ROWS), _rows(removed[name]), assume_unique=True)

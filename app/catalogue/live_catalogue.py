@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from app.catalogue.availability import Availability
-from app.catalogue.expressions.columns import ItemValue, TextColumn
+from app.catalogue.expressions.columns import NO_TEXT, ItemValue, TextColumn
+from app.catalogue.expressions.texts import Texts
 from app.catalogue.item_expressions import ItemExpressions
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import AVAILABLE, CATEGORIES, TITLE, ItemProperties, stored
@@ -21,7 +24,7 @@ from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH, StringTable
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from storage.records import ItemEntry, PropertyValue
+from storage.records import ItemEntry
 
 
 class LiveCatalogue(TrainedCatalogue):
@@ -33,7 +36,9 @@ class LiveCatalogue(TrainedCatalogue):
     def __init__(self, items: ItemTable, overrides: ItemOverrides) -> None:
         self._overrides = overrides
         self._applied_changes = 0
-        self._unlearned: dict[str, ItemEntry] = {}  # items that the model has not learned
+        self._unlearned = Texts()  # ids of items that the model has not learned
+        self._unlearned_tables = 0, StringTable.of([]), StringTable.of([])  # their titles and ids after so many changes
+        self._retitled = TextColumn.empty(len(items))  # titles that replace the model's
         self.properties = ItemProperties(len(items))
         self.expressions = ItemExpressions(self.properties)
         self._availability = Availability(self.properties)
@@ -57,25 +62,24 @@ class LiveCatalogue(TrainedCatalogue):
 
     def catch_up(self) -> None:
         """Apply all overrides that this process has read so far."""
-        held = None
-        while held is not self._overrides.held:  # which the event loop may change meanwhile
-            held, change_count = self._overrides.held, self._overrides.change_count
-            entries = self._overrides.changed_since(self._applied_changes)
-        with self.properties.lock:
-            self.properties.hold(held)
-            self._apply(entries)
+        change_count = self._overrides.change_count
+        pages = self._overrides.changed_since(self._applied_changes)
+        for held, entries in chain([(self._overrides.held, [])], pages):
+            with self.properties.lock:
+                self.properties.hold(held)
+                self._apply(entries)
         self._applied_changes = change_count
 
     def item(self, item_id: str) -> Item | None:
         """Return the item as it is now; None when neither the model nor the tenant knows it."""
-        row = self.row_of.get(item_id)
+        row, entry = self.row_of.get(item_id), self._overrides.entry(item_id)
         if row is not None:
             found = self._item(row)
-        elif (entry := self._unlearned.get(item_id)) is not None:
+        elif entry is not None:
             found = _unlearned_item(entry)
         else:
             return None
-        return Item(**found.model_dump(), **shown_of_item(self._overrides.properties(item_id)))
+        return Item(**found.model_dump(), **shown_of_item({} if entry is None else entry.properties))
 
     def properties_of(self, item_id: str) -> Mapping[str, ItemValue]:
         """Return the properties of an item that have a value; none for an unknown item."""
@@ -85,8 +89,8 @@ class LiveCatalogue(TrainedCatalogue):
             named: dict[str, ItemValue] = {TITLE: title} if title else {}
             named |= {CATEGORIES: self._categories[row], AVAILABLE: bool(self._availability.switched_on.value(row))}
             return named | self.properties.values(row)
-        entry = self._unlearned.get(item_id)
-        return {} if entry is None else _unlearned_properties(entry, self._overrides.properties(item_id))
+        entry = self._overrides.entry(item_id)
+        return {} if entry is None else _unlearned_properties(entry)
 
     @override
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
@@ -97,26 +101,43 @@ class LiveCatalogue(TrainedCatalogue):
         """Return matching items as the trained catalogue does, then matching items that no model has learned."""
         learned = super().search(query, limit)
         text = query.strip().casefold()
-        unlearned = list(self._unlearned.values()) if len(learned) < limit else []
-        levels = _match_levels([(entry.title or "", entry.item_id) for entry in unlearned], text).tolist()
-        matches = [(level, entry.item_id, entry) for level, entry in zip(levels, unlearned, strict=True)]
-        best = sorted((match for match in matches if match[0] < NO_MATCH), key=lambda match: match[:2])
-        return learned + [_unlearned_item(entry) for _, _, entry in best[: limit - len(learned)]]
+        return learned + (self._search_unlearned(text, limit - len(learned)) if len(learned) < limit else [])
+
+    def _search_unlearned(self, text: str, limit: int) -> list[FoundItem]:
+        change_count, titles, ids = self._unlearned_tables
+        if change_count != self._applied_changes:
+            change_count, ids = self._applied_changes, self._unlearned.packed
+            titles = StringTable.of(entry.title or "" for entry in map(self._overrides.entry, ids) if entry)
+            self._unlearned_tables = change_count, titles, ids
+        levels = np.minimum(titles.match_levels(text), ids.match_levels(text))
+        rows = np.flatnonzero(levels < NO_MATCH)
+        best = nsmallest(limit, zip(levels[rows].tolist(), ids.at(rows), strict=True))
+        return [_unlearned_item(entry) for _, item_id in best if (entry := self._overrides.entry(item_id))]
 
     @override
-    def _match_levels(self, text: str) -> NDArray[np.uint8]:
-        levels = super()._match_levels(text)
-        retitled = list(self._retitled.items())
-        rows = _rows(row for row, _ in retitled)
-        levels[rows] = _match_levels([(title, self.item_ids[row]) for row, title in retitled], text)
+    def _title_levels(self, text: str) -> NDArray[np.uint8]:
+        levels = super()._title_levels(text)
+        numbers, titles = self._retitled.numbered
+        rows = np.flatnonzero(numbers != NO_TEXT)
+        numbers = numbers[rows]  # before the titles, which may grow meanwhile
+        levels[rows] = titles.packed.match_levels(text)[numbers]
         return levels
+
+    @override
+    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
+        titles = super()._titles_of(rows)
+        all_numbers, retitled = self._retitled.numbered
+        numbers = all_numbers[rows]
+        for place in np.flatnonzero(numbers != NO_TEXT).tolist():
+            titles[place] = retitled[int(numbers[place])]
+        return titles
 
     @override
     def _item(self, row: int) -> FoundItem:
         item = super()._item(row)
         return item.model_copy(
             update={
-                "title": self._retitled.get(row, item.title),
+                "title": self._titles_of(np.array([row]))[0],
                 "available": not bitmap.has(self.unavailable, np.array([row]))[0],
             }
         )
@@ -124,9 +145,9 @@ class LiveCatalogue(TrainedCatalogue):
     def _apply(self, entries: Sequence[ItemEntry]) -> None:
         known = [(row, entry) for entry in entries if (row := self.row_of.get(entry.item_id)) is not None]
         if len(known) < len(entries):
-            self._unlearned.update({entry.item_id: entry for entry in entries if entry.item_id not in self.row_of})
+            self._unlearned.add_all([entry.item_id for entry in entries if entry.item_id not in self.row_of])
         retitled = {row: entry.title for row, entry in known if entry.title is not None}
-        self._retitled.update(retitled)
+        self._retitled.set(_rows(retitled), list(retitled.values()))
         self.properties.set(TITLE, _rows(retitled), [title or None for title in retitled.values()])
         recategorised = {row: entry.categories for row, entry in known if entry.categories is not None}
         self._categories.set(_rows(recategorised), list(recategorised.values()))
@@ -137,10 +158,7 @@ class LiveCatalogue(TrainedCatalogue):
         self._availability.update(rows)
 
     def _title_column(self) -> TextColumn:
-        titles = list(self._titles)
-        for row, title in self._retitled.items():
-            titles[row] = title
-        return TextColumn.of([title or None for title in titles])
+        return TextColumn.of([title or None for title in self._titles_of(np.arange(len(self)))])
 
 
 def _rows(rows: Iterable[int]) -> Rows:
@@ -157,14 +175,8 @@ def _unlearned_item(entry: ItemEntry) -> FoundItem:
     )
 
 
-def _unlearned_properties(entry: ItemEntry, values: Mapping[str, PropertyValue | None]) -> dict[str, ItemValue]:
-    properties: dict[str, ItemValue] = {name: stored(value) for name, value in values.items()}
+def _unlearned_properties(entry: ItemEntry) -> dict[str, ItemValue]:
+    properties: dict[str, ItemValue] = {name: stored(value) for name, value in entry.properties.items()}
     if entry.title:
         properties[TITLE] = entry.title
     return properties | {CATEGORIES: entry.categories or (), AVAILABLE: entry.available is not False}
-
-
-def _match_levels(titles_and_ids: Sequence[tuple[str, str]], text: str) -> NDArray[np.uint8]:
-    """Return how well the title or the id matches, whichever matches better."""
-    titles, item_ids = (StringTable.of(pair[n] for pair in titles_and_ids) for n in range(2))
-    return np.minimum(titles.match_levels(text), item_ids.match_levels(text))

@@ -39,7 +39,6 @@ class TrainedCatalogue:
         self._cold_rows = {cold_row(self.item_ids[row]): row for row in range(items.learned, len(items))}
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
-        self._retitled: dict[int, str] = {}  # titles that replace those, by row
         self._categories = CategoryColumn(items.categories)
         # compile now what the first requests would wait for
         self._categories.of_rows(NO_ROWS)
@@ -115,10 +114,7 @@ class TrainedCatalogue:
         ]
 
     def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
-        titles = self._titles.at(rows)
-        if not self._retitled:
-            return titles
-        return [self._retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
+        return self._titles.at(rows)
 
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """Return the k most popular items, without the excluded ones."""
@@ -171,7 +167,10 @@ class TrainedCatalogue:
 
     def _match_levels(self, text: str) -> NDArray[np.uint8]:
         """Return how well the title or the id of each item matches the text: (N,), levels of `StringTable`."""
-        return np.minimum(self._titles.match_levels(text), self.item_ids.match_levels(text))
+        return np.minimum(self._title_levels(text), self.item_ids.match_levels(text))
+
+    def _title_levels(self, text: str) -> NDArray[np.uint8]:
+        return self._titles.match_levels(text)
 
     def _item(self, row: int) -> FoundItem:
         return FoundItem(

@@ -10,7 +10,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import overload
+from typing import TypeVar, overload
 
 import numba
 import numpy as np
@@ -21,10 +21,13 @@ DECODE_CHUNK = 4096  # strings
 CHECK_CHUNK = 1 << 24  # bytes
 MAX_LOAD = 0.8  # the largest share of an index's slots that are taken
 FREE_SLOT = -1
+GROWTH = 1.25  # room for so many times what is needed
 EXACT, PREFIX, WORD_PREFIX, SUBSTRING, NO_MATCH = range(5)  # how a string matches a search
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
 HASH_SHIFT = np.uint64(29)
 SPACE = ord(" ")
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class StringTable(Sequence[str]):
@@ -137,14 +140,67 @@ class StringIndex(Mapping[str, int]):
         """Return the rows of the known strings among these, in their order."""
         if not names:
             return np.empty(0, np.int64)
-        text, parts = "".join(names), names
-        if not text.isascii():
-            parts = [name.encode() for name in names]  # type: ignore[misc]
-        ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
-        wanted = np.frombuffer(text.encode(), np.uint8)
+        wanted, ends = _joined(names)
         rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, wanted, ends)
         known: NDArray[np.int64] = rows[rows != FREE_SLOT]
         return known
+
+
+class GrowingTable:
+    """Different strings by number, to which others are added. One thread adds, any may read."""
+
+    def __init__(self, strings: StringTable) -> None:
+        self._count, table = len(strings), np.array(StringIndex.of(strings).table)
+        # replaced together, as a reader's row has to lie within what it reads
+        self._parts = np.array(strings.buffer), strings.ends.astype(np.int64), table
+
+    def __len__(self) -> int:
+        return self._count
+
+    def strings(self) -> StringTable:
+        """Return the strings as they are now, without a copy."""
+        buffer, ends, _ = self._parts
+        ends = ends[: self._count + 1]
+        return StringTable(buffer[: ends[-1]], ends.view(np.uint64))
+
+    def get(self, string: str) -> int | None:
+        """Return the number of a string; None for an unknown one."""
+        row: int = _find(*self._parts, string.encode())
+        return None if row == FREE_SLOT else row
+
+    def add_all(self, strings: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the strings; those that are unknown are added."""
+        rows = np.empty(len(strings), np.int64)
+        wanted, ends = _joined(strings)
+        self._reserve(len(strings), len(wanted))
+        self._count = _add_each(*self._parts, self._count, wanted, ends, rows)
+        return rows
+
+    def __getitem__(self, number: int) -> str:
+        buffer, ends, _ = self._parts
+        begin, end = ends[number : number + 2].tolist()
+        return buffer[begin:end].tobytes().decode()
+
+    def at(self, numbers: NDArray[np.integer]) -> list[str]:
+        """Return the strings of these numbers, in order."""
+        return [self[number] for number in numbers.tolist()]
+
+    def _reserve(self, strings: int, size: int) -> None:
+        """Make room for so many strings of this size together."""
+        buffer, ends, table = self._parts
+        needed = self._count + strings + 1
+        buffer, ends = extended(buffer, int(ends[self._count]) + size), extended(ends, needed)
+        if needed > MAX_LOAD * len(table):
+            table = np.full(int(needed * GROWTH / MAX_LOAD) + 1, FREE_SLOT, np.int32)
+            _fill(buffer, ends[: self._count + 1], table)
+        self._parts = buffer, ends, table
+
+
+def extended(array: NDArray[ScalarT], size: int) -> NDArray[ScalarT]:
+    """Return the array where it has at least this size, else a larger copy with zeros behind it."""
+    if len(array) >= size:
+        return array
+    return np.concatenate([array, np.zeros(int(size * GROWTH) - len(array), array.dtype)])
 
 
 class Labels(Sequence[tuple[str, ...]]):
@@ -215,6 +271,15 @@ class Labels(Sequence[tuple[str, ...]]):
         return self.items[self._first[number] : self._first[number + 1]]
 
 
+def _joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the strings one behind the other, and their ends (N + 1,)."""
+    text, parts = "".join(strings), strings
+    if not text.isascii():
+        parts = [string.encode() for string in strings]  # type: ignore[misc]
+    ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
+    return np.frombuffer(text.encode(), np.uint8), ends
+
+
 def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:
     """Tell whether the ends begin with 0 and never descend."""
     return bool(ends[0] == 0 and (ends[1:] >= ends[:-1]).all())
@@ -268,6 +333,26 @@ def _find_each(buffer, ends, table, wanted, wanted_ends):  # type: ignore[no-unt
     for n in range(len(rows)):
         rows[n] = _probe(buffer, ends, table, wanted, np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1]))
     return rows
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_each(buffer, ends, table, count, wanted, wanted_ends, rows):  # type: ignore[no-untyped-def]
+    """Find the strings, and append those that are new; return how many there are then. All parts have the room."""
+    for n in range(len(rows)):
+        begin, end = np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1])
+        row = _probe(buffer, ends, table, wanted, begin, end)
+        if row == FREE_SLOT:
+            row, first = count, ends[count]
+            for place in range(end - begin):
+                buffer[first + place] = wanted[begin + place]
+            ends[count + 1] = first + end - begin
+            slot = _first_slot(wanted, begin, end, len(table))
+            while table[slot] != FREE_SLOT:
+                slot = slot + 1 if slot + 1 < len(table) else 0
+            table[slot] = row  # last, for whoever reads meanwhile
+            count += 1
+        rows[n] = row
+    return count
 
 
 @numba.njit(cache=True, nogil=True)

@@ -106,11 +106,11 @@ class BooleanColumn(Column):
 
 
 class TextColumn(Column):
-    """Texts by number (N,), int16 or int32, in `texts`; NO_TEXT is no value."""
+    """Texts by number (N,), int16 or int32, in `texts`; NO_TEXT is no value. `numbered` is both, of one moment."""
 
     def __init__(self, numbers: NDArray[np.signedinteger], texts: Texts) -> None:
-        self.numbers: NDArray[Any] = numbers.astype(_dtype_for(texts), copy=False)
-        self.texts = texts
+        # replaced together, for whoever reads meanwhile
+        self.numbered: tuple[NDArray[Any], Texts] = numbers.astype(_dtype_for(texts), copy=False), texts
         self.known = pack(numbers != NO_TEXT)
 
     @classmethod
@@ -126,6 +126,16 @@ class TextColumn(Column):
         """Return a column without any value."""
         return cls(np.full(rows, NO_TEXT, np.int16), Texts())
 
+    @property
+    def numbers(self) -> NDArray[Any]:
+        """The number of each row's text."""
+        return self.numbered[0]
+
+    @property
+    def texts(self) -> Texts:
+        """The texts by number."""
+        return self.numbered[1]
+
     def rows_with(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
         """Return the rows whose text has a wanted number; `is_wanted` has one more element, for rows without a text."""
         return rows_of_numbers(is_wanted, self.numbers)
@@ -136,21 +146,25 @@ class TextColumn(Column):
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        numbers = [NO_TEXT if value is None else self.texts.add(value) for value in values]
-        self.numbers = self.numbers.astype(_dtype_for(self.texts), copy=False)
-        self.numbers[rows] = numbers
+        has_text = [value is not None for value in values]
+        given = np.full(len(rows), NO_TEXT, np.int64)
+        given[has_text] = self.texts.add_all([value for value in values if value is not None])
+        numbers = self.numbers.astype(_dtype_for(self.texts), copy=False)
+        numbers[rows] = given
+        self.numbered = numbers, self.texts
         if self.texts.has_many_new:
             self._drop_unused()
 
     @override
     def _value(self, row: int) -> str:
-        return self.texts[int(self.numbers[row])]
+        numbers, texts = self.numbered
+        return texts[int(numbers[row])]
 
     def _drop_unused(self) -> None:
         is_used = np.bincount(self.numbers.astype(np.int64) + 1, minlength=len(self.texts) + 1)[1:] > 0
         texts = Texts(self.texts.series.filter(pl.Series(is_used)))
         renumbered = np.append(np.cumsum(is_used) - 1, NO_TEXT).astype(_dtype_for(texts))
-        self.numbers, self.texts = renumbered[self.numbers], texts
+        self.numbered = renumbered[self.numbers], texts
 
 
 def _dtype_for(texts: Texts) -> type[np.int16 | np.int32]:
