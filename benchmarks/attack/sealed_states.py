@@ -1,0 +1,135 @@
+"""States that visitors keep: what was altered, cut, foreign or expired is refused, and what one costs beside a user.
+
+    python -m benchmarks.attack.sealed_states --model models/NAME --states 100000
+
+Exit status 1 where any is not refused as an invalid sealed state, or an expired one, or where the list differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+from unittest.mock import patch
+
+import httpx
+import typer
+
+from app.http.auth.seal_keys import SealKeyring, rotate
+from app.http.auth.sealed_states import CHARACTERS, DAY_S, StateSealer
+from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.machine import cpu
+
+LIST, EVENTS = "/v1/portable/recommendations", "/v1/portable/events"
+AT_ONCE, TIMED = 16, 300
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+REFUSED = {(422, "invalid_sealed_state"), (422, "sealed_state_expired")}
+
+
+@contextmanager
+def sealing_service(model: Path) -> Iterator[tuple[str, Path]]:
+    """Serve the model on an empty store; yields the URL and the file of the keys that seal."""
+    with TemporaryDirectory() as directory:
+        file, port = Path(directory) / "seal_keys", free_port()
+        rotate(file)
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port)]
+        environment = os.environ | {"LISAREC_SEAL_KEYS_FILE": str(file), "LISAREC_DATA_DIR": f"{directory}/state"}
+        service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        try:
+            wait_until_ready(url, service)
+            yield url, file
+        finally:
+            service.terminate()
+            service.wait(timeout=30)
+
+
+def wrong_states(good: str, file: Path, count: int, seed: int = 0) -> Iterator[str]:
+    """Yield states that a service with the good one's keys has to refuse."""
+    draw, own = random.Random(seed), StateSealer(SealKeyring(file), 30)
+    rotate(file.with_name("others"))
+    foreign = StateSealer(SealKeyring(file.with_name("others")), 30)
+    state = own.open(good, "main", "")
+    with patch("app.http.auth.sealed_states.time.time", lambda: time.time_ns() / 1e9 - 31 * DAY_S):
+        expired = own.seal(state, "main", "").text
+    elsewhere = [
+        own.seal(state, "books", "").text,
+        own.seal(state, "main", "app").text,
+        foreign.seal(state, "main", "").text,
+    ]
+    for _ in range(count):
+        at, kind = draw.randrange(CHARACTERS), draw.randrange(8)
+        if kind < 4:
+            other = draw.choice(ALPHABET.replace(good[at], ""))
+            yield good[:at] + other + good[at + 1 :]
+        elif kind == 4:
+            yield good[:at]
+        elif kind == 5:
+            yield "".join(draw.choices(ALPHABET, k=CHARACTERS))
+        else:
+            yield expired if kind == 6 else draw.choice(elsewhere)
+
+
+async def refusals(url: str, states: Iterator[str]) -> Counter[tuple[int, str]]:
+    """Send the states, and count the answers by status and code."""
+    counts: Counter[tuple[int, str]] = Counter()
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+
+        async def send() -> None:
+            for state in states:
+                answer = await client.post(LIST, json={"state": state})
+                code = "ok" if answer.is_success else answer.json()["error"]["code"]
+                counts[answer.status_code, code] += 1
+
+        await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+    return counts
+
+
+def run(model: Path, states: int) -> bool:
+    """Print what was refused and what a state costs; return whether all was as it has to be."""
+    with sealing_service(model) as (url, file), httpx.Client(base_url=url, timeout=60) as client:
+        popular = client.get("/v1/items/popular", params={"k": 20}).json()["items"]
+        events = [{"event_id": f"e-{n}", "item_id": item["item_id"]} for n, item in enumerate(popular)]
+        good = client.post(EVENTS, json={"events": events}).json()["state"]
+        client.post("/v1/events", json=[{**event, "user_id": "ada"} for event in events]).raise_for_status()
+        bodies = {"user": {"user_id": "ada"}, "state": {"state": good}}
+        took: dict[str, list[float]] = {name: [] for name in bodies}
+        lists = {}
+        for _ in range(TIMED):
+            for name, body in bodies.items():
+                begin_s = time.perf_counter()
+                lists[name] = client.post("/v1/recommendations", json=body).json()["items"]
+                took[name].append(time.perf_counter() - begin_s)
+        user_s, state_s = (statistics.median(took[name]) for name in bodies)
+        counts = asyncio.run(refusals(url, wrong_states(good, file, states)))
+        is_same = lists["user"] == lists["state"]
+        print(cpu())
+        print(
+            f"a list for a user {1e3 * user_s:.2f} ms, for a state {1e3 * state_s:.2f} ms: {state_s / user_s - 1:+.0%}"
+        )
+        print(f"the lists are {'the same' if is_same else 'DIFFERENT'}")
+        for (status, code), count in counts.most_common():
+            print(f"{count:>9,}  {status} {code}")
+        return is_same and counts.keys() <= REFUSED and counts.total() == states
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    states: Annotated[int, typer.Option(min=1, help="Wrong states that are sent.")] = 100_000,
+) -> None:
+    """Send wrong states, and exit with 1 where one is not refused."""
+    raise typer.Exit(not run(model, states))
+
+
+if __name__ == "__main__":
+    typer.run(main)
