@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import marshal  # packs within one process: nothing of it is stored or sent
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -127,11 +127,11 @@ class PackedEntries:
         buffer, begins = self._parts
         begin = int(begins[row]) + SIZE_BYTES
         end = begin + int.from_bytes(buffer[begin - SIZE_BYTES : begin].tobytes(), "little")
-        content = buffer[begin:end].tobytes()
-        title, categories, available, properties, *times = marshal.loads(content)  # noqa: S302 (it never left here)
+        title, categories, available, properties, *times = json.loads(buffer[begin:end].tobytes())
+        properties = {name: tuple(one) if isinstance(one, list) else one for name, one in properties.items()}
         for name in times:
             properties[name] = EPOCH + timedelta(microseconds=properties[name])
-        return title, categories, available, properties
+        return title, None if categories is None else tuple(categories), available, properties
 
     def _sizes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         buffer, begins = self._parts
@@ -152,5 +152,6 @@ def _packed(entry: ItemEntry) -> bytes:
     """Return an entry as `PackedEntries` has it: its size, then its parts and the names of those that are times."""
     times = [name for name, value in entry.properties.items() if isinstance(value, datetime)]
     properties = {name: stored(value) for name, value in entry.properties.items()}
-    content = marshal.dumps((entry.title, entry.categories, entry.available, properties, *times))
+    parts = (entry.title, entry.categories, entry.available, properties, *times)
+    content = json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
     return len(content).to_bytes(SIZE_BYTES, "little") + content
