@@ -47,7 +47,7 @@ from model.metrics import difference, difference_interval_95, interval_95, metri
 
 K = 10
 NOT_SHOWN = K + 1  # the rank of what is not recommended
-ASKED_AT_ONCE = 20  # what a request costs is bounded, and reading logs costs most
+ASKED_AT_ONCE = 4  # what a call may cost is bounded, and reading long logs costs most of it
 STRENGTHS = (0.1, 0.2, 0.4, 0.7, 1.0)
 KEPT = 0.95  # of HR@10, by the strongest boost that is chosen
 METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
