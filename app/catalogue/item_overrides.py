@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -15,6 +16,7 @@ from model.artifact.string_table import extended
 from storage.records import EPOCH, NO_PROPERTIES, HeldProperties, ItemChanges, ItemEntry, PropertyValue
 
 ENTRIES_PER_PAGE = 1000
+RECENT_PAGES = 16
 SIZE_BYTES = 4  # that say how large a packed entry is
 
 
@@ -34,6 +36,8 @@ class ItemOverrides:
         self._ids = Texts()
         self._counts = np.zeros(0, np.int64)  # of changes, when each item changed last
         self._entries = PackedEntries()
+        # the rows of the pages read last, each with the count of changes before it: a change costs no look at all rows
+        self._recent: deque[tuple[int, NDArray[np.int64]]] = deque(maxlen=RECENT_PAGES)
 
     def __contains__(self, item_id: str) -> bool:
         """Return whether the tenant has ever set anything of the item."""
@@ -66,6 +70,7 @@ class ItemOverrides:
         self._counts = extended(self._counts, len(self._ids))
         self._entries.put(rows, entries)
         self._counts[rows] = self.change_count + 1 + np.arange(len(rows))  # of an item that comes twice, the last one
+        self._recent.append((self.change_count, rows))
         self.change_count += len(rows)
         self.version = changes.version
 
@@ -74,9 +79,14 @@ class ItemOverrides:
 
         Each page comes with the properties that its values are of.
         """
-        counts = self._counts[: len(self._ids)].copy()
-        rows = np.flatnonzero(counts > change_count)
-        rows = rows[np.argsort(counts[rows])]  # the item changed last stands last
+        recent, counts = tuple(self._recent), self._counts
+        if recent and recent[0][0] <= change_count:  # no change since then came before these
+            rows = np.unique(np.concatenate([of_page for _, of_page in recent]))
+        else:
+            rows = np.arange(min(len(self._ids), len(counts)))
+        own = counts[rows]
+        rows = rows[own > change_count]
+        rows = rows[np.argsort(own[own > change_count])]  # the item changed last stands last
         for begin in range(0, len(rows), ENTRIES_PER_PAGE):
             held = None
             while held is not self.held:  # which the event loop may change meanwhile
