@@ -13,10 +13,13 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
-.PHONY: demo test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines bench-redis bench-shop clean
+.PHONY: demo install test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
+	bench-redis bench-shop clean container-images
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
+
+install: $(VENV)/.tests-installed
 
 # types are checked beside the suite, which waits a quarter of its time
 test: style
@@ -27,7 +30,11 @@ suite: $(VENV)/.tests-installed
 	$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/containers
 
 # docker-compose.yml in a real engine: needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables, and
-# says that it is skipped where no engine starts; var/containers keeps the images
+# says that it is skipped where no engine starts; var/containers keeps the images, which container-images makes with what
+# other work leaves of the processors
+container-images: $(VENV)/.tests-installed
+	$(RUN) pytest -x tests/containers/test_image.py --idle
+
 test-containers: $(VENV)/.tests-installed
 	$(RUN) pytest -x tests/containers
 

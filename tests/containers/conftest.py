@@ -1,7 +1,8 @@
 """The engine, and one deployment in it that the tests of a file use in turn; a table of what they measured.
 
+make container-images       the images alone, `--idle`: with what other work leaves of the processors
 make test-containers        the short form
-make bench-containers       `--long`: more of everything
+make bench-containers       `--long`: more of everything, and the tests that are marked `full`
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ ENGINE_FOLDER = ROOT / "var" / "containers"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="more load and more faults in the tests of containers")
+    parser.addoption("--idle", action="store_true", help="let containers have what other work leaves of the processors")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +73,7 @@ def engine(pytestconfig: pytest.Config, measured: Measured) -> Iterator[Engine]:
     with ExitStack() as running:
         with skipped_where_it_cannot_be_tried(pytestconfig):
             check_machine()
-            engine = running.enter_context(running_engine(ENGINE_FOLDER))
+            engine = running.enter_context(running_engine(ENGINE_FOLDER, idle=bool(pytestconfig.getoption("--idle"))))
             make_base(engine)
         measured.append(("images of Debian and Python, s", f"{time.monotonic() - begin_s:.0f}"))
         yield engine

@@ -40,6 +40,7 @@ NOT_IN_SLIM = ("doc", "info", "locale", "man")
 NOT_IN_PYTHON = ("site-packages", "test", "__pycache__", "config-3.11-x86_64-linux-gnu", "idlelib", "tkinter")
 INDEX_PORT = 41509  # always the same: it is an argument of the build, and another one would make all layers anew
 COMMAND_TIMEOUT_S = 1200.0
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")  # of version 1, which alone knows weights without being asked for them first
 # what apt, mmdebstrap and pip say when they give up what they download; pip the last one, after five more attempts
 NO_NETWORK = re.compile(
     r"Temporary failure resolving|Failed to fetch|Unable to fetch|apt-get update .*failed"
@@ -125,12 +126,16 @@ class Engine:
 
 
 @contextmanager
-def running_engine(folder: Path) -> Iterator[Engine]:
-    """Start dockerd with its data in the folder, which keeps images from run to run; CannotTry where it does not."""
+def running_engine(folder: Path, idle: bool = False) -> Iterator[Engine]:
+    """Start dockerd with its data in the folder, which keeps images from run to run; CannotTry where it does not.
+
+    Containers of one that is `idle` have what other work leaves of the processors, as far as the kernel can tell.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lisarec-engine-") as name:  # a socket's path has to be short
         place, log = Path(name), folder / "dockerd.log"
         options = ["--data-root", folder / "data", "--exec-root", place / "exec", "--pidfile", folder / "dockerd.pid"]
+        options += ["--cgroup-parent", control_group(idle)]
         command = ["dockerd", *map(str, options), "--host", f"unix://{place}/docker.sock"]
         forwarding = forward_policy()
         with log.open("w") as output:
@@ -147,6 +152,15 @@ def running_engine(folder: Path) -> Iterator[Engine]:
         finally:
             dockerd.terminate()
             dockerd.wait()
+
+
+def control_group(idle: bool) -> str:
+    """Return the group of containers, which inherits no niceness; an idle one weighs next to nothing."""
+    name = f"lisarec-containers{'-idle' if idle else ''}"
+    if idle and CPU_GROUPS.is_dir():
+        (CPU_GROUPS / name).mkdir(exist_ok=True)
+        (CPU_GROUPS / name / "cpu.shares").write_text("2")  # of 1024
+    return f"/{name}"
 
 
 def is_up(engine: Engine) -> bool:

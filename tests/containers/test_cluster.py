@@ -7,7 +7,7 @@ import pytest
 from tests.containers.deployment import CLUSTER, Deployment
 from tests.containers.shoppers import Shoppers, failed, failed_otherwise
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 NODES = [f"redis-{number}" for number in range(1, 7)]
 
