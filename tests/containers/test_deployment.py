@@ -87,8 +87,8 @@ def test_requests_are_answered_without_a_model(deployment: Deployment, shoppers:
 
 
 def test_the_first_model_comes_by_itself(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
-    deployment.wait_for(lambda: deployment.generation(key) != "none")
-    with shoppers.shop() as outcomes:
+    with shoppers.shop() as outcomes:  # the trainer waits for enough users who have done something since
+        deployment.wait_for(lambda: deployment.generation(key) != "none")
         deployment.wait_for(lambda: "personalised" in shoppers.sources)
     assert failed(outcomes) == {}
 
