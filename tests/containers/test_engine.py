@@ -16,7 +16,7 @@ def test_a_build_that_the_network_fails_is_told_apart_from_one_of_ours(
     engine: Engine, tmp_path: Path, step: str
 ) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN {step}\n")
-    build = ["docker", "build", "--network", "none", str(tmp_path)]
+    build = ["docker", "build", "--force-rm", "--network", "none", str(tmp_path)]
     with pytest.raises(EngineFailed) as failure:
         engine.download(*build, environment={"DOCKER_BUILDKIT": "0"})
     assert isinstance(failure.value, CannotTry) == ("apt-get" in step)
