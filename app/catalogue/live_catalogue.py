@@ -123,9 +123,8 @@ class LiveCatalogue(TrainedCatalogue):
         levels[rows] = titles.packed.match_levels(text)[numbers]
         return levels
 
-    @override
-    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
-        titles = super()._titles_of(rows)
+    def _current_titles_of(self, rows: NDArray[np.integer]) -> list[str]:
+        titles = self._titles.at(rows)
         all_numbers, retitled = self._retitled.numbered
         numbers = all_numbers[rows]
         for place in np.flatnonzero(numbers != NO_TEXT).tolist():
@@ -147,6 +146,8 @@ class LiveCatalogue(TrainedCatalogue):
         if len(known) < len(entries):
             self._unlearned.add_all([entry.item_id for entry in entries if entry.item_id not in self.row_of])
         retitled = {row: entry.title for row, entry in known if entry.title is not None}
+        if retitled:
+            self._titles_of = self._current_titles_of
         self._retitled.set(_rows(retitled), list(retitled.values()))
         self.properties.set(TITLE, _rows(retitled), [title or None for title in retitled.values()])
         recategorised = {row: entry.categories for row, entry in known if entry.categories is not None}

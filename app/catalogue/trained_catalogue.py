@@ -1,6 +1,6 @@
 """The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 
 import numpy as np
@@ -39,6 +39,7 @@ class TrainedCatalogue:
         self._cold_rows = {cold_row(self.item_ids[row]): row for row in range(items.learned, len(items))}
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
+        self._titles_of: Callable[[NDArray[np.integer]], list[str]] = self._titles.at
         self._categories = CategoryColumn(items.categories)
         # compile now what the first requests would wait for
         self._categories.of_rows(NO_ROWS)
@@ -112,9 +113,6 @@ class TrainedCatalogue:
             {"item_id": item_id, "title": title} if title else {"item_id": item_id}
             for item_id, title in zip(self.item_ids.at(rows), self._titles_of(rows), strict=True)
         ]
-
-    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
-        return self._titles.at(rows)
 
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """Return the k most popular items, without the excluded ones."""

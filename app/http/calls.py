@@ -28,7 +28,7 @@ from app.recommendation.cost import (
     update_charge,
 )
 from app.recommendation.state_reader import log_queries
-from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
+from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts, SealedState
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
@@ -183,7 +183,8 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
     await _charge(services, caller, [request])
-    open_states(services, caller, [request])
+    if request.state is not None:
+        open_state(services, caller, request.state)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     (answer,) = await recommender.recommend([request], caller.requester)
     return orjson.dumps(answer)
@@ -271,7 +272,9 @@ async def _recommend_as_json(
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved = _resolve(service, requests)
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
-    open_states(services, caller, resolved)
+    for request in resolved:
+        if request.state is not None:
+            open_state(services, caller, request.state)
     turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
     bodies = []
     async with turn:
@@ -282,14 +285,13 @@ async def _recommend_as_json(
     return bodies
 
 
-def open_states(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
-    """Open the sealed states of the requests that have some.
+def open_state(services: Services, caller: Caller, state: SealedState) -> None:
+    """Open a sealed state that is not open yet.
 
     raises  InvalidSealedState, SealedStateExpired, SealingNotConfigured
     """
-    for request in requests:
-        if request.state is not None and request.state.opened is None:
-            request.state.opened = sealer_of(services).open(request.state.text, caller.tenant, caller.audience)
+    if state.opened is None:
+        state.opened = sealer_of(services).open(state.text, caller.tenant, caller.audience)
 
 
 def sealer_of(services: Services) -> StateSealer:

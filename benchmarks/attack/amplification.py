@@ -35,6 +35,7 @@ from benchmarks.attack.costly_calls import (
     operations,
     other_reads,
     plain,
+    portable,
     recommendations,
     unmeasured,
     writes,
@@ -73,6 +74,7 @@ def main(
     calls += [*writes(item_ids), *operations()]
     with attacked_service(model, items, store) as service:
         service.fill_log(UNDONE_USER, corrected, items)
+        calls += portable(service.sealed_state(items), item_ids)
         meter = Meter(service, items, cpu_s)
         plain_s, measured = asyncio.run(meter.measure(calls))
         console.print(f"a plain request: {plain_s * 1e3:.2f} ms of processor time, {store}")

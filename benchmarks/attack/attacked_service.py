@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 import psutil
 
-from app.http.auth import keys
+from app.http.auth import keys, seal_keys
 from app.http.auth.keys import SCOPES
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from app.schemas.events import MAX_EVENTS
@@ -65,6 +65,13 @@ class AttackedService:
                 some = events[start : start + MAX_EVENTS]
                 body = [dict(zip(("event_id", "user_id", "item_id"), event, strict=True)) for event in some]
                 client.post("/v1/events", json=body).raise_for_status()
+
+    def sealed_state(self, items: int) -> str:
+        """Return the sealed state of a visitor with as many events as a request may bring."""
+        events = [{"event_id": f"before-{n}", "item_id": item_id(n * 7 % items)} for n in range(MAX_EVENTS)]
+        headers = {"Authorization": f"Bearer {self.keys['plain']}"}
+        answer = httpx.post(f"{self.url}/v1/portable/events", json={"events": events}, headers=headers, timeout=60)
+        return str(answer.raise_for_status().json()["state"])
 
     def fill_log(self, user_id: str, events: int, items: int) -> None:
         """Give a user of the key `plain` so many events, whose ids are the user's and a number."""
@@ -127,6 +134,8 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
             keys.add(Path(directory) / "keys", key)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
         environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
+        seal_keys.rotate(Path(directory) / "seal_keys")
+        environment |= {"LISAREC_SEAL_KEYS_FILE": f"{directory}/seal_keys"}
         command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT]), "--port", str(free_port())]
         command += ["--keys", f"{directory}/keys"]
         processes = []

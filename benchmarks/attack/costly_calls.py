@@ -157,6 +157,19 @@ def _charge(requests: Sequence[dict[str, Any]]) -> int:
     return charge_for(parsed, UNLIMITED, [LOG_LENGTHS[log.user_id] for log in log_queries(parsed)])
 
 
+def portable(state: str, item_ids: Sequence[str]) -> list[Call]:
+    """Return calls with this sealed state."""
+    recent = [item_ids[number % len(item_ids)] for number in range(MAX_EVENTS)]
+    few = {"state": state, "events": [{"event_id": "new", "item_id": item_ids[0]}]}
+    many = {"state": state, "events": [{"event_id": f"new-{n}", "item_id": item} for n, item in enumerate(recent)]}
+    plain_list = {"state": state}
+    return [
+        Call("portable event", "POST", "/v1/portable/events", lambda _: few),
+        Call("portable events", "POST", "/v1/portable/events", lambda _: many, MAX_EVENTS),
+        Call("portable list", "POST", "/v1/portable/recommendations", lambda _: plain_list),
+    ]
+
+
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
     """Return the costliest calls of what else can be read."""
     item = item_ids[0]

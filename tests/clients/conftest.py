@@ -17,7 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
-from app.http.auth import keys
+from app.http.auth import watched_file
 from app.http.auth.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
@@ -80,7 +80,7 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys, "POLL_EVERY_S", 0)  # so that keys of tests work at once
+        patch.setattr(watched_file, "POLL_EVERY_S", 0)  # so that keys of tests work at once
         thread.start()
         while not server.started:
             assert thread.is_alive(), "the service did not start"

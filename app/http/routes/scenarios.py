@@ -88,7 +88,9 @@ async def roll_back(
     return await service.scenarios.roll_back(name, parse(Rollback, body, INVALID).version, caller.name)
 
 
-@router.post("/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 408, 413, 415))
+@router.post(
+    "/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 408, 409, 413, 415)
+)
 async def preview(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
     """The list that a request would get with settings that are not kept."""
     return Response(await preview_scenario(services, caller, body), media_type="application/json")

@@ -30,7 +30,9 @@ from tests.waiting import wait_until
 DECLARED = {"max": {"type": "number"}, "brands": {"type": "set"}, "sizes": {"type": "numbers", "default": [2.5]}}
 PARAMS = {"max": 2.0, "brands": ["a", "ab"], "sizes": [2.5]}
 EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
-OF_A_REQUEST = {"scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "candidates"}
+OF_A_REQUEST = {
+    *("scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "state", "candidates")
+}
 
 all_settings = st.fixed_dictionaries(
     {},
@@ -68,7 +70,8 @@ def test_a_request_narrows_what_its_scenario_allows(
 ) -> None:
     """Everything that both allow is shown and nothing else; what is fixed stays as it was."""
     shop.put("page", **{**spelled, "k": ITEMS}, params=DECLARED)
-    every = {**spelled, "k": ITEMS, "params": PARAMS}
+    seen_rule = {key: rule for key, rule in wished.items() if key == "exclude_seen"}  # in the place of the default
+    every = {**seen_rule, **spelled, "k": ITEMS, "params": PARAMS}
     shown = set(item_ids(answer(shop.first, scenario="page", params=PARAMS, **wished)))
     if not (spelled.keys() | wished.keys()) & {"max_per_category", "max_per"}:
         both = set(item_ids(answer(shop.first, **every)))
