@@ -34,6 +34,7 @@ import typer
 from rich.console import Console
 
 from app.http.auth.keys import SCOPES, add, make
+from app.http.auth.seal_keys import rotate
 from benchmarks.fuzzing.malformed_requests import MalformedCase, ServiceCall, calls_of, malformed_cases
 from benchmarks.fuzzing.schemathesis_checks import MAX_ERROR_BYTES
 from benchmarks.harness.compose import ROOT
@@ -104,7 +105,8 @@ class FuzzTarget:
 def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzTarget]:
     """Run the service behind a load balancer, with short time-outs and on an empty store."""
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
-        environment, key = dict(SHORT_TIMEOUTS), None
+        rotate(Path(directory) / "seal_keys")
+        environment, key = SHORT_TIMEOUTS | {"LISAREC_SEAL_KEYS_FILE": str(Path(directory) / "seal_keys")}, None
         if with_keys:
             key, line = make("main", SCOPES)
             add(Path(directory) / "keys", line)

@@ -69,7 +69,7 @@ async def get_recommendations(
     "/v1/recommendations",
     response_model=Recommendations | RecommendationResults,
     openapi_extra=BODY,
-    responses=errors(400, 408, 413, 415),
+    responses=errors(400, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
 async def post_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
