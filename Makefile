@@ -13,13 +13,11 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
-.PHONY: demo install test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
+.PHONY: demo test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
 	bench-redis bench-shop clean container-images
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
-
-install: $(VENV)/.tests-installed
 
 # types are checked beside the suite, which waits a quarter of its time
 test: style
