@@ -5,7 +5,7 @@ form, so that one place decides which requests are refused before their bodies a
 """
 
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -33,10 +33,6 @@ class Route(NamedTuple):
 
 
 GET_RECOMMENDATIONS = Route("/v1/users/{user_id}/recommendations")
-POST_RECOMMENDATIONS = Route("/v1/recommendations")
-POST_EVENTS = Route("/v1/events")
-POST_PORTABLE_EVENTS = Route("/v1/portable/events")
-POST_PORTABLE_RECOMMENDATIONS = Route("/v1/portable/recommendations")
 
 
 class FastPath:
@@ -69,19 +65,9 @@ def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | Non
     if method == "GET" and b"%" not in scope["raw_path"] and (user := USER_PATH.fullmatch(path)):
         scope["route"] = GET_RECOMMENDATIONS
         return _recommend(scope, user[1])
-    if method == "POST" and not scope["query_string"]:
-        if path == POST_EVENTS.path:
-            scope["route"] = POST_EVENTS
-            return _append_events(scope, receive)
-        if path == POST_RECOMMENDATIONS.path:
-            scope["route"] = POST_RECOMMENDATIONS
-            return _recommend_for_body(scope, receive)
-        if path == POST_PORTABLE_EVENTS.path:
-            scope["route"] = POST_PORTABLE_EVENTS
-            return _append_portable_events(scope, receive)
-        if path == POST_PORTABLE_RECOMMENDATIONS.path:
-            scope["route"] = POST_PORTABLE_RECOMMENDATIONS
-            return _recommend_portable(scope, receive)
+    if method == "POST" and not scope["query_string"] and (answer := WITH_BODY.get(path)):
+        scope["route"] = Route(path)
+        return answer(scope, receive)
     return None
 
 
@@ -138,3 +124,11 @@ async def _recommend_portable(scope: Scope, receive: Receive) -> bytes:
     request = Request(scope, receive)
     body = await json_body(request, services, await read_body(request, services))
     return await recommend_portable(services, caller, body)
+
+
+WITH_BODY: Mapping[str, Callable[[Scope, Receive], Awaitable[bytes | None]]] = {
+    "/v1/events": _append_events,
+    "/v1/recommendations": _recommend_for_body,
+    "/v1/portable/events": _append_portable_events,
+    "/v1/portable/recommendations": _recommend_portable,
+}
