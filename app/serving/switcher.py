@@ -75,9 +75,10 @@ class GenerationSwitcher:
         """Serve the generations that the store's pointers name. After a failure, which is logged, the old ones stay."""
         try:
             await self._announce()
+            read = self._context.overrides.version
             pointers = await self._context.store.pointers()
             self.hold(pointers.held)
-            await self._refresh_items_to(pointers.items_version)
+            await self._refresh_items_to(pointers.items_version, read)
             await self._follow_active(pointers.active)
             await self._follow_experiment(pointers.experiment)
             await self._rebuild_catalogues()
@@ -144,12 +145,13 @@ class GenerationSwitcher:
             for served in self.served():
                 served.catalogue.catch_up()
 
-    async def _refresh_items_to(self, version: int) -> None:
+    async def _refresh_items_to(self, version: int, read: int) -> None:
+        """Read the changes of items up to `version`, which the store had when this process had read up to `read`."""
         overrides = self._context.overrides
-        read = overrides.version
         if version < read:  # the store has lost something, or is another one
-            overrides.start_over()
-        if version != read:
+            async with self._refreshing_items:
+                overrides.start_over()
+        if version > overrides.version:
             await self.refresh_items()
 
     async def _follow_active(self, active: NamedGeneration | None) -> None:
