@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.catalogue.expressions.texts import Texts
 from app.catalogue.item_properties import stored
-from model.artifact.string_table import extended
+from model.artifact.growing_table import extended
 from storage.records import EPOCH, NO_PROPERTIES, HeldProperties, ItemChanges, ItemEntry, PropertyValue
 
 ENTRIES_PER_PAGE = 1000

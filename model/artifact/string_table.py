@@ -10,7 +10,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TypeVar, overload
+from typing import overload
 
 import numba
 import numpy as np
@@ -21,13 +21,10 @@ DECODE_CHUNK = 4096  # strings
 CHECK_CHUNK = 1 << 24  # bytes
 MAX_LOAD = 0.8  # the largest share of an index's slots that are taken
 FREE_SLOT = -1
-GROWTH = 1.25  # room for so many times what is needed
 EXACT, PREFIX, WORD_PREFIX, SUBSTRING, NO_MATCH = range(5)  # how a string matches a search
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
 HASH_SHIFT = np.uint64(29)
 SPACE = ord(" ")
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class StringTable(Sequence[str]):
@@ -116,7 +113,7 @@ class StringIndex(Mapping[str, int]):
     def of(cls, names: StringTable) -> StringIndex:
         """Index the strings."""
         table = np.full(max(int(len(names) / MAX_LOAD), 1) + 1, FREE_SLOT, np.int32)
-        _fill(names.buffer, names.ends, table)
+        fill(names.buffer, names.ends, table)
         return cls(names, table)
 
     def __len__(self) -> int:
@@ -126,81 +123,24 @@ class StringIndex(Mapping[str, int]):
         return iter(self._names)
 
     def __getitem__(self, name: str) -> int:
-        row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
+        row: int = find(self._names.buffer, self._names.ends, self.table, name.encode())
         if row == FREE_SLOT:
             raise KeyError(name)
         return row
 
     def get(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]
         """Return the row of a string, or the default."""
-        row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
+        row: int = find(self._names.buffer, self._names.ends, self.table, name.encode())
         return default if row == FREE_SLOT else row
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of the known strings among these, in their order."""
         if not names:
             return np.empty(0, np.int64)
-        wanted, ends = _joined(names)
+        wanted, ends = joined(names)
         rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, wanted, ends)
         known: NDArray[np.int64] = rows[rows != FREE_SLOT]
         return known
-
-
-class GrowingTable:
-    """Different strings by number, to which others are added. One thread adds, any may read."""
-
-    def __init__(self, strings: StringTable) -> None:
-        self._count, table = len(strings), np.array(StringIndex.of(strings).table)
-        # replaced together, as a reader's row has to lie within what it reads
-        self._parts = np.array(strings.buffer), strings.ends.astype(np.int64), table
-
-    def __len__(self) -> int:
-        return self._count
-
-    def strings(self) -> StringTable:
-        """Return the strings as they are now, without a copy."""
-        buffer, ends, _ = self._parts
-        ends = ends[: self._count + 1]
-        return StringTable(buffer[: ends[-1]], ends.view(np.uint64))
-
-    def get(self, string: str) -> int | None:
-        """Return the number of a string; None for an unknown one."""
-        row: int = _find(*self._parts, string.encode())
-        return None if row == FREE_SLOT else row
-
-    def add_all(self, strings: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of the strings; those that are unknown are added."""
-        rows = np.empty(len(strings), np.int64)
-        wanted, ends = _joined(strings)
-        self._reserve(len(strings), len(wanted))
-        self._count = _add_each(*self._parts, self._count, wanted, ends, rows)
-        return rows
-
-    def __getitem__(self, number: int) -> str:
-        buffer, ends, _ = self._parts
-        begin, end = ends[number : number + 2].tolist()
-        return buffer[begin:end].tobytes().decode()
-
-    def at(self, numbers: NDArray[np.integer]) -> list[str]:
-        """Return the strings of these numbers, in order."""
-        return [self[number] for number in numbers.tolist()]
-
-    def _reserve(self, strings: int, size: int) -> None:
-        """Make room for so many strings of this size together."""
-        buffer, ends, table = self._parts
-        needed = self._count + strings + 1
-        buffer, ends = extended(buffer, int(ends[self._count]) + size), extended(ends, needed)
-        if needed > MAX_LOAD * len(table):
-            table = np.full(int(needed * GROWTH / MAX_LOAD) + 1, FREE_SLOT, np.int32)
-            _fill(buffer, ends[: self._count + 1], table)
-        self._parts = buffer, ends, table
-
-
-def extended(array: NDArray[ScalarT], size: int) -> NDArray[ScalarT]:
-    """Return the array where it has at least this size, else a larger copy with zeros behind it."""
-    if len(array) >= size:
-        return array
-    return np.concatenate([array, np.zeros(int(size * GROWTH) - len(array), array.dtype)])
 
 
 class Labels(Sequence[tuple[str, ...]]):
@@ -271,7 +211,7 @@ class Labels(Sequence[tuple[str, ...]]):
         return self.items[self._first[number] : self._first[number + 1]]
 
 
-def _joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the strings one behind the other, and their ends (N + 1,)."""
     text, parts = "".join(strings), strings
     if not text.isascii():
@@ -296,7 +236,7 @@ def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
 
 
 @numba.njit(nogil=True)
-def _first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
+def first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
     """Return a string's first slot by FNV-1a, with its low bits mixed into the high ones, which choose the slot."""
     found = FNV_BASIS
     for place in range(begin, end):
@@ -306,8 +246,9 @@ def _first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _probe(buffer, ends, table, wanted, begin, end):  # type: ignore[no-untyped-def]
-    slot = _first_slot(wanted, begin, end, len(table))
+def probe(buffer, ends, table, wanted, begin, end):  # type: ignore[no-untyped-def]
+    """Return the row of the string between these places of `wanted`; FREE_SLOT for an unknown one."""
+    slot = first_slot(wanted, begin, end, len(table))
     while True:
         row = table[slot]
         if row == FREE_SLOT:
@@ -323,42 +264,24 @@ def _probe(buffer, ends, table, wanted, begin, end):  # type: ignore[no-untyped-
 
 
 @numba.njit(cache=True, nogil=True)
-def _find(buffer, ends, table, name):  # type: ignore[no-untyped-def]
-    return _probe(buffer, ends, table, name, 0, len(name))
+def find(buffer, ends, table, name):  # type: ignore[no-untyped-def]
+    """Return the row of a string in UTF-8; FREE_SLOT for an unknown one."""
+    return probe(buffer, ends, table, name, 0, len(name))
 
 
 @numba.njit(cache=True, nogil=True)
 def _find_each(buffer, ends, table, wanted, wanted_ends):  # type: ignore[no-untyped-def]
     rows = np.empty(len(wanted_ends) - 1, np.int64)
     for n in range(len(rows)):
-        rows[n] = _probe(buffer, ends, table, wanted, np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1]))
+        rows[n] = probe(buffer, ends, table, wanted, np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1]))
     return rows
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_each(buffer, ends, table, count, wanted, wanted_ends, rows):  # type: ignore[no-untyped-def]
-    """Find the strings, and append those that are new; return how many there are then. All parts have the room."""
-    for n in range(len(rows)):
-        begin, end = np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1])
-        row = _probe(buffer, ends, table, wanted, begin, end)
-        if row == FREE_SLOT:
-            row, first = count, ends[count]
-            for place in range(end - begin):
-                buffer[first + place] = wanted[begin + place]
-            ends[count + 1] = first + end - begin
-            slot = _first_slot(wanted, begin, end, len(table))
-            while table[slot] != FREE_SLOT:
-                slot = slot + 1 if slot + 1 < len(table) else 0
-            table[slot] = row  # last, for whoever reads meanwhile
-            count += 1
-        rows[n] = row
-    return count
-
-
-@numba.njit(cache=True, nogil=True)
-def _fill(buffer, ends, table):  # type: ignore[no-untyped-def]
+def fill(buffer, ends, table):  # type: ignore[no-untyped-def]
+    """Fill an index of different strings, whose slots are free."""
     for row in range(len(ends) - 1):
-        slot = _first_slot(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), len(table))
+        slot = first_slot(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), len(table))
         while table[slot] != FREE_SLOT:
             slot = slot + 1 if slot + 1 < len(table) else 0
         table[slot] = row

@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from model.artifact.string_table import GrowingTable, StringTable
+from model.artifact.growing_table import GrowingTable
+from model.artifact.string_table import StringTable
 
 MIN_NEW, NEW_SHARE = 1_000, 1 / 8  # so many new texts, or so many for each one before, are a reason to look for unused
 

@@ -1,0 +1,103 @@
+"""Different strings in one buffer and an index, to which others are added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact.string_table import (
+    FREE_SLOT,
+    MAX_LOAD,
+    StringIndex,
+    StringTable,
+    fill,
+    find,
+    first_slot,
+    joined,
+    probe,
+)
+
+GROWTH = 1.25  # room for so many times what is needed
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+class GrowingTable:
+    """Different strings by number, to which others are added. One thread adds, any may read."""
+
+    def __init__(self, strings: StringTable) -> None:
+        self._count, table = len(strings), np.array(StringIndex.of(strings).table)
+        # replaced together, as a reader's row has to lie within what it reads
+        self._parts = np.array(strings.buffer), strings.ends.astype(np.int64), table
+
+    def __len__(self) -> int:
+        return self._count
+
+    def strings(self) -> StringTable:
+        """Return the strings as they are now, without a copy."""
+        buffer, ends, _ = self._parts
+        ends = ends[: self._count + 1]
+        return StringTable(buffer[: ends[-1]], ends.view(np.uint64))
+
+    def get(self, string: str) -> int | None:
+        """Return the number of a string; None for an unknown one."""
+        row: int = find(*self._parts, string.encode())
+        return None if row == FREE_SLOT else row
+
+    def add_all(self, strings: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the strings; those that are unknown are added."""
+        rows = np.empty(len(strings), np.int64)
+        wanted, ends = joined(strings)
+        self._reserve(len(strings), len(wanted))
+        self._count = _add_each(*self._parts, self._count, wanted, ends, rows)
+        return rows
+
+    def __getitem__(self, number: int) -> str:
+        buffer, ends, _ = self._parts
+        begin, end = ends[number : number + 2].tolist()
+        return buffer[begin:end].tobytes().decode()
+
+    def at(self, numbers: NDArray[np.integer]) -> list[str]:
+        """Return the strings of these numbers, in order."""
+        return [self[number] for number in numbers.tolist()]
+
+    def _reserve(self, strings: int, size: int) -> None:
+        """Make room for so many strings of this size together."""
+        buffer, ends, table = self._parts
+        needed = self._count + strings + 1
+        buffer, ends = extended(buffer, int(ends[self._count]) + size), extended(ends, needed)
+        if needed > MAX_LOAD * len(table):
+            table = np.full(int(needed * GROWTH / MAX_LOAD) + 1, FREE_SLOT, np.int32)
+            fill(buffer, ends[: self._count + 1], table)
+        self._parts = buffer, ends, table
+
+
+def extended(array: NDArray[ScalarT], size: int) -> NDArray[ScalarT]:
+    """Return the array where it has at least this size, else a larger copy with zeros behind it."""
+    if len(array) >= size:
+        return array
+    return np.concatenate([array, np.zeros(int(size * GROWTH) - len(array), array.dtype)])
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_each(buffer, ends, table, count, wanted, wanted_ends, rows):  # type: ignore[no-untyped-def]
+    """Find the strings, and append those that are new; return how many there are then. All parts have the room."""
+    for n in range(len(rows)):
+        begin, end = np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1])
+        row = probe(buffer, ends, table, wanted, begin, end)
+        if row == FREE_SLOT:
+            row, first = count, ends[count]
+            for place in range(end - begin):
+                buffer[first + place] = wanted[begin + place]
+            ends[count + 1] = first + end - begin
+            slot = first_slot(wanted, begin, end, len(table))
+            while table[slot] != FREE_SLOT:
+                slot = slot + 1 if slot + 1 < len(table) else 0
+            table[slot] = row  # last, for whoever reads meanwhile
+            count += 1
+        rows[n] = row
+    return count
