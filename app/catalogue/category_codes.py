@@ -11,8 +11,8 @@ import numpy as np
 
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from model.artifact.model_directory import Artifact
 from model.cold_items import MAX_SIMILAR_ITEMS, POOLED_QUERIES, QuerySample, codes_of_similar_items, query_sample

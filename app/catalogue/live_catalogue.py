@@ -14,8 +14,8 @@ from app.catalogue.availability import Availability
 from app.catalogue.expressions.columns import NO_TEXT, ItemValue, TextColumn
 from app.catalogue.expressions.texts import Texts
 from app.catalogue.item_expressions import ItemExpressions
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import AVAILABLE, CATEGORIES, TITLE, ItemProperties, stored
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.schemas.items import FoundItem, Item
 from app.schemas.properties import shown_of_item

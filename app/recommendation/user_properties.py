@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.catalogue.expressions.columns import ItemValue
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import stored
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from storage.protocol import PropertyStore
 from storage.records import PropertyType, property_type
 

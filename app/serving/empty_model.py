@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.category_codes import CategoryCodes
 from app.catalogue.cold_item_codes import NO_ASSIGNMENTS, CodeAssignment, ColdItemCodes
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.events.cold_item_learner import ColdItemLearner
 from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData

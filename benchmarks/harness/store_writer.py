@@ -10,7 +10,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from app.catalogue.item_overrides import ItemOverrides
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.events.ingest import Ingest
 from app.events.live_signals import LiveSignals
 from app.events.vocabulary import Vocabulary

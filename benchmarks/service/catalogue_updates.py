@@ -20,8 +20,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.serving.switcher import ITEM_CHANGES_PER_READ
 from benchmarks.machine import cpu
 from model.artifact.item_table import ItemTable

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.cli.main import main
 from app.serving import served_generation
 from app.settings import Settings

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from model.artifact.item_table import ItemTable
 from storage.records import EPOCH, HeldProperties, ItemChanges, ItemEntry, PropertyValue
 

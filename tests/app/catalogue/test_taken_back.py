@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from model.artifact.item_table import ItemTable
 from storage.records import NO_PROPERTIES, ItemChanges, ItemEntry, PropertyValue, property_type
 

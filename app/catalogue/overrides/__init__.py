@@ -1,0 +1,1 @@
+"""What a tenant has set of items, as far as a process has read it."""
