@@ -1,4 +1,4 @@
-"""States that visitors keep: what was altered, cut, foreign or expired is refused, and what one costs beside a user.
+"""States that visitors keep: what was altered, cut, foreign or expired is refused, and what they cost beside users.
 
     python -m benchmarks.attack.sealed_states --model models/NAME --states 100000
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import httpx
@@ -95,6 +95,28 @@ async def refusals(url: str, states: Iterator[str]) -> Counter[tuple[int, str]]:
     return counts
 
 
+def timings(client: httpx.Client, state: str, item_id: str) -> tuple[dict[str, float], bool]:
+    """Return the median seconds of each call, and whether the list for the state is that for the user.
+
+    state  folded from the same events as that of the user "ada"; the timed events are others'
+    """
+    calls: dict[str, tuple[str, dict[str, Any]]] = {
+        "a list for a user": ("/v1/recommendations", {"user_id": "ada"}),
+        "a list for a state": ("/v1/recommendations", {"state": state}),
+        "an event of a user": ("/v1/events", {"user_id": "eve", "item_id": item_id}),
+        "an event of a state": (EVENTS, {"state": state, "events": [{"item_id": item_id}]}),
+    }
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    answers: dict[str, Any] = {}
+    for _ in range(TIMED):
+        for name, (path, body) in calls.items():
+            begin_s = time.perf_counter()
+            answers[name] = client.post(path, json=body).raise_for_status().json()
+            took[name].append(time.perf_counter() - begin_s)
+    of_user, of_state, *_ = answers.values()
+    return {name: statistics.median(one) for name, one in took.items()}, of_user["items"] == of_state["items"]
+
+
 def run(model: Path, states: int) -> bool:
     """Print what was refused and what a state costs; return whether all was as it has to be."""
     with sealing_service(model) as (url, file), httpx.Client(base_url=url, timeout=60) as client:
@@ -102,21 +124,12 @@ def run(model: Path, states: int) -> bool:
         events = [{"event_id": f"e-{n}", "item_id": item["item_id"]} for n, item in enumerate(popular)]
         good = client.post(EVENTS, json={"events": events}).json()["state"]
         client.post("/v1/events", json=[{**event, "user_id": "ada"} for event in events]).raise_for_status()
-        bodies = {"user": {"user_id": "ada"}, "state": {"state": good}}
-        took: dict[str, list[float]] = {name: [] for name in bodies}
-        lists = {}
-        for _ in range(TIMED):
-            for name, body in bodies.items():
-                begin_s = time.perf_counter()
-                lists[name] = client.post("/v1/recommendations", json=body).json()["items"]
-                took[name].append(time.perf_counter() - begin_s)
-        user_s, state_s = (statistics.median(took[name]) for name in bodies)
+        took, is_same = timings(client, good, popular[0]["item_id"])
+        plain_s = took["a list for a user"]
         counts = asyncio.run(refusals(url, wrong_states(good, file, states)))
-        is_same = lists["user"] == lists["state"]
         print(cpu())
-        print(
-            f"a list for a user {1e3 * user_s:.2f} ms, for a state {1e3 * state_s:.2f} ms: {state_s / user_s - 1:+.0%}"
-        )
+        for name, median_s in took.items():
+            print(f"{name:<20} {1e3 * median_s:.2f} ms {median_s / plain_s - 1:+.0%}")
         print(f"the lists are {'the same' if is_same else 'DIFFERENT'}")
         for (status, code), count in counts.most_common():
             print(f"{count:>9,}  {status} {code}")

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import httpx
@@ -24,6 +24,7 @@ from .responses import (
 )
 
 TIMEOUT_S = 0.25  # for recommendations: a page that waits longer is worse than one with popular items
+PORTABLE = "/v1/portable/events"
 
 logger = logging.getLogger("lisarec")
 
@@ -114,6 +115,23 @@ class AsyncClient:
         body = parse_response(answer)
         optional = {name: body.get(name) for name in ("cursor", "because", "short", "debug")}
         return Recommendations(body["items"], body["source"], body["recommendation_id"], **optional)
+
+    async def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:
+        """Fold events into the sealed state of a visitor who keeps it; return the new one. Nothing is logged.
+
+        state   what the call before returned, for `recommendations(None, state=...)` too; None for a new visitor.
+                The visitor begins anew where the service cannot open it, or no longer
+        events  each with an `item_id`, and `type`, `value` and `recommendation_id` as of `event`; one without an id or
+                a time gets them here
+        raises  LisarecError  with the code sealing_not_configured where the service has no keys that seal
+        """
+        posted = [{"event_id": new_event_id(), "timestamp": time.time(), **event} for event in events]
+        try:
+            return str((await self._call("POST", PORTABLE, {"state": state, "events": posted}))["state"])
+        except LisarecError as exc:
+            if state is None or exc.code not in ("invalid_sealed_state", "sealed_state_expired"):
+                raise
+        return await self.portable_events(None, posted)
 
     async def user(self, user_id: str) -> dict[str, Any] | None:
         """Return what the service knows of the user; None for a user without events."""

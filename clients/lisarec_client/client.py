@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from .async_client import TIMEOUT_S, AsyncClient
@@ -39,6 +39,10 @@ class Client:
     ) -> Recommendations:
         """Do as `AsyncClient.recommendations`."""
         return self._run(self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **options))
+
+    def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:
+        """Do as `AsyncClient.portable_events`."""
+        return self._run(self._client.portable_events(state, events))
 
     def user(self, user_id: str) -> dict[str, Any] | None:
         """Do as `AsyncClient.user`."""

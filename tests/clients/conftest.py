@@ -19,6 +19,7 @@ import uvicorn
 
 from app.http.auth import watched_file
 from app.http.auth.keys import SCOPES, Scope, add, make
+from app.http.auth.seal_keys import rotate
 from app.main import create_app
 from app.settings import Settings
 from clients.lisarec_client import AsyncClient, Client
@@ -76,7 +77,10 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """One service for all tests; each has users of its own."""
     directory = tmp_path_factory.mktemp("service")
     service = Service(directory)
-    settings = Settings(model_dir=model_dir, data_dir=directory, keys_file=service.keys_file)
+    rotate(directory / "seal")
+    settings = Settings(
+        model_dir=model_dir, data_dir=directory, keys_file=service.keys_file, seal_keys_file=directory / "seal"
+    )
     server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run)
     with pytest.MonkeyPatch.context() as patch:

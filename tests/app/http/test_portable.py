@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from app.http.auth import watched_file
 from app.http.auth.keys import add, make
@@ -20,18 +21,30 @@ from app.settings import Settings
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.app.support import all_pages, assert_refused, bearer, item_ids, recommend
+from tests.storage.redis.servers import new_server
 
 SHOP = "https://shop.example"
+COUNTED = re.compile(r'"(tallies|generations)"|:tallies|:live:')  # in a store, beside what is kept of users
 EVENTS, LISTS = "/v1/portable/events", "/v1/portable/recommendations"
 
 
-@pytest.fixture(scope="module")
-def client(start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def client(
+    request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     directory = tmp_path_factory.mktemp("portable")
     rotate(directory / "seal")
-    client = start(directory / "state", seal_keys_file=directory / "seal", models_dir=directory)
+    server = new_server("redis-server") if request.param == "redis" else None
+    client = start(
+        directory / "state",
+        seal_keys_file=directory / "seal",
+        models_dir=directory,
+        redis_url=server.url if server else None,
+    )
     yield client
     client.close()
+    if server:
+        server.stop()
 
 
 def events_of(*numbers: int, kind: str = "click") -> list[dict[str, Any]]:
@@ -188,10 +201,13 @@ class TestEvents:
         assert (answer["accepted"], answer["unknown_items"], answer["unknown_types"]) == (2, 1, 1)
 
     def test_leave_nothing_in_the_store(self, client: Client) -> None:
-        def stored() -> list[str]:
+        def stored() -> list[Any]:
             client.runner.run(client.service.signals.flush())
+            if client.settings.redis_url is not None:
+                with closing(redis.Redis.from_url(client.settings.redis_url)) as store:
+                    return sorted((key, store.dump(key)) for key in store.scan_iter() if not COUNTED.search(str(key)))
             with closing(sqlite3.connect(client.settings.data_dir / FILE_NAME)) as database:
-                return [line for line in database.iterdump() if not re.search(r'"(tallies|generations)"', line)]
+                return [line for line in database.iterdump() if not COUNTED.search(line)]
 
         before = stored()
         first = post(client, events_of(*range(30)))["state"]
