@@ -12,6 +12,9 @@ PORT ?=
 LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
+KERNELS := $(CURDIR)/var/kernels
+
+suite test-quick: export NUMBA_CACHE_DIR := $(KERNELS)
 
 .PHONY: demo test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
 	bench-redis bench-shop clean container-images
@@ -19,12 +22,12 @@ RUN := $(VENV)/bin/python -m
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
 
-# types are checked beside the suite, which waits a quarter of its time
+# types are checked beside the compilation of the kernels and the suite, which waits a quarter of its time
 test: style
 	$(MAKE) -j 2 types suite
 
 # four files at a time on two cores, two of which are in the lanes of tests/conftest.py and wait most of the time
-suite: $(VENV)/.tests-installed
+suite: $(KERNELS)/.complete
 	$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/containers
 
 # docker-compose.yml in a real engine: needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables, and
@@ -38,6 +41,14 @@ test-containers: $(VENV)/.tests-installed
 
 bench-containers: $(VENV)/.tests-installed
 	$(RUN) pytest -x tests/containers --long
+
+# what the image's build compiles, compiled once for all processes of the suite; they add to a copy of it, so that
+# tests/docker/test_containers.py sees that a second run adds nothing
+$(KERNELS)/.complete: docker/compile.py $(shell find app model storage -name '*.py') $(VENV)/.tests-installed
+	NUMBA_CACHE_DIR=$(CURDIR)/var/compiled OMP_NUM_THREADS=1 $(VENV)/bin/python -P docker/compile.py
+	rm -rf $(KERNELS)
+	cp -r var/compiled $(KERNELS)
+	@touch $@
 
 # what starts no server, process or browser, for while one works
 test-quick: $(VENV)/.tests-installed
