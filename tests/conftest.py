@@ -224,7 +224,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_slow(item):
             item.add_marker(pytest.mark.slow)
     places = {name: place for place, name in enumerate(ORDER)}
-    items.sort(key=lambda item: places.get(path_of(item), len(places)))
+    items.sort(key=lambda item: places.get(place_of(item.path), len(places)))
 
 
 class LaneScheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -241,16 +241,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LaneSch
     return LaneScheduling(config, log)
 
 
-def path_of(item: pytest.Item) -> str:
-    """Return where the test stands, from the root of the repository; as it is for a test of a test's own project."""
-    return (item.path.relative_to(ROOT) if item.path.is_relative_to(ROOT) else item.path).as_posix()
+@cache
+def place_of(path: Path) -> str:
+    """Return where the file is, from the root of the repository; as it is for a test of a test's own project."""
+    return (path.relative_to(ROOT) if path.is_relative_to(ROOT) else path).as_posix()
 
 
 def is_slow(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     parameters = {value for value in callspec.params.values() if isinstance(value, str)} if callspec else set()
     fixtures = set(getattr(item, "fixturenames", ()))
-    return path_of(item).startswith(SLOW_PATHS) or bool(fixtures & SLOW_FIXTURES or parameters & SLOW_PARAMETERS)
+    return place_of(item.path).startswith(SLOW_PATHS) or bool(fixtures & SLOW_FIXTURES or parameters & SLOW_PARAMETERS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -60,13 +60,13 @@ def make_users(directory: Path) -> RedisUsers:
 
 def redis_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
     """Return the command of the service `redis`, for a server binary, a data directory and a port of this machine."""
-    command = _compose()["services"]["redis"]["command"]
+    command = compose_document()["services"]["redis"]["command"]
     return [*_replace_paths(command, _path_replacements(server, data, users)), *_listen_options(port), *options]
 
 
 def node_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
     """Return the command of a node of the cluster, the service `redis-1`, as `redis_command` does."""
-    service = _compose()["services"]["redis-1"]
+    service = compose_document()["services"]["redis-1"]
     *shell, script = service["command"]
     replacements = _path_replacements(server, data, users) | {
         "/etc/redis-cluster.conf": str(CLUSTER_CONFIG),
@@ -98,8 +98,9 @@ def _listen_options(port: int) -> tuple[str, ...]:
 
 
 @cache
-def _compose() -> Any:
-    return yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
+def compose_document() -> Any:
+    """Return what docker-compose.yml says."""
+    return yaml.load(COMPOSE_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def _replace_paths(command: Sequence[str], replacements: Mapping[str, str]) -> list[str]:

@@ -82,7 +82,7 @@ def render(values: Mapping[str, Any] | None = None, kubernetes: str = "1.37") ->
     options = ["--namespace", NAMESPACE, "--kube-version", kubernetes]
     rendered = helm("template", RELEASE, str(CHART), *options, values=values)
     assert rendered.returncode == 0, rendered.stderr
-    return [manifest for manifest in yaml.safe_load_all(rendered.stdout) if manifest]
+    return [manifest for manifest in yaml.load_all(rendered.stdout, yaml.CSafeLoader) if manifest]
 
 
 @cache

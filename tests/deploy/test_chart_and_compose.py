@@ -9,12 +9,11 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
-from benchmarks.harness.compose import COMPOSE_FILE, DEFAULT_OF_VARIABLE, ROOT
+from benchmarks.harness.compose import DEFAULT_OF_VARIABLE, ROOT, compose_document
 from tests.deploy.chart import Manifest, environment_of, named, pods, rendered_variant
 
-COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+COMPOSE = compose_document()["services"]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 SERVICE_OF = {
     "app": "app",

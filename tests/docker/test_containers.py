@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from app.settings import Settings
-from benchmarks.harness.compose import REDIS_CONFIG
+from benchmarks.harness.compose import COMPOSE_FILE, REDIS_CONFIG, compose_document
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import HAPROXY_CONFIG, program
 from tests.waiting import wait_until
@@ -23,8 +22,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 COMPILED = ROOT / "var" / "compiled"  # what is compiled for the image, from one run of the tests to the next
-COMPOSE_FILE = ROOT / "docker-compose.yml"
-COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
+COMPOSE = compose_document()
 PROFILES = sorted({profile for service in COMPOSE["services"].values() for profile in service.get("profiles", [])})
 
 
@@ -104,8 +102,8 @@ def answers(address: str) -> bool:
 def test_what_the_image_compiles_is_compiled_once(tmp_path: Path) -> None:
     """The build fails where a second run writes; that containers find it is seen in tests/containers.
 
-    Since numba compiles again what has changed, the first run of the tests is the first one here, too: where the files
-    are there already, a run that writes nothing is a second one.
+    `make test` makes the first run, for the whole suite. Where it did not, or numba compiles again what has changed,
+    the first one is here: where the files are there already, a run that writes nothing is a second one.
     """
     (step,) = (part for part in DOCKERFILE.read_text().split("\nRUN ") if " compile.py &&" in part)
     assert step.count("python -P compile.py") == 2

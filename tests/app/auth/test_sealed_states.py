@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def visited(*item_ids: str) -> PortableState:
     return PortableState.empty(GENERATION).folded(GENERATION, events, [event_hash(one.event_id) for one in events])[0]
 
 
-STATE = visited("item1", "item7")
+@cache
+def state() -> PortableState:
+    return visited("item1", "item7")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +53,8 @@ def assert_refused(sealer: StateSealer, text: str, tenant: str = "main", audienc
 
 class TestASealedState:
     def test_opens_as_it_was_sealed_and_shows_nothing(self, sealer: StateSealer) -> None:
-        texts = [sealer.seal(STATE, "main", "shop").text for _ in range(2)]
-        assert [sealer.open(text, "main", "shop") for text in texts] == [STATE] * 2
+        texts = [sealer.seal(state(), "main", "shop").text for _ in range(2)]
+        assert [sealer.open(text, "main", "shop") for text in texts] == [state()] * 2
         assert texts[0] != texts[1]
         assert {len(text) for text in texts} == {CHARACTERS}
         assert CHARACTERS < 5_000
@@ -59,12 +62,12 @@ class TestASealedState:
 
     def test_has_one_length_whatever_its_history(self, sealer: StateSealer) -> None:
         many = visited(*(f"item-{number}" for number in range(300)))
-        assert {len(sealer.seal(one, "main", "").text) for one in (STATE, many)} == {CHARACTERS}
+        assert {len(sealer.seal(one, "main", "").text) for one in (state(), many)} == {CHARACTERS}
 
     @given(st.data())
     @settings(max_examples=200, deadline=None)
     def test_is_refused_with_any_other_bit(self, sealer: StateSealer, data: st.DataObject) -> None:
-        value = bytearray(urlsafe_b64decode(sealer.seal(STATE, "main", "shop").text))
+        value = bytearray(urlsafe_b64decode(sealer.seal(state(), "main", "shop").text))
         for at in data.draw(st.sets(st.integers(0, 8 * BYTES - 1), min_size=1, max_size=4)):
             value[at // 8] ^= 1 << at % 8
         assert_refused(sealer, urlsafe_b64encode(value).decode())
@@ -72,7 +75,7 @@ class TestASealedState:
     @given(st.data())
     @settings(max_examples=200, deadline=None)
     def test_is_refused_with_any_other_character(self, sealer: StateSealer, data: st.DataObject) -> None:
-        text = sealer.seal(STATE, "main", "shop").text
+        text = sealer.seal(state(), "main", "shop").text
         at = data.draw(st.integers(0, CHARACTERS - 1))
         other = data.draw(st.one_of(st.sampled_from([*ALPHABET, *"+/=\n .", "\0", "é", "\ud800", ""]), st.text()))
         if other != text[at]:
@@ -81,26 +84,26 @@ class TestASealedState:
     @given(st.integers(0, CHARACTERS - 1), st.text(alphabet=ALPHABET, min_size=1, max_size=9))
     @settings(max_examples=50, deadline=None)
     def test_is_refused_shorter_and_longer(self, sealer: StateSealer, length: int, more: str) -> None:
-        text = sealer.seal(STATE, "main", "shop").text
+        text = sealer.seal(state(), "main", "shop").text
         for wrong in (text[:length], text + more, more + text, text[length:] + text[:length] if length else text * 2):
             assert_refused(sealer, wrong)
 
     def test_is_refused_elsewhere(self, sealer: StateSealer, tmp_path: Path) -> None:
-        text = sealer.seal(STATE, "main", "shop").text
+        text = sealer.seal(state(), "main", "shop").text
         for tenant, audience in (("books", "shop"), ("main", ""), ("main", "app"), ("mainshop", ""), ("shop", "main")):
             assert_refused(sealer, text, tenant, audience)
         assert_refused(new_sealer(tmp_path / "seal"), text)
-        empty = new_sealer(tmp_path / "seal").seal(STATE, "main", "").text
+        empty = new_sealer(tmp_path / "seal").seal(state(), "main", "").text
         key = read(tmp_path / "seal")[0]
         (tmp_path / "same id").write_text(SealKey(key.id, bytes(32)).line())
         assert_refused(new_sealer(tmp_path / "same id"), empty, audience="")
 
     def test_expires(self, sealer: StateSealer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: 1_800_000_000.0)
-        text, expires = sealer.seal(STATE, "main", "")
+        text, expires = sealer.seal(state(), "main", "")
         assert expires.timestamp() == 1_800_000_000 + 30 * DAY_S
         monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: expires.timestamp() - 1)
-        assert sealer.open(text, "main", "") == STATE
+        assert sealer.open(text, "main", "") == state()
         monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: expires.timestamp())
         with pytest.raises(SealedStateExpired):
             sealer.open(text, "main", "")
@@ -115,13 +118,13 @@ class TestTheKeys:
     def test_rotate_without_a_restart(self, tmp_path: Path) -> None:
         file = tmp_path / "seal"
         sealer = new_sealer(file)
-        first = sealer.seal(STATE, "main", "").text
+        first = sealer.seal(state(), "main", "").text
         stale = StateSealer(SealKeyring(tmp_path / "stale"), 30) if rotate(tmp_path / "stale") else sealer
         (tmp_path / "stale").write_text(file.read_text())  # the file of a machine that a rotation has not reached
         rotate(file)
-        second = sealer.seal(STATE, "main", "").text
-        assert sealer.open(first, "main", "") == STATE
-        assert stale.open(second, "main", "") == STATE  # the next key was in the file before it sealed
+        second = sealer.seal(state(), "main", "").text
+        assert sealer.open(first, "main", "") == state()
+        assert stale.open(second, "main", "") == state()  # the next key was in the file before it sealed
         for _ in range(3):
             rotate(file)
         assert_refused(sealer, first, audience="")
@@ -134,22 +137,22 @@ class TestTheKeys:
         file = tmp_path / "seal"
         here = new_sealer(file)
         monkeypatch.setattr(watched_file, "POLL_EVERY_S", 3_600)
-        here.seal(STATE, "main", "")
+        here.seal(state(), "main", "")
         rotate(file)
         rotate(file)
-        assert here.open(new_sealer(file).seal(STATE, "main", "").text, "main", "") == STATE
+        assert here.open(new_sealer(file).seal(state(), "main", "").text, "main", "") == state()
 
     def test_stay_when_the_file_breaks(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         file = tmp_path / "seal"
         sealer = new_sealer(file)
-        text = sealer.seal(STATE, "main", "").text
+        text = sealer.seal(state(), "main", "").text
         secret = read(file)[0].secret.hex()
         for broken in ("", f"{secret}\n", file.read_text() * 2):
             file.write_text(broken)
             with pytest.raises(SealKeysError) as refusal:
                 SealKeyring(file)
             assert secret not in str(refusal.value)
-            assert sealer.open(text, "main", "") == STATE
+            assert sealer.open(text, "main", "") == state()
         assert {record.levelno for record in caplog.records} == {logging.ERROR}
         assert secret not in caplog.text
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.harness import monitoring
-from benchmarks.harness.compose import ROOT
+from benchmarks.harness.compose import ROOT, compose_document
 from benchmarks.harness.monitoring import Prometheus
 from benchmarks.harness.topology import program, topology
 from benchmarks.kafka.brokers import mock_brokers
@@ -27,7 +27,7 @@ GRAFANA = ROOT / "docker" / "grafana"
 CONFIG = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "lisarec.json").read_text())
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE = compose_document()
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 DRAWN = [target["expr"].replace("$__rate_interval", "1m") for panel in PANELS for target in panel["targets"]]
