@@ -1,16 +1,28 @@
-"""Commands that download data sets, and post them to a running service."""
+"""Commands about tables: download a data set, post it to a running service, write the lists of all users."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from app.cli.console import console, say
-from app.cli.options import DataOption, EventsKeyOption, UrlOption
+from app.cli.options import DataOption, EventsKeyOption, LogOptions, UrlOption, service_settings
 
 if TYPE_CHECKING:
     from app.jobs.replay import ReplayCounts
@@ -72,3 +84,75 @@ def _replay_summary(counts: ReplayCounts) -> str:
         f"{counts.accepted:,} events accepted, {counts.duplicates:,} known before, "
         f"{counts.unknown_items:,} of unknown items; {counts.requests:,} requests, {counts.retries:,} sent again"
     )
+
+
+def _time(text: str) -> int:
+    """Return microseconds since the epoch."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time such as 2026-11-01 or 2026-11-01T08:00:00+01:00") from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1e6)
+
+
+@dataclass(frozen=True)
+class WishOptions:
+    """Which lists are made."""
+
+    scenario: Annotated[str | None, typer.Option(help="With the settings of this scenario.")] = None
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Items of a list; default: the scenario's, or 10.")] = None
+    params: Annotated[
+        str | None, typer.Option(help="Parameters of the scenario, such as '{\"max_price\": 50}'.", metavar="JSON")
+    ] = None
+
+    def wishes(self) -> dict[str, object]:
+        """Return the fields of requests that the options stand for; raise BadParameter."""
+        from pydantic import ValidationError
+
+        from app.schemas.recommendations import RecommendationRequest
+
+        try:
+            given = {**vars(self), "params": None if self.params is None else json.loads(self.params)}
+            wishes = {name: value for name, value in given.items() if value is not None}
+            RecommendationRequest.model_validate({**wishes, "user_id": "0"})
+        except json.JSONDecodeError as exc:
+            raise typer.BadParameter(f"--params is no JSON: {exc}") from None
+        except ValidationError as exc:
+            raise typer.BadParameter(
+                "; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())
+            ) from None
+        return wishes
+
+
+def recommend(
+    out: Annotated[Path, typer.Option(help="Parquet file to write, such as lists.parquet.", metavar="FILE")],
+    log: LogOptions,
+    wishes: WishOptions,
+    *,
+    users: Annotated[str, typer.Option(help="Of this file, one id a line.", metavar="all|FILE")] = "all",
+    since: Annotated[
+        int | None, typer.Option(parser=_time, help="Only users with an event since then.", metavar="TIME")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Where no model was activated: the one to use.", metavar="DIR|URL")
+    ] = None,
+    models_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder of the active model; default: where --model is, else models.", metavar="DIR|URL"),
+    ] = None,
+) -> None:
+    """Write the lists of all users to a Parquet file, as for an e-mail; a row has a user's list.
+
+    Reads the store beside the service, which it gives way to. Killed, it goes on where it was when it is run again.
+    """
+    from app.jobs.lists.user_lists import ListPlan, write_lists
+
+    settings = service_settings({**vars(log), "model_dir": model, "models_dir": models_dir})
+    user_ids = None if users == "all" else frozenset(Path(users).read_text(encoding="utf-8").splitlines())
+    plan = ListPlan(wishes.wishes(), since or 0, user_ids)
+    os.nice(10)  # requests have priority
+    with Progress(TextColumn("{task.completed:,} users"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("users", total=None)
+        counts = asyncio.run(write_lists(settings, plan, out, lambda done: bar.update(task, completed=done)))
+    short = f"; {counts.short:,} of them are shorter than wanted" if counts.short else ""
+    say(f"{out}: lists of {counts.users:,} users{short}")

@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "repair": event_log.repair,
     "consume": kafka.consume,
     "publish": kafka.publish,
+    "recommend": data.recommend,
     "replay": data.replay,
     "data": data.download_data,
     "demo": service.demo,

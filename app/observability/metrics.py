@@ -134,10 +134,14 @@ class RequestMetrics:
 
 
 class StoreMetrics:
-    """How long the store takes, what it fails and why, and how far the archive is behind the log."""
+    """How long the store takes, what it fails and why, and how far the archive is behind the log.
+
+    failed_reads  reads of this process after which a recommendation was answered without its user's state
+    """
 
     def __init__(self, instruments: Instruments) -> None:
         self.failures = StoreFailures(instruments)
+        self.failed_reads = 0
         self._instruments = instruments
         seconds = instruments.histogram(
             "lisarec_store_seconds", "Time until the store had answered a call", STORE_BUCKETS_S, ["call"]
@@ -164,6 +168,7 @@ class StoreMetrics:
 
     def count_failed_read(self) -> None:
         """Count a recommendation that was answered without the user's state, since the store failed."""
+        self.failed_reads += 1
         self._failed_reads.inc()
 
     def set_distrusted(self, is_distrusted: bool) -> None:

@@ -36,6 +36,7 @@ COMMANDS = (
     "archive",
     "consume",
     "publish",
+    "recommend",
     "replay",
     "data",
     "demo",

@@ -1,0 +1,123 @@
+"""A Parquet file of lists that is written in parts, so that a command that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import polars as pl
+
+from app.schemas.recommendations import Recommendations
+from storage.archive.hashes import Hashes, contains, hashes_of_users, merge_hashes
+from storage.folders.local_folder import LocalFolder
+
+PART_USERS = 8192
+PLAN, SUFFIX = "plan", ".parts"
+SCHEMA = {
+    "user_id": pl.String(),
+    "item_ids": pl.List(pl.String()),
+    "scores": pl.List(pl.Float64()),
+    "titles": pl.List(pl.String()),
+    "source": pl.String(),
+    "generation": pl.String(),
+    "recommendation_id": pl.String(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ListCounts:
+    """How many users have a list; `short` counts those with fewer items than were wanted, empty lists among them."""
+
+    users: int = 0
+    short: int = 0
+
+
+class ListParts:
+    """The parts, in a directory beside the file that is to be written.
+
+    k  how many items a list has where there are enough
+    """
+
+    def __init__(self, out: Path, plan: str, k: int) -> None:
+        """Go on with the parts that are there.
+
+        plan  what tells these lists from others
+
+        raises  ValueError  when the file is there already, or the parts are those of other lists
+        """
+        if out.exists():
+            raise ValueError(f"'{out}' exists already; choose another name with --out")
+        self._out = out
+        self._k = k
+        self._directory = out.with_name(out.name + SUFFIX)
+        self._folder = LocalFolder(self._directory)
+        self._parts = 0
+        self._on_disk = ListCounts()
+        self._done: Hashes = hashes_of_users([])
+        self._made: dict[str, Recommendations] = {}
+        self._require_same(plan.encode())
+        while (path := self._path(self._parts)).exists():
+            self._count(pl.read_parquet(path))
+
+    @property
+    def users(self) -> int:
+        """How many users have a list."""
+        return self._on_disk.users + len(self._made)
+
+    def lacks(self, user_ids: Sequence[str]) -> list[str]:
+        """Return those of the users who have no list yet."""
+        is_done = contains(self._done, hashes_of_users(user_ids))
+        return [one for one, done in zip(user_ids, is_done, strict=True) if not done and one not in self._made]
+
+    def add(self, lists: Mapping[str, Recommendations]) -> None:
+        """Add lists by user; as soon as there are enough for a part they are on disk."""
+        self._made.update(lists)
+        if len(self._made) >= PART_USERS:
+            self._write()
+
+    def finish(self) -> ListCounts:
+        """Make one file of all parts, which appears when it is whole, and remove them."""
+        if self._made:
+            self._write()
+        unfinished = self._directory / self._out.name
+        tables = [pl.scan_parquet(self._path(part), schema=SCHEMA) for part in range(self._parts)]
+        pl.concat([pl.LazyFrame(schema=SCHEMA), *tables]).sink_parquet(unfinished)
+        unfinished.replace(self._out)
+        shutil.rmtree(self._directory)
+        return self._on_disk
+
+    def _write(self) -> None:
+        table, data = _table([*self._made.values()]), BytesIO()
+        table.write_parquet(data)
+        self._folder.add(self._path(self._parts).name, data.getbuffer())
+        self._count(table)
+        self._made.clear()
+
+    def _require_same(self, plan: bytes) -> None:
+        if not self._folder.has(PLAN):
+            self._folder.add(PLAN, plan)
+        elif (self._directory / PLAN).read_bytes() != plan:
+            raise ValueError(f"'{self._directory}' has parts of other lists; remove it, or choose another --out")
+
+    def _path(self, part: int) -> Path:
+        return self._directory / f"{part:06}.parquet"
+
+    def _count(self, table: pl.DataFrame) -> None:
+        self._parts += 1
+        short = int((table["item_ids"].list.len() < self._k).sum())
+        self._on_disk = ListCounts(self._on_disk.users + len(table), self._on_disk.short + short)
+        self._done = merge_hashes([self._done, hashes_of_users(table["user_id"].to_list())])
+
+
+def _table(lists: Sequence[Recommendations]) -> pl.DataFrame:
+    items = [one["items"] for one in lists]
+    columns = {
+        "item_ids": [[item["item_id"] for item in some] for some in items],
+        "scores": [[item["score"] for item in some] for some in items],
+        "titles": [[item.get("title") for item in some] for some in items],
+    }
+    fields = {name: [one[name] for one in lists] for name in SCHEMA if name not in columns}  # type: ignore[literal-required]
+    return pl.DataFrame(fields | columns, schema=SCHEMA)

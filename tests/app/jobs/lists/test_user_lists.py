@@ -1,0 +1,189 @@
+"""`lisarec recommend`: every user of the log has the list that the service would give, once, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from app.cli.main import main
+from app.jobs.lists import parts, user_lists
+from app.jobs.lists.parts import ListCounts, ListParts
+from app.jobs.lists.user_lists import ListPlan, write_lists
+from app.settings import Settings
+from tests.app.conftest import Client, item_id
+from tests.storage.redis.servers import RedisServer
+
+USERS = [f"user-{number}" for number in range(40)]
+DAY_US = 86_400_000_000
+BASE_US = 1_700_000_000_000_000
+
+
+class Killed(BaseException):
+    """What a kill -9 looks like from within: nothing is tidied up."""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Client]:
+    """A service whose users have clicked, a day after each other; two of them became others, and one is erased."""
+    redis_url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state", redis_url=redis_url))
+    for number, user_id in enumerate(USERS):
+        events = [
+            {
+                "user_id": user_id,
+                "item_id": item_id((number * 7 + n) % 60),
+                "timestamp": (BASE_US + number * DAY_US) / 1e6,
+            }
+            for n in range(1 + number % 5)
+        ]
+        assert client.post("/v1/events", json=events).json()["accepted"] == len(events)
+    done = [
+        client.post(f"/v1/users/{USERS[0]}/merge", json={"from": USERS[1]}),
+        client.post(f"/v1/users/{USERS[2]}/merge", json={"from": USERS[39]}),
+        client.request("DELETE", f"/v1/users/{USERS[3]}"),
+        client.request("PUT", "/v1/items/item-5", json={"available": False}),
+        client.request("PUT", "/v1/admin/scenarios/email", json={"k": 4, "max_per_category": 2}),
+    ]
+    assert all(response.is_success for response in done)
+    yield client
+    client.close()
+
+
+KNOWN = set(USERS) - {USERS[1], USERS[39], USERS[3]}
+
+
+def write(client: Client, out: Path, plan: ListPlan, on_progress: Callable[[int], None] = lambda _: None) -> ListCounts:
+    """Make the lists as the command does, beside the service."""
+    return asyncio.run(write_lists(client.settings, plan, out, on_progress))
+
+
+def rows(out: Path) -> dict[str, dict[str, Any]]:
+    table = pl.read_parquet(out)
+    assert table["user_id"].is_unique().all()
+    return {row["user_id"]: row for row in table.iter_rows(named=True)}
+
+
+def served(client: Client, user_id: str, **wishes: Any) -> Any:
+    response = client.post("/v1/recommendations", json={"user_id": user_id, **wishes})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+class TestLists:
+    def test_are_those_that_the_service_gives(self, shop: Client, tmp_path: Path) -> None:
+        out = tmp_path / "lists.parquet"
+        counts = write(shop, out, ListPlan({"scenario": "email"}))
+        found = rows(out)
+        assert found.keys() == KNOWN
+        assert counts.users == len(KNOWN)
+        for user_id, row in found.items():
+            answer = served(shop, user_id, scenario="email")
+            assert row["item_ids"] == [item["item_id"] for item in answer["items"]]
+            assert row["scores"] == pytest.approx([item["score"] for item in answer["items"]], rel=1e-4, abs=1e-4)
+            assert row["titles"] == [item.get("title") for item in answer["items"]]
+            assert (row["source"], row["generation"]) == (answer["source"], answer["generation"])
+        assert counts.short == sum(len(row["item_ids"]) < 4 for row in found.values())
+        assert not (tmp_path / "lists.parquet.parts").exists()
+
+    def test_can_be_of_some_users(self, shop: Client, tmp_path: Path) -> None:
+        since_us = BASE_US + 20 * DAY_US
+        write(shop, tmp_path / "new.parquet", ListPlan({}, since_us))
+        assert rows(tmp_path / "new.parquet").keys() == (KNOWN & set(USERS[20:])) | {USERS[2]}  # once also the 39th
+        write(shop, tmp_path / "named.parquet", ListPlan({}, user_ids=frozenset({USERS[5], USERS[3], "stranger"})))
+        assert rows(tmp_path / "named.parquet").keys() == {USERS[5]}
+
+    def test_count_as_shown(self, shop: Client, tmp_path: Path) -> None:
+        write(shop, tmp_path / "lists.parquet", ListPlan({"scenario": "email"}))
+        stats = shop.get("/v1/stats").json()
+        assert sum(one["lists"] for one in stats["scenarios"] if one["scenario"] == "email") == len(KNOWN)
+
+    def test_go_on_after_a_kill(self, shop: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parts, "PART_USERS", 8)
+        monkeypatch.setattr(user_lists, "USERS_AT_ONCE", 4)
+        out, seen = tmp_path / "lists.parquet", list[int]()
+
+        def kill_at(users: int) -> Callable[[int], None]:
+            def on_progress(done: int) -> None:
+                seen.append(done)
+                if done >= users:
+                    raise Killed
+
+            return on_progress
+
+        for users in (5, 13, 30):
+            with pytest.raises(Killed):
+                write(shop, out, ListPlan({}), kill_at(users))
+            assert not out.exists()
+        before = len(seen)
+        assert write(shop, out, ListPlan({}), seen.append).users == len(KNOWN)
+        assert rows(out).keys() == KNOWN
+        assert min(seen[before:]) >= 24  # three parts were whole
+
+    def test_are_never_mixed_with_others(self, shop: Client, tmp_path: Path) -> None:
+        out = tmp_path / "lists.parquet"
+        ListParts(out, ListPlan({"k": 5}).digest, 5)
+        with pytest.raises(ValueError, match="has parts of other lists"):
+            write(shop, out, ListPlan({"k": 6}))
+        write(shop, out, ListPlan({"k": 5}))
+        with pytest.raises(ValueError, match="exists already"):
+            write(shop, out, ListPlan({"k": 5}))
+
+    def test_of_no_scenario_are_refused(self, shop: Client, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="did you mean email"):
+            write(shop, tmp_path / "lists.parquet", ListPlan({"scenario": "emial"}))
+
+
+def test_a_store_that_is_away_is_waited_for(
+    model_dir: Path, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody gets the list of a stranger meanwhile."""
+    monkeypatch.setattr(user_lists, "USERS_AT_ONCE", 4)
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path, redis_url=redis_server.url))
+    for number, user_id in enumerate(USERS):
+        client.click(user_id, item_id(number % 30), item_id(number % 30 + 20))
+    expected = {user_id: [item["item_id"] for item in served(client, user_id)["items"]] for user_id in USERS}
+    client.close()
+    away = False
+
+    def on_progress(done: int) -> None:
+        nonlocal away
+        if done and not away:
+            away = True
+            redis_server.kill()
+
+    async def write_beside_an_outage() -> ListCounts:
+        writing = asyncio.create_task(
+            write_lists(client.settings, ListPlan({}), tmp_path / "lists.parquet", on_progress)
+        )
+        while not away:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(redis_server.start)
+        return await writing
+
+    assert asyncio.run(write_beside_an_outage()).users == len(USERS)
+    assert {user_id: row["item_ids"] for user_id, row in rows(tmp_path / "lists.parquet").items()} == expected
+
+
+def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "lists.parquet"
+    redis_url = shop.settings.redis_url
+    store = ["--redis-url", redis_url] if redis_url else ["--data-dir", str(shop.settings.data_dir)]
+    command = ["recommend", *store, "--model", str(shop.model_dir), "--users", "all", "--out", str(out)]
+    for wrong, problem in (
+        (["--params", "{"], "no JSON"),
+        (["--k", "100000"], "k: "),
+        (["--since", "soon"], "no time"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*command, *wrong])
+        assert problem in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--scenario", "email", "--k", "3"])
+    assert f"lists of {len(KNOWN)} users" in capsys.readouterr().out
+    assert {len(row["item_ids"]) for row in rows(out).values()} <= {0, 1, 2, 3}
