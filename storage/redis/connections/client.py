@@ -282,22 +282,24 @@ class RedisServers:
                 raise storage_error(reply) from reply
         return replies
 
-    async def call_all_nodes(self, *args: Argument, replicas: bool = False) -> list[Any]:
-        """Call all servers that own slots or import some; exceptions are in the place of failed replies.
+    async def call_all_nodes(self, *commands: tuple[Argument, ...], replicas: bool = False) -> list[list[Any]]:
+        """Execute commands on all servers that own slots or import some, in one round trip to each.
 
-        raises  StorageUnavailable  when all failed to answer
+        returns                      of each server its replies; exceptions are in the place of those that failed
+        raises  StorageUnavailable  when all servers failed to answer
         """
-        calls = (self._nodes.call(url, *args) for url in self.slots.nodes(replicas=replicas))
-        replies = await asyncio.gather(*calls, return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, CONNECTION_ERRORS):
-                raise reply
-        if not replies or all(map(_is_unreachable, replies)):
+        urls, count = self.slots.nodes(replicas=replicas), len(commands)
+        starts = [number * count for number in range(len(urls))]
+        replies: list[Any] = [None] * count * len(urls)
+        places: dict[str | None, list[int]] = {
+            url: list(range(start, start + count)) for url, start in zip(urls, starts, strict=True)
+        }
+        await self._nodes.send(places, [Command("", args) for args in commands] * len(urls), replies)
+        if all(map(_is_unreachable, replies)):
             self._refresh_slots()
             failure = replies[0] if replies else ClusterDownError("no node of the cluster has slots")
-            assert isinstance(failure, Exception)
             raise storage_error(failure) from failure
-        return replies
+        return [replies[start : start + count] for start in starts]
 
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """Yield keys of all servers; a key that moves between nodes meanwhile may be missed."""

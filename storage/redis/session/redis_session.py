@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from redis.exceptions import AuthenticationError, NoScriptError
@@ -12,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoScriptError
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, Command, is_withheld, storage_error
+from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, is_withheld, storage_error
 from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.scripts.script import Script
@@ -81,9 +82,11 @@ class RedisSession:
         if self._is_checked:
             return
         await self.servers.connect()
-        await self._check_versions()
+        asked = (("CONFIG GET", name) for name in (*SAFE_SETTINGS, COVERAGE))
+        replies = await self.servers.call_all_nodes(("INFO",), *asked, replicas=True)
+        self._check_versions([info for info, *_ in replies])
         await self._check_layout()
-        await self._check_settings()
+        self._check_settings([told_settings(*of_server) for of_server in replies])
         await self._load_scripts()
         self._is_checked = True
 
@@ -135,7 +138,7 @@ class RedisSession:
     async def ping(self) -> None:
         """Return when all servers can be read."""
         await self.require_open()
-        for reply in await self.servers.call_all_nodes("PING"):
+        for (reply,) in await self.servers.call_all_nodes(("PING",)):
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
 
@@ -188,8 +191,8 @@ class RedisSession:
 
     # ---- checks
 
-    async def _check_versions(self) -> None:
-        for info in await self.servers.call_all_nodes("INFO", "server", replicas=True):
+    def _check_versions(self, infos: Sequence[Any]) -> None:
+        for info in infos:
             if isinstance(info, Mapping) and "redis_version" in info:
                 version = str(info["redis_version"])
                 if _version_number(version) < OLDEST_SERVER:
@@ -224,15 +227,12 @@ class RedisSession:
             )
 
     async def _has_logs(self) -> bool:
-        numbers = await self.servers.execute_all(
-            [Command.of("GET", self.keys.seq(number)) for number in range(self.keys.partitions)]
-        )
-        return any(isinstance(number, bytes) for number in numbers)
+        numbers = await self.servers.read([[self.keys.seq(number)] for number in range(self.keys.partitions)])
+        return any(isinstance(found, list) and found != [None] for found in numbers)
 
-    async def _check_settings(self) -> None:
+    def _check_settings(self, servers: Sequence[Mapping[str, str]]) -> None:
         """Warn of settings that differ from docker/redis/redis.conf and redis-cluster.conf, or are not told."""
-        infos = await self.servers.call_all_nodes("INFO", replicas=True)
-        told = {name: await self._settings(name, infos) for name in (*SAFE_SETTINGS, COVERAGE)}
+        told = {name: {told[name] for told in servers if name in told} for name in (*SAFE_SETTINGS, COVERAGE)}
         for name, safe in SAFE_SETTINGS.items():
             for value in told[name] - {safe}:
                 if name != POLICY or not keeps_events(value):
@@ -244,17 +244,11 @@ class RedisSession:
         if withheld:
             logger.warning(WITHHELD, " and ".join(withheld))
 
-    async def _settings(self, name: str, infos: Sequence[Any]) -> set[str]:
-        """Return the values on all servers that tell theirs, by CONFIG or in these replies to INFO."""
-        configs = await self.servers.call_all_nodes("CONFIG GET", name, replicas=True)
-        servers = [told_settings(*replies) for replies in zip(infos, configs, strict=False)]
-        return {told[name] for told in servers if name in told}
-
     async def _load_scripts(self) -> None:
-        for script in STORE_SCRIPTS:
-            for reply in await self.servers.call_all_nodes("SCRIPT LOAD", script.text):
-                if isinstance(reply, Exception) and not self.servers.is_cluster:
-                    raise storage_error(reply) from reply
+        loads = (("SCRIPT LOAD", script.text) for script in STORE_SCRIPTS)
+        for reply in chain.from_iterable(await self.servers.call_all_nodes(*loads)):
+            if isinstance(reply, Exception) and not self.servers.is_cluster:
+                raise storage_error(reply) from reply
 
 
 def _version_number(version: str) -> tuple[int, ...]:
