@@ -22,7 +22,7 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import NO_CLUSTER
-from storage.redis.connections.nodes import Argument, failure_text, is_cluster_mode, is_withheld, node_urls
+from storage.redis.connections.nodes import DRIVER, Argument, failure_text, is_cluster_mode, is_withheld, node_urls
 from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import require_usable
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
@@ -268,6 +268,7 @@ def _client(url: str) -> Any:
         "socket_timeout": SOCKET_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
+        "driver_info": DRIVER,
     }
     nodes = node_urls(url)
     failure: Exception = ValueError("the URL names no server")

@@ -16,6 +16,7 @@ from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
+from redis.driver_info import DriverInfo
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -32,6 +33,7 @@ from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import tls_remedy
 
 MAX_CONNECTIONS = 16  # to each node
+DRIVER = DriverInfo()  # of all connections: each would otherwise look the version of redis-py up again
 
 # RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
 CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
@@ -145,6 +147,7 @@ class NodeClients:
             bare_url,
             credential_provider=password_file,
             max_connections=MAX_CONNECTIONS,
+            driver_info=DRIVER,
             timeout=self._pool_timeout_s,
             socket_connect_timeout=self._connect_timeout_s,
             socket_timeout=self._socket_timeout_s,

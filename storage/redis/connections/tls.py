@@ -26,7 +26,7 @@ def tls_remedy(failure: Exception) -> str | None:
 def require_usable(url: str) -> None:
     """Raise ValueError where the URL has an option that is not known, or names a file that is not there."""
     try:
-        ConnectionPool.from_url(url).make_connection()
+        ConnectionPool.from_url(url, driver_info=None).make_connection()
     except TypeError as exc:
         raise ValueError(f"the URL of Redis has an unknown option: {exc}") from exc
     options = dict(parse_url(url))
