@@ -25,7 +25,7 @@ from tests.storage.redis.servers import expected_servers, running_cluster, runni
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
 CLUSTER = "cluster"
 STORES = ["sqlite", *expected_servers(), ARCHIVED, CLUSTER]
-FEW_PARTITIONS = 4
+FEW_PARTITIONS = 4  # on all nodes of a cluster of three
 
 
 def new_address(kind: str, directory: Path) -> str:
@@ -44,7 +44,7 @@ async def open_store(address: str, generations: Sequence[Generation], tenant: st
     url, prefix, *archive_dir = place.split(" ")
     if kind == ARCHIVED:
         return await open_archived(url, prefix, Path(archive_dir[0]), generations, tenant)
-    return await RedisStore.open(url, generations, prefix=prefix, tenant=tenant)
+    return await RedisStore.open(url, generations, prefix=prefix, tenant=tenant, partitions=FEW_PARTITIONS)
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from storage.errors import StorageUnavailable
 from storage.redis.scripts.events import COMMIT
 from storage.redis.store import RedisStore
 from storage.state.event import Event
+from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import HOT_USERS, click, shared_event
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
@@ -37,7 +38,7 @@ class TestManyWriters:
 
         async def law() -> None:
             sent = [shared_event(number) for number in range(events)]
-            async with opened(server.url) as store:
+            async with opened(server.url, partitions=FEW_PARTITIONS) as store:
                 for user_id in (*HOT_USERS, *(f"cold{number}" for number in range(0, 200, 5))):
                     assert set(await ids(store, user_id)) == {e.event_id for e in sent if e.user_id == user_id}
                     await assert_state_is_fold_of_log(store, user_id)
