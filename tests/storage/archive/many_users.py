@@ -8,7 +8,7 @@ from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.stores import GENERATION
 
-USERS = [f"user-{number}" for number in range(40)]
+USERS = [f"user-{number}" for number in range(24)]
 
 
 def ids_of(user_id: str, count: int) -> list[str]:

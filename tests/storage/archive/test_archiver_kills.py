@@ -15,12 +15,13 @@ from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import assert_state_is_fold_of_log, ids
 
+KILLS = 5  # on each kind of server
+
 
 class TestKilling:
     def test_an_archiver_killed_at_any_time_takes_every_event_once(self, server: RedisServer, tmp_path: Path) -> None:
         """kill -9 at random moments, while events come in, are resent, and are read by a service."""
-        rng = random.Random(5)
-        kill_archivers(server, tmp_path, str(tmp_path), [rng.uniform(0, 0.2) for _ in range(15)])
+        kill_archivers(server, tmp_path, str(tmp_path), [random.uniform(0, 0.2) for _ in range(KILLS)])
 
     def test_whoever_dies_before_any_change_of_disk_or_redis_leaves_both_right(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
