@@ -194,6 +194,14 @@ class Forking:
         return process
 
 
+def load_fold() -> None:
+    """Read the compiled fold from its cache, which takes half a second, for the processes of stores."""
+    from storage.state.compiled_fold import compile_fold
+    from tests.storage.oracles.random_events import make_generation
+
+    compile_fold(make_generation())
+
+
 def load_kernels(command: Command) -> bool:
     """Start a service once on the command's model, so that compiled code is there for all processes; tell if it did."""
     from app.main import create_app
@@ -272,6 +280,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which then end this process
     for name in PRELOADED:
         __import__(name)
+    load_fold()
     gc.freeze()
     with socket.socket(fileno=descriptor) as connection:
         Forking(connection).serve()
