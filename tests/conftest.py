@@ -72,7 +72,6 @@ LANES = (
 # what computes for long comes next, so that the last that runs is short
 LONGEST_OF_THE_OTHERS = (
     "tests/storage/contract/test_interrupted_corrections.py",
-    "tests/docker/test_containers.py",
     "tests/storage/contract/test_store_contract.py",
     "tests/storage/contract/test_rebuild.py",
     "tests/storage/archive/test_repair.py",
@@ -80,6 +79,7 @@ LONGEST_OF_THE_OTHERS = (
     "tests/storage/contract/test_undo_and_merge.py",
     "tests/storage/contract/test_trends.py",
     "tests/app/observability/test_metrics.py",
+    "tests/docker/test_containers.py",
     "tests/app/http/playground/test_visitor.py",
     "tests/model/training/test_train.py",
     "tests/model/artifact/test_model_directory_fuzz.py",
