@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -17,17 +17,17 @@ from app.events.new_users import ANYBODY, NewUsers, Sender
 from app.events.steady_clock import SteadyClock
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
-from app.schemas.events import MAX_EVENTS, MAX_VALUE, EventCounts, PostedEvent
+from app.schemas.events import MAX_EVENTS, MAX_SHOWN, MAX_VALUE, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
 from model.data.table import LAST_SECOND
 from storage.errors import PartlyApplied, StorageError
 from storage.protocol import EventStore
 from storage.records import AppendResult
-from storage.state.event import Event, id_time_us
+from storage.state.event import IMPRESSION, Event, id_time_us
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
-PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"})
+PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "items", "type", "timestamp", "value", "recommendation_id"})
 FOLLOW_JUMPS_AFTER_S = 60.0
 FEW_EVENTS = 100  # that are parsed within half a millisecond
 EVENT_COST = 200.0  # of parsing one, beside a byte of JSON
@@ -105,9 +105,10 @@ class Ingest:
     async def _allowed_positions(self, events: Sequence[Event], sender: Sender) -> Sequence[int]:
         """Return the positions of the events that the sender may post: pages post none on items that nobody knows."""
         if sender.is_public:
-            unknown = await self._vocabulary.unknown_items({event.item_id for event in events})
+            about = [event.item_ids for event in events]
+            unknown = await self._vocabulary.unknown_items({*chain.from_iterable(about)})
             if unknown:
-                return [position for position, event in enumerate(events) if event.item_id not in unknown]
+                return [position for position, own in enumerate(about) if unknown.isdisjoint(own)]
         return range(len(events))
 
     async def _append(self, events: Sequence[Event], now_us: int) -> list[AppendResult]:
@@ -204,10 +205,11 @@ def parse_plain_events(
     for body in bodies:
         if type(body) is not dict or not PLAIN_FIELDS.issuperset(body):
             return None
-        event_id, user_id, item_id = body.get("event_id"), body.get("user_id"), body.get("item_id")
+        event_id, user_id = body.get("event_id"), body.get("user_id")
         kind, timestamp, value = body.get("type", "click"), body.get("timestamp"), body.get("value")
         recommendation_id = body.get("recommendation_id")
-        if not (is_id(user_id) and is_id(item_id) and (kind == "click" or is_id(kind))):
+        item_id = _item_of(body)
+        if not (is_id(user_id) and item_id is not None and (kind == "click" or is_id(kind))):
             return None
         if not (recommendation_id is None or is_id(recommendation_id)):
             return None
@@ -236,6 +238,17 @@ def parse_plain_events(
             )
         )
     return events
+
+
+def _item_of(body: Mapping[str, object]) -> str | None:
+    """Return the item of a plain event, or the items of an impression as its event has them; None for neither."""
+    item_id, items = body.get("item_id"), body.get("items")
+    if "items" not in body:
+        return item_id if is_id(item_id) else None
+    if body.get("type") != IMPRESSION or item_id is not None or type(items) is not list:
+        return None
+    is_valid = 1 <= len(items) <= MAX_SHOWN and all(map(is_id, items)) and len({*items}) == len(items)
+    return " ".join(items) if is_valid else None
 
 
 def validate_events(
@@ -269,7 +282,7 @@ def to_event(posted: PostedEvent, now_us: int) -> Event:
     return Event(
         event_id=posted.event_id or str(uuid7()),
         user_id=posted.user_id,
-        item_id=posted.item_id,
+        item_id=posted.item_id or " ".join(posted.items or ()),
         type=posted.type,
         timestamp_us=now_us if posted.timestamp_us is None else posted.timestamp_us,
         id_time_us=id_time_us(posted.event_id, posted.timestamp_us) if posted.event_id else None,

@@ -12,10 +12,11 @@ from app.events.live_signals import LiveSignals
 from app.events.new_users import Sender
 from app.schemas.events import EventCounts
 from storage.records import AppendResult
-from storage.state.event import Event, event_hash
+from storage.state.event import IMPRESSION, Event, event_hash
 from storage.state.generation import Generation
 from storage.state.portable_state import VISITOR, PortableState
 
+NOT_CARRIED = "is one of users: a sealed state has no room for what was shown"
 NOBODY = "has no place here: the events are those of the sealed state's visitor"
 
 
@@ -41,6 +42,9 @@ class PortableEvents:
         named = [place for place, body in enumerate(bodies) if isinstance(body, dict) and "user_id" in body]
         if named:
             raise InvalidEvents(REFUSED, [ErrorDetail(index=at, field="user_id", reason=NOBODY) for at in named])
+        shown = [at for at, one in enumerate(bodies) if isinstance(one, dict) and one.get("type") == IMPRESSION]
+        if shown:
+            raise InvalidEvents(REFUSED, [ErrorDetail(index=at, field="type", reason=NOT_CARRIED) for at in shown])
         of_visitor = [{**body, "user_id": VISITOR} if isinstance(body, dict) else body for body in bodies]
         received = await self._ingest.receive(of_visitor, sender)
         events = with_codes(received.events, self._signals.learners)

@@ -9,12 +9,22 @@ from pydantic import ValidationError
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.catalogue.trained_catalogue import TrainedCatalogue
 from app.errors import InvalidRequest, StateNotReady, UserNotFound, details_of
-from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
+from app.schemas.users import (
+    Erasure,
+    LoggedEvent,
+    LoggedUndo,
+    Merged,
+    MergeRequest,
+    ShownItem,
+    Undone,
+    UserEvents,
+    UserState,
+)
 from storage.protocol import HistoryStore
 from storage.state.corrections import posted_as
-from storage.state.event import Event, Merge, Undo
+from storage.state.event import IMPRESSION, Event, Merge, Undo
 from storage.state.generation import Generation
-from storage.state.layout import recent_items
+from storage.state.layout import State, recent_items, shown_items
 
 FOLDED_WITHIN_S = 1.0  # of a long log; longer ones are refused meanwhile
 ASK_AGAIN_AFTER_S = 0.05
@@ -51,8 +61,18 @@ class UserData:
             event_count=int(state["event_count"]),
             last_item_id=item_ids[last] if last >= 0 else None,
             recent_items=[item_ids[row] for row in self._catalogue.known_rows_of_state_items(recent_items(state))],
+            shown_items=self._shown(state),
             histogram=self._generation.histograms(states)[0].tolist(),
         )
+
+    def _shown(self, state: State) -> list[ShownItem]:
+        items, times_s, counts = shown_items(state)
+        shown = zip(self._catalogue.rows_of_state_items(items), times_s.tolist(), counts.tolist(), strict=True)
+        return [
+            {"item_id": self._catalogue.item_ids[row], "count": count, "last": datetime.fromtimestamp(time_s, UTC)}
+            for row, time_s, count in shown
+            if row >= 0
+        ]
 
     async def _folded_state(self, user_id: str) -> bytes:
         give_up_s = time.monotonic() + FOLDED_WITHIN_S
@@ -129,10 +149,13 @@ def _logged(event: Event | Undo) -> LoggedEvent | LoggedUndo:
     logged: LoggedEvent = {
         "event_id": event_id,
         "user_id": user_id,
-        "item_id": event.item_id,
         "type": event.type,
         "timestamp": event.timestamp_us / 1e6,
     }
+    if event.type == IMPRESSION:
+        logged["items"] = event.item_ids
+    else:
+        logged["item_id"] = event.item_id
     if event.value is not None:
         logged["value"] = event.value
     if event.recommendation_id is not None:

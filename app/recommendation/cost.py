@@ -19,6 +19,7 @@ PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
 K = 1 / 250  # of an item of the answer
 EXPLAINED = 1 / 40  # of an item that is explained
 DIVERSE = 1 / 200  # of an item that is chosen for diversity
+ROTATED = 1 / 4  # of a list in which what was shown stands lower, which ranks some more items than the answer has
 CAPPED = 2.0  # of a limit for each category or text, which ranks more items than the answer has
 ITEM_ID = 1 / 350  # of an id in a list or a cursor
 PINNED = 1 / 100
@@ -60,6 +61,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "k": K * request.k,
         "explain": EXPLAINED * request.k * request.explain,
         "diversity": DIVERSE * request.k * bool(request.diversity),
+        "rotation": ROTATED * bool(request.rotation),
         "max_per_category": CAPPED * (request.max_per_category is not None),
         "max_per": CAPPED * len(request.max_per),
         "state": STATE * (request.state is not None),

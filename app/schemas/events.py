@@ -3,12 +3,22 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Closed, Id, Timestamp
+from storage.state.event import IMPRESSION
 from storage.state.portable_state import PortableState
 
+MAX_SHOWN = 50  # items of one impression
 MAX_EVENTS = 1_000  # of one request
 MAX_PUBLIC_EVENTS = 100  # of one request with a page's key, which everybody can read
 MAX_PUBLIC_NEW_USERS = 20  # among them
@@ -27,15 +37,50 @@ def _value(value: float, info: ValidationInfo) -> float:
 Value = Annotated[float, AfterValidator(_value), WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_VALUE})]
 
 
-class PostedEvent(Closed):
-    """One interaction of a user with an item."""
+def _different(items: list[str]) -> list[str]:
+    if len({*items}) < len(items):
+        raise PydanticCustomError("shown_twice", "names an item twice")
+    return items
 
-    model_config = ConfigDict(strict=True)
+
+def _of_impression(items: list[str] | None, info: ValidationInfo) -> list[str] | None:
+    if items is not None and info.data.get("type", IMPRESSION) != IMPRESSION:
+        raise PydanticCustomError("items_of_another", "is what an event of type impression has, and no other")
+    return items
+
+
+def _item_or_items(item_id: str | None, info: ValidationInfo) -> str | None:
+    """Make sure that there is an item, or items if these are valid; not both."""
+    if "items" in info.data and (item_id is None) == (info.data["items"] is None):
+        raise PydanticCustomError("item_or_items", "is required, or items of an event of type impression; not both")
+    return item_id
+
+
+ShownItems = Annotated[list[Id], Field(min_length=1, max_length=MAX_SHOWN, fail_fast=True), AfterValidator(_different)]
+
+ITEM_OR_ITEMS: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["item_id"], "properties": {"item_id": {"type": "string"}, "items": {"type": "null"}}},
+        {
+            "required": ["items", "type"],
+            "properties": {"item_id": {"type": "null"}, "items": {"type": "array"}, "type": {"const": IMPRESSION}},
+        },
+    ]
+}
+
+
+class PostedEvent(Closed):
+    """One interaction of a user with an item, or an impression of several."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra=ITEM_OR_ITEMS)
 
     event_id: Id | None = Field(None, description="best a UUIDv7; without one, a retry may count twice")
     user_id: Id
-    item_id: Id
     type: Id = "click"
+    items: Annotated[ShownItems | None, AfterValidator(_of_impression)] = Field(
+        None, description="of an event of type `impression`: what the user was shown, in any order"
+    )
+    item_id: Annotated[Id | None, AfterValidator(_item_or_items)] = Field(None, validate_default=True)
     timestamp_us: Timestamp | None = Field(None, alias="timestamp")
     value: Value | None = Field(
         None,

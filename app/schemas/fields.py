@@ -29,6 +29,7 @@ from storage.records import EPOCH
 
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000
+MAX_ROTATION_DAYS = 365
 MAX_CATEGORY_CHARS = 256
 MAX_CATEGORIES = 100  # that an item must have all of
 MAX_BOOSTS = 20  # categories
@@ -342,6 +343,8 @@ Shares = Annotated[
     ),
 ]
 Diversity = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
+Rotation = Diversity
+RotationDays = Annotated[float, Field(gt=0, le=MAX_ROTATION_DAYS), BeforeValidator(_plain_number)]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Timestamp = Annotated[
     int,

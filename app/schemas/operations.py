@@ -26,7 +26,7 @@ class ServedModel(BaseModel):
                     "tag": "9f86d081884c7d65",
                     "device": "cpu",
                     "items": 240,
-                    "state_bytes": 3496,
+                    "state_bytes": 4000,
                     "config": {"model": {"preset": "lisa-mini", "width": 128}},
                     "metrics": {"hr_at_10_full": 0.26},
                 }

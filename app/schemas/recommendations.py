@@ -26,6 +26,8 @@ from app.schemas.fields import (
     Params,
     ParamsText,
     ResultCount,
+    Rotation,
+    RotationDays,
     plain_digits,
 )
 from app.schemas.limits import MaxPer, MaxPerTexts
@@ -70,6 +72,12 @@ class ListSettings(Closed):
         "`item.price < params.max_price`",
     )
     diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
+    rotation: Rotation = Field(
+        0.0,
+        description="how far items stand lower that the user was shown and has not chosen: the share of its odds that "
+        "an item loses with each impression; it gets them back over `rotation_days`",
+    )
+    rotation_days: RotationDays = Field(7.0, description="after so many days without an impression, an item has rested")
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
     )

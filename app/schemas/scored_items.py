@@ -34,7 +34,7 @@ class RecentItem(TypedDict):
 
 
 class Explanation(TypedDict):
-    """What the score is the sum of (`codewords`, `other_codewords`, `bias`, `follows`, `boost`), and why it is so."""
+    """What the score is the sum of (from `codewords` to `follows`, `boost` and `rotation`), and why it is so."""
 
     codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
     other_codewords: Annotated[float, Field(description="what the others add")]
@@ -43,6 +43,9 @@ class Explanation(TypedDict):
     history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
     recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
     boost: NotRequired[Annotated[float, Field(description="what the request adds for its categories")]]
+    rotation: NotRequired[
+        Annotated[float, Field(description="what the item loses since it was shown and not chosen; 0 or less")]
+    ]
 
 
 class ScoredItem(TypedDict):

@@ -9,6 +9,14 @@ from typing_extensions import TypedDict
 from app.schemas.fields import Closed, Id, ResultCount, plain_digits
 
 
+class ShownItem(TypedDict):
+    """An item that the user was shown and has not chosen since."""
+
+    item_id: str
+    count: Annotated[int, Field(description="of impressions, at most 255")]
+    last: Annotated[datetime, Field(description="time of the newest impression")]
+
+
 class UserState(BaseModel):
     """What the service remembers of a user, whatever the length of the history."""
 
@@ -17,6 +25,7 @@ class UserState(BaseModel):
     event_count: int
     last_item_id: str | None
     recent_items: list[str] = Field(description="newest first")
+    shown_items: list[ShownItem] = Field(description="at most 56, newest first: those that `rotation` lowers")
     histogram: list[list[list[float]]] = Field(description="[R][B][W]: uses of each codeword, decayed")
 
     model_config = ConfigDict(
@@ -28,6 +37,7 @@ class UserState(BaseModel):
                     "event_count": 2,
                     "last_item_id": "tea-2",
                     "recent_items": ["tea-2", "cup-1"],
+                    "shown_items": [{"item_id": "pot-3", "count": 2, "last": "2024-11-14T18:20:00Z"}],
                     "histogram": [[[1.0, 0.95], [0.0, 1.95]]],
                 }
             ]
@@ -49,7 +59,8 @@ class LoggedEvent(TypedDict):
 
     event_id: str
     user_id: str
-    item_id: str
+    item_id: NotRequired[str]
+    items: NotRequired[Annotated[list[str], Field(description="of an impression, in the place of `item_id`")]]
     type: str
     timestamp: float
     value: NotRequired[float]

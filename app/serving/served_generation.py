@@ -28,6 +28,7 @@ from model.cold_items import codes_fit, with_cold_items
 from model.inference.engine import Engine
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
+from storage.state.event import IMPRESSION
 from storage.state.generation import Generation
 
 
@@ -156,7 +157,7 @@ def generation_of(artifact: Artifact) -> Generation:
         codewords=shape.history_codewords,
         item_index=artifact.items.rows,
         codes=artifact.history_codes,
-        event_weights=artifact.config.event_weights,
+        event_weights={kind: one for kind, one in artifact.config.event_weights.items() if kind != IMPRESSION},
         unseen_types=frozenset(artifact.config.unseen_types),
         stepped_items=shape.recent_items,
         shares=artifact.history_shares,

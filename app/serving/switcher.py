@@ -19,6 +19,7 @@ from app.serving.served_generation import ServedGeneration, TenantContext
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
 from storage.records import HeldProperties, NamedGeneration
+from storage.state.event import IMPRESSION
 
 POLL_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # after the active model could not be loaded
@@ -269,9 +270,8 @@ class GenerationSwitcher:
             signals.click_through.add_generation(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
         generations = [one.generation for one in served]
-        signals.event_types = frozenset(
-            kind for generation in generations for kind in (*generation.event_weights, *generation.unseen_types)
-        )
+        types = (kind for one in generations for kind in (*one.event_weights, *one.unseen_types))
+        signals.event_types = frozenset({IMPRESSION, *types})
         self._context.store.serve_generations(generations)
         self.recommender: Recommender | ExperimentRecommender = self._arms.build_recommender(self.current.recommender)
 

@@ -97,6 +97,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "k": {"k": MAX_K},
         "explain": {"k": MAX_K, "explain": True},
         "diversity": {"k": MAX_K, "diversity": 0.5},
+        "rotation": {"k": MAX_K, "rotation": 1.0},
         "max_per_category": {"k": MAX_K, "max_per_category": 1},
         "max_per": {"k": MAX_K, "max_per": {"categories": 1, "title": 1}},
         "history": {"history": ids},

@@ -28,6 +28,7 @@ from model.artifact import model_directory
 
 USERS = 64
 HISTORY = 30
+SHOWN = 50
 BURST = 10  # requests of one kind, one after the other
 
 console = Console()
@@ -46,6 +47,7 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
         "boost of three, one of them down": {"boost": {some: 0.7, other: 0.5, third: -0.7}},
         "pins at three places": {"pin": [{"item_id": item_ids[n * 50], "place": n + 1} for n in range(3)]},
         "diversity 0.5": {"diversity": 0.5},
+        "rotation of 50 items that were shown": {"rotation": 0.5},
         "at most 3 of a category": {"max_per_category": 3},
         "at most 1 of a title": {"max_per": {"title": 1}},
         "the first page": {"cursor": ""},
@@ -103,6 +105,10 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
             return json.loads(sent)
 
         taken_s: list[tuple[float, float]] = []
+        for user in range(USERS):  # the items that a plain list begins with, so that there is something to lower
+            shown = [item["item_id"] for item in (await answer({"k": SHOWN}, user))["items"]]
+            impression = {"user_id": f"user-{user}", "type": "impression", "items": shown}
+            await service.ingest.append(impression)
         cursor = ""
         for _ in range(4):
             cursor = (await answer({"cursor": cursor}, 0))["cursor"]

@@ -2,10 +2,12 @@
 
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import httpx
 
 ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+MAX_SHOWN = 50  # items of an impression
 KEY = re.compile(r"[!-~]+")  # what a header can carry
 
 
@@ -44,3 +46,33 @@ def require_number(name: str, value: object) -> None:
     """Raise ValueError unless the value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name} has to be a finite number")
+
+
+def require_event(event: Mapping[str, object]) -> None:
+    """Raise ValueError unless the service would accept the event."""
+    for name, field in event.items():
+        if name == "items":
+            require_shown(field)
+        elif name in ("timestamp", "value"):
+            require_number(name, field)
+        else:
+            require_id(name, field)
+    value = event.get("value")
+    if isinstance(value, int | float) and value < 0:
+        raise ValueError("value has to be 0 or more")
+
+
+def require_shown(items: object) -> None:
+    """Raise ValueError unless these are items that one impression may have."""
+    if not isinstance(items, list) or not 1 <= len(items) <= MAX_SHOWN or len({*items}) < len(items):
+        raise ValueError(f"an impression has 1 to {MAX_SHOWN} different items")
+    for item_id in items:
+        require_id("items", item_id)
+
+
+def items_at(items: Sequence[str], places: Iterable[int]) -> list[str]:
+    """Return the items at these places of a list, the first of which is 1; ValueError where it has none."""
+    chosen = [*places]
+    if not all(1 <= place <= len(items) for place in chosen):
+        raise ValueError(f"places have to be from 1 to {len(items)}, as many as the list has")
+    return [items[place - 1] for place in chosen]

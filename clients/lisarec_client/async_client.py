@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from .arguments import require_address, require_id, require_key, require_number, require_positive
+from .arguments import items_at, require_address, require_event, require_id, require_key, require_positive
 from .ids import new_event_id, user_path
 from .outbox import QUEUE_SIZE, Outbox
 from .responses import (
@@ -72,10 +72,33 @@ class AsyncClient:
             event["recommendation_id"] = recommendation_id
         if value is not None:
             event["value"] = value
-        for name, field in event.items():
-            require_number(name, field) if name in ("timestamp", "value") else require_id(name, field)
-        if value is not None and value < 0:
-            raise ValueError("value has to be 0 or more")
+        require_event(event)
+        return str(event["event_id"]) if self.outbox.put(event) else None
+
+    def impression(
+        self,
+        user_id: str,
+        shown: Recommendations | Iterable[str],
+        places: Iterable[int] | None = None,
+        *,
+        recommendation_id: str | None = None,
+    ) -> str | None:
+        """Queue what the user has really seen, for `rotation`. Return the id of the event, as `event` does.
+
+        shown   an answer, or at most 50 items
+        places  those of the answer that were seen, from 1; by default all
+        raises  ValueError for what the service would refuse
+        """
+        items = list(shown.item_ids if isinstance(shown, Recommendations) else shown)
+        if isinstance(shown, Recommendations):
+            recommendation_id = recommendation_id or shown.recommendation_id
+        if places is not None:
+            items = items_at(items, places)
+        event: dict[str, Any] = {"event_id": new_event_id(), "user_id": user_id, "items": items}
+        event |= {"type": "impression", "timestamp": time.time()}
+        if recommendation_id is not None:
+            event["recommendation_id"] = recommendation_id
+        require_event(event)
         return str(event["event_id"]) if self.outbox.put(event) else None
 
     async def recommendations(
@@ -91,8 +114,9 @@ class AsyncClient:
 
         k        10, unless said otherwise, by a scenario too
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
-                 exclude, exclude_seen, exclude_events, within, candidates, history, boost, pin, diversity,
-                 max_per_category, max_per, cursor, because, explain, filter, params, current_item, scenario, debug
+                 exclude, exclude_seen, exclude_events, within, candidates, history, state, boost, pin, diversity,
+                 rotation, rotation_days, max_per_category, max_per, cursor, because, explain, filter, params,
+                 current_item, scenario, debug
         """
         given = {"user_id": user_id, "k": k}
         request = {name: value for name, value in given.items() if value is not None} | options

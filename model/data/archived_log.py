@@ -14,6 +14,7 @@ from model.data.table import Table
 ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
 ARCHIVE_VERSION = 2
+IMPRESSION = "impression"  # of several items, which were shown and not used
 ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),
@@ -48,10 +49,10 @@ def read_archive(directory: Path) -> Table | None:
 
 
 def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
-    """Drop undone events, and those of users who were merged into another one, whose log has copies."""
+    """Drop impressions, undone events, and those of users who were merged into another one, whose log has copies."""
     undone = log.filter(pl.col("kind") == "undo").select("user_id", "event_id")
     merged = log.filter(pl.col("kind") == "merge").select("user_id")
-    events = log.filter(pl.col("kind") == "event")
+    events = log.filter((pl.col("kind") == "event") & (pl.col("type") != IMPRESSION))
     return events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
 
 

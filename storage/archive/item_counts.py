@@ -11,7 +11,7 @@ import polars as pl
 
 from storage.archive.manifest import Manifest
 from storage.archive.reader import ArchiveSnapshot
-from storage.state.event import Event, LogRecord, Undo
+from storage.state.event import IMPRESSION, Event, LogRecord, Undo
 from storage.state.record_encoding import EVENT, MERGE, UNDO
 
 COLUMNS = ("kind", "user_id", "event_id", "item_id", "type")
@@ -21,10 +21,13 @@ ItemCounts = dict[str, int]
 
 
 def effective_events(log: pl.LazyFrame) -> pl.LazyFrame:
-    """Return the events that no undo takes back, without those of merged users, of which the other user has copies."""
+    """Return the events on items that no undo takes back, without those of merged users.
+
+    The other user has copies of these. An impression is about no single item.
+    """
     undone = log.filter(pl.col("kind") == UNDO).select("user_id", "event_id").collect()
     merged = log.filter(pl.col("kind") == MERGE).select("user_id").collect()
-    events = log.filter(pl.col("kind") == EVENT)
+    events = log.filter((pl.col("kind") == EVENT) & (pl.col("type") != IMPRESSION))
     if len(undone):
         events = events.join(undone.lazy(), on=["user_id", "event_id"], how="anti")
     if len(merged):

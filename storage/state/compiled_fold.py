@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
-from storage.state.event import Event, event_hash
+from storage.state.event import IMPRESSION, Event, event_hash
 from storage.state.generation import NEGLIGIBLE, Generation
-from storage.state.layout import MAX_TIME_S
+from storage.state.layout import MAX_SHOWN_COUNT, MAX_TIME_S
 
 UNKNOWN = -1
+SHOWN = -2
+NO_IMPRESSIONS = np.zeros(0, np.int32), np.zeros(0, np.int64)
 FOLDED_FIELDS = (
     "n",
     "anchor",
@@ -33,19 +35,25 @@ FOLDED_FIELDS = (
     "last_item",
     "last_timestamp_us",
     "last_codes",
+    "shown_items",
+    "shown_times_s",
+    "shown_counts",
 )
 
 
 class EventColumns(NamedTuple):
     """Q events as the fold reads them.
 
-    rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, >= FIRST_COLD_ROW = cold
+    rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, >= FIRST_COLD_ROW = cold,
+                                 -2 = an impression
     cold_codes     (Q, B) uint8  codes that the events bring for cold items; (0, B) where none does
     weights        (Q,) float32  weights of their types, 0 = no step
     seen           (Q,) bool     whether their types count as seen
     timestamps_us  (Q,) int64
     id_times_s     (Q,) uint32   rounded up, 0 = none
     id_hashes      (Q,) uint64
+    shown_rows     (M,) int32    rows of the items of all impressions, in order
+    shown_ends     (Q,) int64    where those of the event end in shown_rows; (0,) where there is no impression
     """
 
     rows: NDArray[np.int32]
@@ -55,6 +63,8 @@ class EventColumns(NamedTuple):
     timestamps_us: NDArray[np.int64]
     id_times_s: NDArray[np.uint32]
     id_hashes: NDArray[np.uint64]
+    shown_rows: NDArray[np.int32]
+    shown_ends: NDArray[np.int64]
 
     @classmethod
     def from_events(
@@ -71,6 +81,7 @@ class EventColumns(NamedTuple):
         cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the one type that is compiled for
         if any(event.codes for event in events):
             cold_codes = _cold_codes(generation, events, rows)
+        shown_rows, shown_ends = NO_IMPRESSIONS if IMPRESSION not in kinds else _shown(generation, events, rows)
         id_times_us = np.fromiter((event.id_time_us or 0 for event in events), np.int64, count)
         return cls(
             rows,
@@ -80,6 +91,8 @@ class EventColumns(NamedTuple):
             np.fromiter((event.timestamp_us for event in events), np.int64, count),
             np.clip(-(-id_times_us // 1_000_000), 0, MAX_TIME_S).astype(np.uint32),
             np.fromiter(id_hashes, np.uint64, count),
+            shown_rows,
+            shown_ends,
         )
 
 
@@ -94,6 +107,20 @@ class Folded(NamedTuple):
     states: list[bytes]
     late: list[bool]
     unknown: list[bool]
+
+
+def _shown(
+    generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the rows of what impressions have shown and where each event's end, and set the `rows` of impressions."""
+    shown: list[int] = []
+    ends = np.zeros(len(events), np.int64)
+    for place, event in enumerate(events):
+        if event.type == IMPRESSION:
+            rows[place] = SHOWN
+            shown += map(generation.state_row, event.item_ids)
+        ends[place] = len(shown)
+    return np.array(shown, np.int32), ends
 
 
 def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
@@ -159,10 +186,10 @@ def fold_many(
 @numba.njit(cache=True)
 def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-def]
     # numba counts a reference whenever an array is taken from a tuple or passed on, so the loop avoids both.
-    rows, cold_codes, weights, seen, timestamps_us, id_times_s, id_hashes = events
+    rows, cold_codes, weights, seen, timestamps_us, id_times_s, id_hashes, shown_rows, shown_ends = events
     codes, shares, rates, growth = items
     n, anchor, bins, event_count, ids, times_s, low_water_s = states[:7]
-    item_count, recent, stepped, last, last_us, last_codes = states[7:]
+    item_count, recent, stepped, last, last_us, last_codes, shown, shown_s, shown_counts = states[7:]
     for event in range(len(users)):
         user = users[event]
 
@@ -174,6 +201,11 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
         event_count[user] += 1
 
         row, weight = rows[event], weights[event]
+        if row == SHOWN:
+            time_s = min(max(timestamps_us[event] // 1_000_000, 1), MAX_TIME_S)
+            first = shown_ends[event - 1] if event else 0
+            for place in range(first, shown_ends[event]):
+                _show(shown, shown_s, shown_counts, user, shown_rows[place], time_s)
         if row < 0:
             continue
         if seen[event]:
@@ -197,6 +229,10 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
                     word = cold_codes[event, book] if is_cold else codes[row, book]
                     bins[user, rate, book, word] += step
 
+        for slot in range(shown.shape[1]):
+            if shown[user, slot] == row:
+                shown[user, slot], shown_s[user, slot], shown_counts[user, slot] = -1, 0, 0
+
         late[event] = timestamps_us[event] < last_us[user]
         first = 1 if late[event] else 0
         for place in range(stepped.shape[1] - 1, first, -1):
@@ -208,6 +244,19 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
             last_us[user] = timestamps_us[event]
             for book in range(codes.shape[1]):
                 last_codes[user, book] = cold_codes[event, book] if is_cold else codes[row, book]
+
+
+@numba.njit
+def _show(shown, shown_s, shown_counts, user, row, time_s):  # type: ignore[no-untyped-def]
+    oldest = 0
+    for slot in range(shown.shape[1]):
+        if shown[user, slot] == row:
+            shown_s[user, slot] = max(np.int64(shown_s[user, slot]), time_s)
+            shown_counts[user, slot] = min(np.int64(shown_counts[user, slot]) + 1, MAX_SHOWN_COUNT)
+            return
+        if shown_s[user, slot] < shown_s[user, oldest]:
+            oldest = slot
+    shown[user, oldest], shown_s[user, oldest], shown_counts[user, oldest] = row, time_s, 1
 
 
 @numba.njit

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from storage.errors import MergeRefused
 from storage.state.compiled_fold import fold_encoded
-from storage.state.event import Event, LogRecord, Merge, Undo
+from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo
 from storage.state.generation import Generation
 
 
@@ -99,6 +99,10 @@ class SeenItems:
             if item_id is None:
                 self._undone.add(event_id)
             elif event_id not in self._undone:
+                if event_type == IMPRESSION:
+                    if time_us >= since_us.get(event_type, inf):
+                        self.left_out.update(item_id.split(" "))
+                    continue
                 if event_type not in unseen_types:
                     self.item_ids.add(item_id)
                 if time_us >= since_us.get(event_type, inf):

@@ -12,6 +12,9 @@ _UUID7 = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}
 UNDO_ID = "undo {}"
 MERGE_ID = "merge {}"
 
+IMPRESSION = "impression"
+"""The type of events that say what a user was shown. Such an event steps in no generation, and makes nothing seen."""
+
 CodesByTag: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Codes (B,) uint8 of one item for generations, each after its generation's tag of 8 bytes."""
 
@@ -20,7 +23,8 @@ CodesByTag: TypeAlias = tuple[tuple[bytes, bytes], ...]
 class Event:
     """One user-item interaction, as it is logged and folded.
 
-    codes  of an item that a model has not learned, for the generations that were served when the event was logged
+    item_id  of an impression the ids of all items that were shown, with spaces between them
+    codes    of an item that a model has not learned, for the generations that were served when the event was logged
     """
 
     event_id: str
@@ -37,6 +41,11 @@ class Event:
     def entry_id(self) -> str:
         """The id of the entry within the user's log."""
         return self.event_id
+
+    @property
+    def item_ids(self) -> list[str]:
+        """The ids of the items that the event is about: one, but of an impression all that were shown."""
+        return self.item_id.split(" ") if self.type == IMPRESSION else [self.item_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.state.cold_codes import cold_row
-from storage.state.event import Event, event_hash
+from storage.state.event import IMPRESSION, Event, event_hash
 from storage.state.generation import NEGLIGIBLE, Generation
-from storage.state.layout import ITEM_RING, MAX_TIME_S, State
+from storage.state.layout import ITEM_RING, MAX_SHOWN_COUNT, MAX_TIME_S, State
 
 
 class Effect(Enum):
@@ -22,11 +22,16 @@ class Effect(Enum):
     STEPPED_LATE = "stepped, but an item with a newer timestamp stays the last one"
     WEIGHTLESS = "no step, its type has no positive weight"
     UNKNOWN_ITEM = "no step, the generation has no codes for its item"
+    SHOWN = "no step, it says what was shown"
 
 
 def fold_event(generation: Generation, state: State, event: Event) -> Effect:
     """Fold the event into the state, in place. The caller makes sure that it was not folded before."""
     _push_id(state, event)
+    if event.type == IMPRESSION:
+        for item_id in event.item_ids:
+            _show(state, generation.state_row(item_id), event.timestamp_us)
+        return Effect.SHOWN
     item = generation.item_index.get(event.item_id)
     codes = generation.cold_codes(event) if item is None else generation.codes[item]
     if codes is None:
@@ -40,6 +45,7 @@ def fold_event(generation: Generation, state: State, event: Event) -> Effect:
         return Effect.WEIGHTLESS
     late = event.timestamp_us < state["last_timestamp_us"]
     _step(generation, state, codes, shares, weight)
+    _choose(state, item)
     _insert(state["stepped_items"], item, place=int(late))  # a late item goes behind the last one
     if late:
         return Effect.STEPPED_LATE
@@ -66,6 +72,25 @@ def _push_item(state: State, item: int) -> None:
     count = int(state["item_count"])
     state["recent_items"][count % ITEM_RING] = item
     state["item_count"] = count + 1
+
+
+def _show(state: State, item: int, time_us: int) -> None:
+    """Count the item as shown once more; a new one takes the place of the one whose newest time is the oldest."""
+    items, times_s, counts = state["shown_items"], state["shown_times_s"], state["shown_counts"]
+    slots = np.flatnonzero(items == item)
+    slot = int(slots[0]) if len(slots) else int(np.argmin(times_s))
+    if not len(slots):
+        items[slot], times_s[slot], counts[slot] = item, 0, 0
+    time_s = min(max(time_us // 1_000_000, 1), MAX_TIME_S)
+    times_s[slot] = max(int(times_s[slot]), time_s)
+    counts[slot] = min(int(counts[slot]) + 1, MAX_SHOWN_COUNT)
+
+
+def _choose(state: State, item: int) -> None:
+    """Forget that the item was shown."""
+    slots = state["shown_items"] == item
+    for name, empty in (("shown_items", -1), ("shown_times_s", 0), ("shown_counts", 0)):
+        state[name][slots] = empty
 
 
 def _step(

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state.cold_codes import codes_for
-from storage.state.event import Event
+from storage.state.cold_codes import codes_for, cold_row
+from storage.state.event import IMPRESSION, Event
 from storage.state.layout import (
     ID_RING,
     LAYOUT_VERSION,
@@ -109,8 +109,13 @@ class Generation:
         return codes_for(self.tag, event.codes, self.codes.shape[1], self.codewords)
 
     def knows_item_of(self, event: Event) -> bool:
-        """Return whether the event's item has codes."""
-        return event.item_id in self.item_index or self.cold_codes(event) is not None
+        """Return whether the event's item has codes; an impression needs none."""
+        return event.type == IMPRESSION or event.item_id in self.item_index or self.cold_codes(event) is not None
+
+    def state_row(self, item_id: str) -> int:
+        """Return what a state has for an item that was shown, be it known or not."""
+        row = self.item_index.get(item_id)
+        return cold_row(item_id) if row is None else row
 
     def encode(self, state: State) -> bytes:
         """Return the state as bytes, always ``dtype.itemsize`` of them."""

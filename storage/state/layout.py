@@ -1,6 +1,6 @@
 """The bytes of a user's state."""
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,18 @@ from numpy.typing import NDArray
 #   recent_id_times_s  u4[20]    ring, beside recent_event_ids: their id-times in seconds, rounded up
 #   low_water_s        u4        the newest id-time evicted from that ring
 #   last_codes         u1[B]     codes of the last item, 0 while there is none
+#   shown_items        i4[56]    rows of items that were shown and not chosen since, -1 = empty; others: cold_codes.py
+#   shown_times_s      u4[56]    beside: when each was shown last, in seconds, at least 1; 0 = empty
+#   shown_counts       u1[56]    beside: how many impressions have each, at most 255
 #
-# 3,496 bytes at R = 3, B = 8, W = 32, K = 5, whatever the length of the history.
-LAYOUT_VERSION = 3
+# 4,000 bytes at R = 3, B = 8, W = 32, K = 5, whatever the length of the history.
+LAYOUT_VERSION = 4
 TAG_BYTES = slice(8, 16)
 ITEM_RING = 24
 STEPPED_ITEMS = 5
 ID_RING = 20
+SHOWN_RING = 56
+MAX_SHOWN_COUNT = 255
 
 MAX_TIME_S = 2**32 - 1
 NO_TIMESTAMP = np.iinfo(np.int64).min
@@ -72,6 +77,9 @@ def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, 
             ("recent_id_times_s", "<u4", (id_ring,)),
             ("low_water_s", "<u4"),
             ("last_codes", "u1", (codebooks,)),
+            ("shown_items", "<i4", (SHOWN_RING,)),
+            ("shown_times_s", "<u4", (SHOWN_RING,)),
+            ("shown_counts", "u1", (SHOWN_RING,)),
         ]
     )
 
@@ -90,6 +98,7 @@ def empty_state(dtype: np.dtype[np.void], tag: bytes) -> State:
     state["last_timestamp_us"] = NO_TIMESTAMP
     state["recent_items"] = -1
     state["stepped_items"] = -1
+    state["shown_items"] = -1
     return state
 
 
@@ -99,3 +108,23 @@ def recent_items(state: State) -> NDArray[np.int32]:
     next_slot = int(state["item_count"]) % len(ring)
     newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))
     return newest_first[newest_first >= 0]
+
+
+class ShownItems(NamedTuple):
+    """What a state has of items that were shown and not chosen since: at most 56, the newest ones first.
+
+    items    (S,)  int32
+    times_s  (S,)  uint32, when each was shown last
+    counts   (S,)  uint8, how many impressions have it
+    """
+
+    items: NDArray[np.int32]
+    times_s: NDArray[np.uint32]
+    counts: NDArray[np.uint8]
+
+
+def shown_items(state: State) -> ShownItems:
+    """Return what the state has of items that were shown."""
+    times_s = state["shown_times_s"]
+    newest_first = np.argsort(-times_s.astype(np.int64), kind="stable")[: np.count_nonzero(times_s)]
+    return ShownItems(state["shown_items"][newest_first], times_s[newest_first], state["shown_counts"][newest_first])

@@ -4,6 +4,8 @@ A row, in a table of SQLite or in a Parquet file, has a value for each of COLUMN
 undo or merge uses: `user_id`, `timestamp_us`, and `event_id` or `target`. Codes are a blob: of each generation the tag
 (8 bytes), the number of codes (2 bytes, little-endian), and the codes (1 byte each).
 
+The item of an impression are the ids of all that it has shown, with spaces between them.
+
 JSON, in Redis and in back-ups, is one of
 
   [TENANT, EVENT_ID, USER_ID, ITEM_ID, TYPE, TIMESTAMP_US, ID_TIME_US, VALUE, RECOMMENDATION_ID]

@@ -158,7 +158,7 @@ def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
 ) -> None:
     asyncio.run(constant_cost.measure(model_directory.load(model), tmp_path, (10, 3000), rounds=5))
     (sizes,) = (line for line in capsys.readouterr().out.splitlines() if "bytes of the state" in line)
-    assert sizes.count("3,496") == 2
+    assert sizes.count("4,000") == 2
 
 
 def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,15 +19,19 @@ EXAMPLE = {
     "timestamp": "2024-11-14T18:20:00Z",
 }
 EVENT_SCHEMA = PostedEvent.model_json_schema()
+IMPRESSION = {"user_id": "ada", "type": "impression", "items": ["tea-2", "cup-1"]}
 BODY = json_request(
     {"anyOf": [EVENT_SCHEMA, {"type": "array", "items": EVENT_SCHEMA, "minItems": 1, "maxItems": MAX_EVENTS}]},
-    {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}]},
+    {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}], "what was shown": IMPRESSION},
 )
 
 
 @router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
 async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
     """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none.
+
+    An event of type `impression` says what a user was shown: `items`, up to 50, in the place of `item_id`. It moves
+    nothing but lists with `rotation`.
 
     A 503 `partly_applied` lists which are durable, and how many of them are accepted: these are counted already, and
     are duplicates when all are sent again. Types that no served model has a weight for are logged, and step no state.

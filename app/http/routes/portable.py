@@ -41,6 +41,10 @@ def _without(schema: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: one for name, one in schema.items() if name != "oneOf"} | {"properties": left, "required": required}
 
 
+POSTED = PostedEvent.model_json_schema()
+EVENT_SCHEMA = _without(POSTED, "user_id", "item_id", "items")
+EVENT_SCHEMA["properties"]["item_id"] = POSTED["properties"]["user_id"] | {"title": "Item Id"}
+EVENT_SCHEMA["required"] = ["item_id"]
 EVENT = {"event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "item_id": "tea-2"}
 EVENTS = json_request(
     {
@@ -49,7 +53,7 @@ EVENTS = json_request(
             "state": {"type": ["string", "null"]},
             "events": {
                 "type": "array",
-                "items": _without(PostedEvent.model_json_schema(), "user_id"),
+                "items": EVENT_SCHEMA,
                 "minItems": 1,
                 "maxItems": MAX_EVENTS,
             },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from datetime import datetime
 from hashlib import blake2b
 from io import BytesIO
@@ -91,9 +91,11 @@ def protobuf_decoder(descriptors: Path, message_type: str) -> Decode:
 
 
 def _json_value(content: Any) -> Any:
-    """Return a time as seconds since the epoch, and everything else as it is."""
+    """Return a time as seconds since the epoch, a repeated field as a list, and everything else as it is."""
     if isinstance(content, datetime):
         return content.timestamp()
+    if isinstance(content, MutableSequence):
+        return list(content)
     descriptor = getattr(content, "DESCRIPTOR", None)
     if descriptor is not None and descriptor.full_name == TIMESTAMP:
         return (content.seconds * 1_000_000 + content.nanos // 1_000) / 1e6

@@ -15,9 +15,17 @@ from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder, with_fallback
-from app.recommendation.ranking.rankings import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
+from app.recommendation.ranking.rankings import (
+    PersonalRanking,
+    PopularRanking,
+    Ranked,
+    Ranking,
+    Scores,
+    without_padding,
+)
 from app.recommendation.ranking.removals import RemovalCounter, short
 from app.recommendation.ranking.reranking import RerankingRules
+from app.recommendation.ranking.rotation import RotatedRanking
 from app.recommendation.ranking.stored_users import StoredUsers
 from app.recommendation.selection import Selection
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
@@ -183,7 +191,9 @@ class BatchRanker:
     def _list(self, query: CatalogueQuery, ranked: RankedItems | None) -> Listed:
         if query.rules is not None:
             ranking = self._ranking(query, ranked)
-            best = ranking.best(query.depth, query.excluded) if ranked is None else ranked[:2]
+            best = ranking.best(query.depth, query.excluded) if ranked is None else without_padding(ranked[:2])
+            if (rotation := query.history.rotation) is not None:
+                best, ranking = rotation.first(ranking, best, query.rules.depth), RotatedRanking(ranking, rotation)
             return self._rerank(query, query.rules, ranking, best)
         if ranked is None:
             candidates = query.candidates
@@ -236,7 +246,11 @@ class BatchRanker:
             explained = ExplainedQuery(
                 vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts
             )
-        return self._explainer.explain(explained, rows)
+        explanations = self._explainer.explain(explained, rows)
+        if history.rotation is not None:
+            for explanation, gain in zip(explanations, history.rotation.of_rows(rows).tolist(), strict=True):
+                explanation["rotation"] = gain
+        return explanations
 
 
 def _source(query: CatalogueQuery, ranked: RankedItems | None) -> Source:

@@ -11,6 +11,7 @@ from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
+from app.recommendation.ranking.rotation import Rotation
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows, StoredUsers
 from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
@@ -19,20 +20,21 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from model.lisa.histogram import history_histogram
-from storage.state.layout import ITEM_RING, recent_items
+from storage.state.layout import ITEM_RING, State, recent_items
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A request's history: the model's input, the rows of recent items, and what was read of the log."""
+    """A request's history: the model's input, the rows of recent items, what was read of the log, and the rotation."""
 
     model_input: ModelInput | None
     recent: Rows
     log: SeenRows = NOTHING_SEEN
+    rotation: Rotation | None = None
 
 
-UNKNOWN = None, NO_ROWS  # the model's input and the recent items of a user without a state
-NO_HISTORY = History(*UNKNOWN)
+UNKNOWN = None, NO_ROWS, None  # the model's input, the recent items and the state of a user without a state
+NO_HISTORY = History(None, NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +81,7 @@ class QueryBuilder:
         newest = list(map(recent_items, states))
         inputs = model_inputs(states, self._catalogue)
         recents = map(self._catalogue.known_rows_of_state_items, newest)
-        known = dict(zip(users.states, zip(inputs, recents, strict=True), strict=True))
+        known = dict(zip(users.states, zip(inputs, recents, states, strict=True), strict=True))
         return [
             self._query(
                 request,
@@ -100,13 +102,19 @@ class QueryBuilder:
         return self._query(request, selection, query.history)
 
     def _history(
-        self, request: RecommendationRequest, known: Mapping[str, tuple[ModelInput | None, Rows]], seen: SeenRows
+        self,
+        request: RecommendationRequest,
+        known: Mapping[str, tuple[ModelInput | None, Rows, State | None]],
+        seen: SeenRows,
     ) -> History:
         """Return the history of the request: its items, its visitor's state, or that of a user among those known."""
         if request.history is not None:
             return self._history_of_items(request.history)
         if request.state is None or request.state.opened is None:
-            return History(*known.get(str(request.user_id), UNKNOWN), seen)
+            model_input, recent, of_user = known.get(str(request.user_id), UNKNOWN)
+            if not request.rotation or of_user is None:
+                return History(model_input, recent, seen)
+            return History(model_input, recent, seen, Rotation.of(request, of_user, self._catalogue))
         state = request.state.opened.state_in(self._generation)
         (model_input,) = model_inputs(np.array([state]), self._catalogue)
         return History(model_input, self._catalogue.known_rows_of_state_items(recent_items(state)), seen)
@@ -133,9 +141,10 @@ class QueryBuilder:
         if similar_to is not None:
             bitmap.add(excluded, np.array([similar_to]))
         rules, boosts, is_blended, depth = None, None, False, request.k
-        if _has_rules(request, selection):
+        if history.rotation is not None or _has_rules(request, selection):
             rules = reranking_rules(request, selection, self._catalogue, excluded)
             boosts, depth = rules.boosts, rules.depth
+            depth += 0 if history.rotation is None else len(history.rotation.rows)
         elif similar_to is None and self._is_blended(request, history.model_input):
             is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
         bitmap.add(excluded, seen_rows(request, history))

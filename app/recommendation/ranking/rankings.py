@@ -39,6 +39,9 @@ class Ranking(Protocol):
     def scores(self, rows: Rows) -> Scores:
         """Return the scores of distinct items, in order, whether candidates or not."""
 
+    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
+        """Return the scores after the logarithms of the items' odds have gained so much."""
+
     def codes(self, rows: Rows) -> TargetCodes:
         """Return the target codes of the items, by which diversity compares items."""
 
@@ -67,6 +70,10 @@ class PersonalRanking(Ranking):
         return self._engine.scores_of(self._query, rows, self._boosts)
 
     @override
+    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
+        return (scores + gains).astype(np.float32)
+
+    @override
     def codes(self, rows: Rows) -> TargetCodes:
         return self._engine.target_codes.take(rows, axis=0)
 
@@ -91,6 +98,10 @@ class PopularRanking(Ranking):
     @override
     def scores(self, rows: Rows) -> Scores:
         return self._trending.scores(rows, self._boosts)
+
+    @override
+    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
+        return scores * np.exp(gains)
 
     @override
     def codes(self, rows: Rows) -> TargetCodes:

@@ -37,7 +37,8 @@ events = st.fixed_dictionaries(
     {"user_id": ids | odd, "item_id": ids | odd},
     optional={
         "event_id": ids | odd,
-        "type": st.just("click") | ids | odd,
+        "items": st.lists(ids | odd, max_size=3) | odd,
+        "type": st.sampled_from(["click", "impression"]) | ids | odd,
         "timestamp": times,
         "value": numbers | odd,
         "recommendation_id": ids | odd,
@@ -56,6 +57,16 @@ good = st.fixed_dictionaries(
 )
 
 
+shown = st.fixed_dictionaries(
+    {
+        "user_id": st.just("ada"),
+        "type": st.just("impression") | st.just("click"),
+        "items": st.lists(st.sampled_from([f"tea-{n}" for n in range(60)]), max_size=51),
+    },
+    optional={"recommendation_id": st.just("r"), "item_id": st.sampled_from([None, "tea-2"])},
+)
+
+
 def by_schema(bodies: list[Any], needs_ids: bool) -> list[Event] | None:
     try:
         return [to_event(posted, NOW_US) for posted in validate_events(bodies, MAX_US, needs_ids=needs_ids)]
@@ -71,11 +82,14 @@ def named(events: list[Event], bodies: list[Any]) -> list[Event]:
     ]
 
 
-@given(st.lists(events | good | odd, max_size=3), st.booleans())
+@given(st.lists(events | good | shown | odd, max_size=3), st.booleans())
 @example([{"user_id": "a\n", "item_id": "i"}], False)
 @example([{"user_id": "a", "item_id": "i", "timestamp": True}], False)
 @example([{"user_id": "a", "item_id": "i", "event_id": None}], True)
 @example([{"user_id": "a", "item_id": "i"}] * 1001, False)
+@example([{"user_id": "a", "items": ["i", "j"], "type": "impression"}], False)
+@example([{"user_id": "a", "items": ["i", "i"], "type": "impression"}], False)
+@example([{"user_id": "a", "items": [f"i{n}" for n in range(51)], "type": "impression"}], False)
 @settings(max_examples=200)
 def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
     quick = parse_plain_events(bodies, NOW_US, MAX_US, needs_ids=needs_ids)
@@ -85,7 +99,7 @@ def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies:
         assert named(quick, bodies) == named(schema, bodies)
 
 
-@given(st.lists(good, min_size=1, max_size=3), st.booleans())
+@given(st.lists(good | shown, min_size=1, max_size=3), st.booleans())
 def test_the_usual_event_takes_the_quick_way(bodies: list[Any], needs_ids: bool) -> None:
     parsed = json.loads(json.dumps(bodies))
     assert (parse_plain_events(parsed, NOW_US, MAX_US, needs_ids=needs_ids) is None) == (

@@ -135,7 +135,7 @@ def test_queries_of_the_catalogue_have_bounds(shared_client: Client, query: str)
     [
         ("/v1/recommendations", RecommendationRequest, {"user_id": "ada", "boosts": {}}),
         ("/v1/recommendations", RecommendationBatch, {"requests": [{"user_id": "ada"}], "boosts": {}}),
-        ("/v1/events", PostedEvent, {"user_id": "ada", "item_id": "item-1", "items": 1}),
+        ("/v1/events", PostedEvent, {"user_id": "ada", "item_id": "item-1", "products": 1}),
     ],
 )
 def test_a_refusal_names_all_that_is_allowed(

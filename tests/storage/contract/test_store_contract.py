@@ -69,11 +69,13 @@ class TestState:
                     assert [astuple(answer) for answer in answers] == expected
                     log += [event for event, (duplicate, _, _) in zip(events, expected, strict=True) if not duplicate]
                 assert [entry.record for entry in await whole_log(store, user_id)] == log
-                assert (await store.seen_items("main", user_id)).item_ids == {event.item_id for event in log}
-                since_us = {"click": START_US + 3, "buy": -inf}
+                seen = {event.item_id for event in log if event.type != "impression"}
+                assert (await store.seen_items("main", user_id)).item_ids == seen
+                since_us = {"click": START_US + 3, "buy": -inf, "impression": START_US + 2}
                 found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us))
                 assert found.item_ids == {event.item_id for event in log if event.type not in UNSEEN}
-                assert found.left_out == {
+                shown = [event for event in log if event.type == "impression" and event.timestamp_us >= START_US + 2]
+                assert found.left_out == {one for event in shown for one in event.item_id.split()} | {
                     event.item_id
                     for event in log
                     if event.type == "buy" or (event.type == "click" and event.timestamp_us >= START_US + 3)

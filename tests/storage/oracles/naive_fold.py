@@ -25,12 +25,18 @@ class NaiveUser:
     last_codes: list[int] = field(default_factory=list)
     items: list[int] = field(default_factory=list)
     stepped: list[int] = field(default_factory=list)  # rows, oldest first; a late one before the last item
+    shown: dict[int, int] = field(default_factory=dict)  # row -> place, of 56
+    shown_when: dict[int, tuple[int, int]] = field(default_factory=dict)  # row -> newest second and count
 
     def receive(self, event: Event) -> tuple[bool, bool, bool]:
         """Returns duplicate, unknown_item, late."""
         if event.event_id in self.ids:
             return True, False, False
         self.ids.add(event.event_id)
+        if event.type == "impression":
+            for item_id in event.item_id.split():
+                self.show(self.generation.item_index.get(item_id, name_of_cold(item_id)), event.timestamp_us)
+            return False, False, False
         row = self.generation.item_index.get(event.item_id)
         codes = brought_codes(self.generation, event.codes) if row is None else self.generation.codes[row].tolist()
         if codes is None:
@@ -46,12 +52,27 @@ class NaiveUser:
         if weight <= 0:
             return False, False, False
         self._step(shares, weight)
+        self.shown.pop(row, None)
+        self.shown_when.pop(row, None)
         if self.last is not None and event.timestamp_us < self.last[1]:
             self.stepped.insert(-1, row)
             return False, False, True
         self.stepped.append(row)
         self.last, self.last_codes = (row, event.timestamp_us), codes
         return False, False, False
+
+    def show(self, row: int, time_us: int) -> None:
+        """One more impression of the item; where 56 others have places, one with the oldest time gives up its own."""
+        second = min(max(time_us // 10**6, 1), 2**32 - 1)
+        if row not in self.shown:
+            free = set(range(56)) - set(self.shown.values())
+            if not free:
+                given_up = min(self.shown, key=lambda one: (self.shown_when[one][0], self.shown[one]))
+                free = {self.shown.pop(given_up)}
+                del self.shown_when[given_up]
+            self.shown[row] = min(free)
+        newest, count = self.shown_when.get(row, (0, 0))
+        self.shown_when[row] = max(newest, second), min(count + 1, 255)
 
     def _step(self, shares: dict[tuple[int, ...], float], weight: float) -> None:
         self.steps += 1
@@ -105,6 +126,8 @@ def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
     assert recent_items(state).tolist() == expected.items[::-1][:24]
     newest = expected.stepped[::-1][: generation.stepped_items]
     assert state["stepped_items"].tolist() == newest + [-1] * (generation.stepped_items - len(newest))
+    shown = zip(*(state[f"shown_{name}"].tolist() for name in ("items", "times_s", "counts")), strict=True)
+    assert {row: (second, count) for row, second, count in shown if second} == expected.shown_when
     if expected.last is None:
         assert state["last_item"] == -1
     else:

@@ -79,7 +79,9 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
     )
     kinds = st.sampled_from([*TYPES, *WITH_CODES])
     event = st.builds(lambda event, kind: replace(event, type=kind[0], codes=kind[1]), plain, kinds)
-    return st.lists(event, max_size=max_size)
+    shown = st.lists(st.integers(0, KNOWN_ITEMS + 60).map("item{}".format), min_size=1, max_size=50).map(" ".join)
+    impression = st.builds(lambda event, item_id: replace(event, type="impression", item_id=item_id), plain, shown)
+    return st.lists(event | event | event | impression, max_size=max_size)
 
 
 def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:

@@ -151,6 +151,7 @@ def protobuf_file() -> FileDescriptorProto:
         type_name=".google.protobuf.Timestamp",
         label=FieldDescriptorProto.LABEL_OPTIONAL,
     )
+    message.field.add(name="items", number=4, type=of_text, label=FieldDescriptorProto.LABEL_REPEATED)
     return file
 
 
@@ -174,6 +175,8 @@ class TestProtobuf:
         found = orjson.loads(event_of(record(written.SerializeToString()), decode))
         assert found.pop("event_id")
         assert found == {"user_id": "bob", "item_id": "tea", "timestamp": 1_750_000_000.123456}
+        written.items.extend(["tea", "cup"])
+        assert orjson.loads(event_of(record(written.SerializeToString()), decode))["items"] == ["tea", "cup"]
 
     @given(content=st.binary(max_size=40))
     def test_other_bytes_are_no_event_and_nothing_else_happens(

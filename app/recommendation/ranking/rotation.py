@@ -1,0 +1,96 @@
+"""Rotation: items that a user was shown and has not chosen stand lower, until they have rested.
+
+An item that was shown c times, the last time a share a of `rotation_days` ago, has its odds multiplied by
+``(1 - rotation * (1 - a)) ** c``. Nothing is left out: where a filter allows no other items, the list has these.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from app.catalogue.trained_catalogue import Rows, TrainedCatalogue
+from app.recommendation.ranking.rankings import Ranked, Ranking, Scores
+from app.schemas.recommendations import RecommendationRequest
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import TargetCodes
+from storage.state.layout import State, shown_items
+
+DAY_S = 86_400.0
+LEAST_LEFT = 1e-6  # of the odds after one impression, so that scores stay finite
+
+
+def now_s() -> float:
+    """Return the time of this machine, in seconds since the epoch."""
+    return time.time()
+
+
+class Rotation(NamedTuple):
+    """What the scores of some items gain, which is at most 0.
+
+    rows   (S,)  of the items that were shown
+    gains  (S,)  float64, of the logarithms of their odds
+    """
+
+    rows: Rows
+    gains: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, request: RecommendationRequest, state: State, catalogue: TrainedCatalogue) -> Self | None:
+        """Return the rotation of a user's list as of now; None where nothing stands lower."""
+        items, times_s, counts = shown_items(state)
+        rows = catalogue.rows_of_state_items(items).astype(np.int64)
+        rested = (now_s() - times_s) / (DAY_S * request.rotation_days)
+        tired = 1.0 - np.clip(rested, 0.0, 1.0)
+        lowered = (tired > 0) & (rows >= 0)
+        if not np.any(lowered):
+            return None
+        left = np.maximum(1.0 - request.rotation * tired[lowered], LEAST_LEFT)
+        return cls(rows[lowered], counts[lowered] * np.log(left))
+
+    def of_rows(self, rows: Rows) -> NDArray[np.float64]:
+        """Return what the scores of the items gain: (len(rows),)."""
+        gains = dict(zip(self.rows.tolist(), self.gains.tolist(), strict=True))
+        return np.array([gains.get(row, 0.0) for row in rows.tolist()])
+
+    def first(self, ranking: Ranking, best: Ranked, count: int) -> Ranked:
+        """Return the first `count` items of a ranking once these stand lower; ties keep the order of the ranking.
+
+        best  its first items: `count` and as many more as there are in the rotation, or all that there are
+        """
+        rows, scores = best
+        scores = ranking.with_gains(scores, self.of_rows(rows))
+        order = np.argsort(-scores, kind="stable")[:count]
+        return rows[order], scores[order]
+
+
+class RotatedRanking(Ranking):
+    """A ranking in which some items stand lower."""
+
+    def __init__(self, ranking: Ranking, rotation: Rotation) -> None:
+        self._ranking, self._rotation = ranking, rotation
+
+    @override
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        best = self._ranking.best(count + len(self._rotation.rows), excluded)
+        return self._rotation.first(self._ranking, best, count)
+
+    @override
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        return self._ranking.relevance(scores)
+
+    @override
+    def scores(self, rows: Rows) -> Scores:
+        return self._ranking.with_gains(self._ranking.scores(rows), self._rotation.of_rows(rows))
+
+    @override
+    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
+        return self._ranking.with_gains(scores, gains)
+
+    @override
+    def codes(self, rows: Rows) -> TargetCodes:
+        return self._ranking.codes(rows)

@@ -1,0 +1,50 @@
+"""What users have seen, through the Python client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import Connect, Service
+
+
+def shown(service: Service, user_id: str) -> dict[str, int]:
+    items = service.ask("GET", f"/v1/users/{user_id}").json()["shown_items"]
+    return {item["item_id"]: item["count"] for item in items}
+
+
+def test_what_was_seen_of_an_answer_or_of_other_items_is_logged(service: Service, connect: Connect, ann: str) -> None:
+    client = connect()
+    answer = client.recommendations(ann, k=12)
+    assert client.impression(ann, answer, places=(1, 3, 12))
+    assert client.impression(ann, answer)
+    assert client.impression(ann, iter(["item-1"]), recommendation_id="r")
+    assert client.flush(60.0)
+    seen = [(event["items"], event.get("recommendation_id")) for event in service.log(ann)]
+    first, third, last = (answer.item_ids[place] for place in (0, 2, 11))
+    of = answer.recommendation_id
+    assert seen == [([first, third, last], of), (answer.item_ids, of), (["item-1"], "r")]
+    counts = dict.fromkeys(answer.item_ids, 1) | {first: 2, third: 2, last: 2}
+    assert shown(service, ann) == counts | {"item-1": counts.get("item-1", 0) + 1}
+    rotated = client.recommendations(ann, k=12, rotation=1.0, rotation_days=30)
+    assert rotated.source != "fallback"
+    assert rotated.item_ids != answer.item_ids
+
+
+@pytest.mark.parametrize(
+    ("items", "places"),
+    [
+        ([], None),
+        ([f"i{n}" for n in range(51)], None),
+        (["a", "a"], None),
+        (["a b"], None),
+        (["a", "b"], [3]),
+        (["a", "b"], [0]),
+        (["a", "b"], []),
+        (["a", "b"], [1, 1]),
+    ],
+)
+def test_what_can_only_be_wrong_is_refused_where_it_is_made(connect: Connect, items: Any, places: Any) -> None:
+    with pytest.raises(ValueError, match=r"impression|places|items"):
+        connect().impression("ann", items, places)
