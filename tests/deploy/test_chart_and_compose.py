@@ -196,7 +196,7 @@ def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
     probe = container(component)["readinessProbe"]
     assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (int(interval), int(timeout))
     assert probe.get("failureThreshold", 3) == int(retries)
-    (path,) = re.findall(r"\['LISAREC_PORT'\]\}(/\w+)", DOCKERFILE)
+    (path,) = re.findall(r"GET (/\w+) HTTP", DOCKERFILE)
     (port,) = (port for port in container(component)["ports"] if port["name"] == probe["httpGet"]["port"])
     served = environment_of(container(component)).get("LISAREC_PORT", re.findall(r"LISAREC_PORT=(\d+)", DOCKERFILE)[0])
     assert (probe["httpGet"]["path"], port["containerPort"]) == (path, int(served))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -9,9 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from app.settings import Settings
 from benchmarks.harness.compose import COMPOSE_FILE, REDIS_CONFIG, compose_document
@@ -141,6 +145,28 @@ def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> 
         completed = subprocess.run(["sh", str(start), "serve", "a b"], env=environment, capture_output=True, check=True)
         assert completed.stdout == b"serve,a b,"
         assert [file.name for file in cache.iterdir()] == ["kernels.nbi"]
+
+
+@pytest.mark.parametrize(("status", "is_healthy"), [(200, True), (503, False), (None, False)])
+def test_the_image_is_healthy_where_it_is_ready(status: int | None, is_healthy: bool) -> None:
+    class Readiness(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if status and self.path == "/readyz" else 500)
+            self.end_headers()
+
+        @override
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    found = re.search(r"^HEALTHCHECK .*\\\n *CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert found is not None
+    _, *options = json.loads(found[1])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Readiness) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = free_port() if status is None else server.server_port
+        environment = {"LISAREC_PORT": str(port)}
+        check = subprocess.run([sys.executable, *options], env=environment, capture_output=True, timeout=60)
+        server.shutdown()
+    assert (check.returncode == 0) is is_healthy, check.stderr
 
 
 def test_one_service_builds_each_image() -> None:
