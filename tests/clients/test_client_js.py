@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -48,6 +49,13 @@ class Shop:
             f'<script async src="{service_url}/client.js" data-key="{self.key}"></script><a href="/bye">bye</a>'
         )
         self.pages["/bye"] = "Goodbye"
+
+
+@pytest.fixture
+def documented() -> Callable[[str], str]:
+    """The script of docs/clients.md that has a word."""
+    scripts = re.findall(r"^```js\n(.*?)^```$", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL | re.MULTILINE)
+    return lambda word: next(script for script in scripts if word in script)
 
 
 @pytest.fixture
@@ -130,6 +138,18 @@ def test_the_readme_s_page_sends_what_is_seen_and_clicked(
     id_time_us = uuid7_time_us(viewed["event_id"])
     assert id_time_us is not None
     assert abs(id_time_us / 1e6 - time.time()) < PATIENCE_S
+
+
+def test_what_came_into_view_is_one_impression(
+    page: Page, shop: Shop, context: BrowserContext, documented: Callable[[str], str]
+) -> None:
+    cards = "".join(f"<p data-item=item-{n} style='height: 40px'>tea</p>" for n in range(1, 4))
+    page.evaluate("cards => { document.body.innerHTML = cards; self.recommendation_id = 'r' }", cards)
+    page.add_script_tag(content=documented("IntersectionObserver"))
+    wait_until(lambda: shop.service.log(visitor(context)) if context.cookies() else [])
+    (seen,) = shop.service.log(visitor(context))
+    assert (seen["type"], seen["recommendation_id"]) == ("impression", "r")
+    assert sorted(seen["items"]) == ["item-1", "item-2", "item-3"]
 
 
 def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
