@@ -30,6 +30,8 @@ USERS = ["u", "v", "w", "x", "visitor", "other visitor", "gone"]
 async def fill(store: UserStore) -> None:
     for start in range(0, 40, 20):
         await store.append("main", [click(f"e{n}", user, n % 12) for n in range(start, start + 20) for user in USERS])
+    for event_id, items in (("s1", "item1 item2 new"), ("s2", "item2 item5")):
+        await store.append("main", [Event(event_id, user, items, "impression", START_US, None) for user in USERS])
     await store.append("shop", [click(f"e{n}", "u", n) for n in range(3)])
     await store.undo("main", "u", "e7")
     await store.undo("main", "visitor", "e3")

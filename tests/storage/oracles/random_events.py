@@ -85,13 +85,18 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
 
 
 def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:
-    """Events of some users, `each` of one, in random order of users."""
+    """Events of some users, `each` of one, in random order of users; some are impressions."""
     rng = random.Random(prefix)
     numbers = [user for user in range(users) for _ in range(each)]
     rng.shuffle(numbers)
-    return [
+    events = [
         click(f"{prefix}{number}", f"user{user}", item=rng.randrange(15), timestamp_us=rng.randrange(100))
         for number, user in enumerate(numbers)
+    ]
+    shown = [" ".join(f"item{item}" for item in rng.sample(range(80), 10)) for _ in events]
+    return [
+        replace(event, type="impression", item_id=items) if rng.random() < 0.2 else event
+        for event, items in zip(events, shown, strict=True)
     ]
 
 
