@@ -45,6 +45,21 @@ _OUR_WORDS = {
     "list(string)": "set",
     "null_type": "null",
 }
+_WRITTEN: Mapping[str, str] = {
+    "and": "&&",
+    "&": "&&",
+    "or": "||",
+    "|": "||",
+    "not": "!",
+    "=": "==",
+    "===": "==",
+    "<>": "!=",
+    "=>": ">=",
+    "=<": "<=",
+}
+"""What other languages write, and how it is written here."""
+
+_SYMBOL = re.compile(r"[A-Za-z]+|[&|=<>]+")
 _HAS = re.compile(r"\bhas\s*\(")
 _FAULT = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
@@ -101,6 +116,8 @@ class Environment:
             return InvalidExpression(0, message.split(" [")[0])
         line, column, reason = int(fault[1]), int(fault[2]), fault[3]
         position = sum(len(one) + 1 for one in text.split("\n")[: line - 1]) + column - 1
+        if reason.startswith("Syntax error"):
+            return _misspelt(text, position) or InvalidExpression(position, reason.replace("Syntax error: ", ""))
         if undeclared := _UNDECLARED.match(reason):
             return InvalidExpression(position, self._unknown(undeclared[1]))
         if mismatch := _NO_OVERLOAD.match(reason):
@@ -109,14 +126,29 @@ class Environment:
 
     def _unknown(self, name: str) -> str:
         name, known = name[:MAX_NAMED], sorted(self.types)
+        if name.endswith(".item_id"):
+            return f"there is no {name}; items are named in exclude, candidates, pin and current_item"
         close = get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:20])}"
         return f"there is no {name}; {hint}"
 
 
+def _misspelt(text: str, position: int) -> InvalidExpression | None:
+    """Return the error of what another language writes at that position, or before it; None where nothing such is."""
+    before = text[:position].rstrip()
+    for found in _SYMBOL.finditer(text):
+        if found.start() <= position <= found.end() or found.end() == len(before):
+            written = found[0].lower()
+            if written in _WRITTEN:
+                return InvalidExpression(found.start(), f"use {_WRITTEN[written]} for {found[0]}")
+    return None
+
+
 def _mismatch(function: str, types: str) -> str:
     found = [_our_word(name) for name in re.split(r", (?![^(]*\))", types)]
     reason = f"{function.strip('_@').replace('_', ' ')} does not take {' and '.join(found)}"
+    if "duration" in found:
+        return f"{reason}; double(d.getHours()) makes a number of a duration d"
     if "whole number" in found:
         return f"{reason}; numbers have a point: 50.0"
     return reason

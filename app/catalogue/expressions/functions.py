@@ -17,6 +17,7 @@ from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
 INT64 = range(-(2**63), 2**63)
 NUMBERS_PER_OPERATION = 4  # that a number is compared with
+DURATIONS = {"duration_to_hours": 3_600_000_000, "duration_to_minutes": 60_000_000, "duration_to_seconds": 1_000_000}
 TEXT_FUNCTIONS = frozenset({"startsWith", "endsWith", "contains", "matches"})
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "_==_": operator.eq,
@@ -75,12 +76,22 @@ class Functions:
             return self._computed(position, function, args)
         if function == "double" and not isinstance(args[0], str | TextColumn):
             return self._as_float(args[0])
+        if function in DURATIONS:
+            return self._in_units(args[0], DURATIONS[function])
         if function in ("timestamp", "duration") and isinstance(args[0], str):
             return text_functions.microseconds(position, function, args[0])
         raise InvalidExpression(position, f"{function} cannot be used here")
 
     def _as_float(self, value: Any) -> Value:
         return Numbers(value.values.astype(np.float64), value.known) if isinstance(value, Numbers) else float(value)
+
+    def _in_units(self, duration: Any, unit: int) -> Value:
+        """Return the whole units in a duration, or in that of each row; below zero as many as above it."""
+        if isinstance(duration, Numbers):
+            return Numbers(
+                duration.values // unit + ((duration.values < 0) & (duration.values % unit > 0)), duration.known
+            )
+        return duration // unit if duration >= 0 else -(-duration // unit)
 
     def _is_known(self, value: Value) -> Condition:
         if isinstance(value, Truth):
@@ -172,7 +183,7 @@ class Functions:
         values, known = self._rows.spread(one)
         other_values, other_known = self._rows.spread(other)
         if function == "_/_" and np.result_type(values, other_values).kind != "f":
-            raise InvalidExpression(position, "whole numbers are not divided here; write double(size(x)) / 2.0")
+            raise InvalidExpression(position, "whole numbers are not divided here; write double(x) / 2.0")
         with np.errstate(all="ignore"):
             return Numbers(ARITHMETIC[function](values, other_values), known & other_known)
 

@@ -21,7 +21,7 @@ PACKAGE = "lisarec.cel"
 MESSAGES: Mapping[str, Sequence[str]] = {
     "CheckedExpr": ("Reference_ reference_map* = 2", "Expr expr = 4", "SourceInfo source_info = 5"),
     "Reference_": ("int64 key = 1", "Reference value = 2"),
-    "Reference": ("string name = 1",),
+    "Reference": ("string name = 1", "string overload_id* = 3"),
     "SourceInfo": ("Position_ positions* = 4",),
     "Position_": ("int64 key = 1", "int32 value = 2"),
     "Expr": (
@@ -87,7 +87,10 @@ class Name(Node):
 
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """A function or an operator by its name, such as ``_&&_``; a method's object is the first argument."""
+    """A function or an operator by its name, such as ``_&&_``; a method's object is the first argument.
+
+    A method that durations and times have both is named after the one that it is called of: ``duration_to_hours``.
+    """
 
     function: str
     args: tuple[Node, ...]
@@ -133,15 +136,17 @@ def read(checked: bytes) -> Node:
     """Return the tree of a serialised ``google.protobuf.Any`` that holds a ``cel.expr.CheckedExpr``."""
     message = _message_class("CheckedExpr").FromString(Any_.FromString(checked).value)
     names = {one.key: one.value.name for one in message.reference_map if one.value.name}
+    overloads = {one.key: one.value.overload_id[0] for one in message.reference_map if one.value.overload_id}
     positions = {one.key: one.value for one in message.source_info.positions}
-    return _Reader(names, positions).node(message.expr)
+    return _Reader(names, overloads, positions).node(message.expr)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns messages into nodes: by expression id, what a name refers to, and where it stands."""
+    """Turns messages into nodes: by expression id, what a name and a function refer to, and where it stands."""
 
     names: Mapping[int, str]
+    overloads: Mapping[int, str]
     positions: Mapping[int, int]
 
     def node(self, expr: Any) -> Node:
@@ -153,16 +158,17 @@ class _Reader:
         if expr.HasField("ident_expr"):
             return Name(position, expr.ident_expr.name)
         if expr.HasField("call_expr"):
-            return self._call(expr.call_expr, position)
+            return self._call(expr.call_expr, position, self.overloads.get(expr.id, ""))
         if expr.HasField("list_expr"):
             return Elements(position, tuple(map(self.node, expr.list_expr.elements)))
         if expr.HasField("comprehension_expr"):
             return self._quantifier(expr.comprehension_expr, position)
         return Unsupported(position, "a field of a value" if expr.HasField("select_expr") else "a map or a message")
 
-    def _call(self, call: Any, position: int) -> Call:
+    def _call(self, call: Any, position: int, overload: str) -> Call:
         args = [call.target, *call.args] if call.HasField("target") else list(call.args)
-        return Call(position, call.function, tuple(map(self.node, args)))
+        function = overload if overload.startswith("duration_to_") else call.function
+        return Call(position, function, tuple(map(self.node, args)))
 
     def _quantifier(self, loop: Any, position: int) -> Node:
         """Return what the compiler has made a loop of: ``exists`` begins with false and adds up with ``||``."""

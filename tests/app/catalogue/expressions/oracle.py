@@ -50,8 +50,17 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
+times = st.sampled_from(
+    [same(one) for one in ("item.published_at", "now", 'timestamp("2026-01-31T00:00:00Z")', '(now - duration("36h"))')]
+)
+ages = st.builds(
+    joined,
+    st.sampled_from([f"double(({{}} - {{}}).get{unit}())" for unit in ("Hours", "Minutes", "Seconds")]),
+    times,
+    times,
+)
 numbers = st.recursive(
-    st.sampled_from([same(name) for name in ("item.price", "item.margin", "params.max", *map(repr, NUMBERS))]),
+    st.sampled_from([same(name) for name in ("item.price", "item.margin", "params.max", *map(repr, NUMBERS))]) | ages,
     lambda inner: (
         st.builds(joined, st.sampled_from(["({} + {})", "({} - {})", "({} * {})", "({} / {})"]), inner, inner)
         | st.builds(joined, st.just("(-{})"), inner)
@@ -61,9 +70,6 @@ numbers = st.recursive(
 )
 texts = st.sampled_from([same(name) for name in ("item.brand", "current.brand", *map(quoted, TEXTS))])
 scalar_texts = st.sampled_from([same(name) for name in ("current.brand", *map(quoted, TEXTS))])
-times = st.sampled_from(
-    [same(one) for one in ("item.published_at", "now", 'timestamp("2026-01-31T00:00:00Z")', '(now - duration("36h"))')]
-)
 elements = st.sampled_from(
     [same(one) for one in ('"a" == x', 'x.startsWith("a")', "x == current.brand", "x in params.brands", 'x < "b"')]
 )
@@ -109,7 +115,11 @@ def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | values
 
 
-moments = st.integers(-100, 100).map(lambda hours: NOW + timedelta(hours=hours))
+moments = st.builds(
+    lambda hours, rest: NOW + timedelta(hours=hours, seconds=rest),
+    st.integers(-100, 100),
+    st.sampled_from([0.0, 0.5, 61.0]),
+)
 items = st.lists(
     st.fixed_dictionaries(
         {
