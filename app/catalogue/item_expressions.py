@@ -81,6 +81,12 @@ class ItemExpressions:
                 self._results.keep(key, found)
         return found
 
+    def names_without_value(self, expression: Expression) -> list[str]:
+        """Return which names of the current item and of the user have no value; none before `evaluate` knows them."""
+        compiled = self._compiled.get(self._text_key(expression))
+        names = () if compiled is None else compiled.others
+        return [name for name in names if name.startswith((CURRENT, USER)) and name not in expression.values]
+
     def find_labels(self, name: str) -> LabelSnapshot | None:
         """Return the items by a property that is a text or a set of texts, if they are known."""
         found: LabelSnapshot | None = self._results.find(self._labels_key(name))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.catalogue.expressions.columns import ItemValue
 from app.catalogue.expressions.environment import InvalidExpression, ValueType
 from app.catalogue.expressions.labels import LabelledItems
 from app.catalogue.expressions.values import Scalar
@@ -21,6 +22,7 @@ from app.recommendation.fair_thread import FairThread
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.fields import ParamType, param_type
 from app.schemas.recommendations import RecommendationRequest
+from app.schemas.scored_items import CurrentItem, WithoutValue, WithoutValueReason
 from model.inference.bitmap import Bitmap
 from storage.records import PropertyType
 
@@ -40,6 +42,8 @@ class Selection(NamedTuple):
     fallback    the items that fill a list when none of those are left; None for no items
     caps        of the properties that `max_per` names
     conditions  where they are to be counted one by one: what ``&&`` joins in the filter, and its items
+    current_item   why the filters know nothing of the page's item; None where they do, or do not name it
+    without_value  where parts are counted: names of the expressions that have no value
     """
 
     allowed: Bitmap | None
@@ -47,6 +51,8 @@ class Selection(NamedTuple):
     fallback: Bitmap | None = None
     caps: Sequence[Cap] = ()
     conditions: Sequence[tuple[str, Bitmap]] = ()
+    current_item: CurrentItem | None = None
+    without_value: Sequence[WithoutValue] = ()
 
 
 EVERYTHING = Selection(None, None)
@@ -86,24 +92,55 @@ class Selector:
         if request.user_id is not None and any(USER in text for text in texts):
             of_user = await self._users.read(request.user_id)
             values |= {f"{USER}{name}": value for name, value in of_user.items()}
-        if request.current_item is not None and any(CURRENT in text for text in texts):
-            of_current = self._catalogue.properties_of(request.current_item)
+        names_current, of_current = any(CURRENT in text for text in texts), dict[str, ItemValue]()
+        if request.current_item is not None and names_current:
+            of_current |= self._catalogue.properties_of(request.current_item)
             values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
-        fallback, gains, conditions = None, None, []
-        allowed: list[Selected] = []
-        for text in request.filters:
-            wanted, field = Expression(text, "boolean", values, types), f"{path}filter"
-            allowed.append(await self._evaluate(wanted, field, requester))
-            if request.debug:
-                parts = await self._thread.run(partial(self._catalogue.expressions.split, wanted), 1.0, requester)
-                conditions += [(part.text, await self._evaluate(part, field, requester)) for part in parts]
-        if request.fallback is not None:
-            wanted = Expression(request.fallback, "boolean", values, types)
-            fallback = _in_all([await self._evaluate(wanted, f"{path}fallback", requester), *allowed[1:]])
-        for text in boosts:
-            own = await self._evaluate(Expression(text, "number", values, types), f"{path}boost", requester)
-            gains = own if gains is None else gains + own
-        return Selection(_in_all(allowed), gains, fallback, caps, conditions)
+        filters = [Expression(text, "boolean", values, types) for text in request.filters]
+        fallbacks = [Expression(request.fallback, "boolean", values, types)] if request.fallback is not None else []
+        gaining = [Expression(text, "number", values, types) for text in boosts]
+        allowed = [await self._evaluate(one, f"{path}filter", requester) for one in filters]
+        others = [await self._evaluate(one, f"{path}fallback", requester) for one in fallbacks]
+        gains = [await self._evaluate(one, f"{path}boost", requester) for one in gaining]
+        selection = Selection(
+            _in_all(allowed),
+            reduce(np.add, gains) if gains else None,
+            _in_all([*others, *allowed[1:]]) if others else None,
+            caps,
+        )
+        if names_current and not of_current and any(CURRENT in one.text for one in (*filters, *fallbacks)):
+            selection = selection._replace(current_item="missing" if request.current_item is None else "unknown")
+        if not request.debug:
+            return selection
+        return selection._replace(
+            conditions=await self._conditions(filters, f"{path}filter", requester),
+            without_value=self._without_value(request, [*filters, *fallbacks, *gaining], is_known=bool(of_current)),
+        )
+
+    async def _conditions(
+        self, filters: Sequence[Expression], field: str, requester: Requester
+    ) -> list[tuple[str, Bitmap]]:
+        """Return what ``&&`` joins in the filters, and its items."""
+        found = []
+        for one in filters:
+            parts = await self._thread.run(partial(self._catalogue.expressions.split, one), 1.0, requester)
+            found += [(part.text, await self._evaluate(part, field, requester)) for part in parts]
+        return found
+
+    def _without_value(
+        self, request: RecommendationRequest, evaluated: Sequence[Expression], *, is_known: bool
+    ) -> list[WithoutValue]:
+        """Return the names that have no value, sorted, and why.
+
+        is_known  whether anything is known of the page's item
+        """
+        of_user: WithoutValueReason = "no user_id" if request.user_id is None else "not set"
+        of_current: WithoutValueReason = "no current_item" if request.current_item is None else "unknown current_item"
+        named = map(self._catalogue.expressions.names_without_value, evaluated)
+        return [
+            {"name": name, "reason": of_user if name.startswith(USER) else "not set" if is_known else of_current}
+            for name in sorted({name for names in named for name in names})
+        ]
 
     async def _cap(self, name: str, most: int, path: str, requester: Requester) -> Cap:
         if name == CATEGORIES:

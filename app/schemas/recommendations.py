@@ -97,7 +97,8 @@ class RecommendationQuery(ListSettings):
 
     scenario: Id | None = SCENARIO
     current_item: Id | None = Field(
-        None, description="the item of the page, whose properties are `current` in expressions"
+        None,
+        description="the item of the page, whose properties are `current` in expressions; left out unless pinned",
     )
     cursor: Cursor | None = Field(
         None, description="answer in pages: empty for the first one, then that of the page before"

@@ -67,6 +67,7 @@ Part = Literal[
     "available",
     "dates",
     "candidates",
+    "current_item",
     "exclude",
     "exclude_events",
     "categories",
@@ -82,6 +83,10 @@ Part = Literal[
 """What leaves items out: the catalogue's size, items' availability and dates, and fields of the request."""
 
 
+CurrentItem = Literal["missing", "unknown"]
+"""Why expressions know nothing of the page's item: the request names none, or one that nobody has said anything of."""
+
+
 class Short(TypedDict):
     """Why a list has fewer items than were requested."""
 
@@ -94,6 +99,9 @@ class Short(TypedDict):
         ),
     ]
     left: Annotated[int, Field(description="how many items were left by all but `max_per` and `max_per_category`")]
+    current_item: NotRequired[
+        Annotated[CurrentItem, Field(description="the filter names `current`, and the request's `current_item` is so")]
+    ]
 
 
 class Removed(TypedDict):
@@ -108,12 +116,25 @@ class Removed(TypedDict):
     items: int
 
 
+WithoutValueReason = Literal["no current_item", "unknown current_item", "no user_id", "not set"]
+
+
+class WithoutValue(TypedDict):
+    """A name in an expression that has no value, which makes an error of what needs it."""
+
+    name: str
+    reason: Annotated[WithoutValueReason, Field(description="`not set`: of this item, or of this user")]
+
+
 class Removals(TypedDict):
     """What became of the items of the catalogue, part by part."""
 
     items: Annotated[int, Field(description="of the catalogue")]
     removed: list[Removed]
     left: int
+    without_value: NotRequired[
+        Annotated[list[WithoutValue], Field(description="names of `current` and `user` in the request's expressions")]
+    ]
 
 
 class NamedItem(TypedDict):  # /openapi.json would show a docstring  # noqa: D101

@@ -14,7 +14,7 @@ from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_h
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
-from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder, with_fallback
+from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder
 from app.recommendation.ranking.rankings import (
     PersonalRanking,
     PopularRanking,
@@ -183,9 +183,11 @@ class BatchRanker:
         if query.similar_to is not None:
             (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
         if len(items) < request.k:
-            answer["short"] = short(self._removals.count(with_fallback(query), item_ids), request.k)
+            removals = self._removals.count(self._builder.with_fallback(query), item_ids)
+            answer["short"] = short(removals, request.k, query.selection.current_item)
         if request.debug:
-            answer["debug"] = self._removals.count(query, item_ids)
+            allowed = [item["item_id"] for item in items if "fallback" not in item]
+            answer["debug"] = self._removals.count(query, allowed)
         return answer
 
     def _list(self, query: CatalogueQuery, ranked: RankedItems | None) -> Listed:

@@ -1,7 +1,7 @@
 """Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -101,6 +101,14 @@ class QueryBuilder:
         selection = query.selection._replace(allowed=query.selection.fallback, conditions=())
         return self._query(request, selection, query.history)
 
+    def with_fallback(self, query: CatalogueQuery) -> CatalogueQuery:
+        """Return the query with all items that it allows from the beginning, those of its fallback too."""
+        allowed, fallback = query.selection.allowed, query.selection.fallback
+        if allowed is None or fallback is None:
+            return query
+        selection = query.selection._replace(allowed=allowed | fallback, conditions=())
+        return self._query(query.request, selection, query.history)
+
     def _history(
         self,
         request: RecommendationRequest,
@@ -148,6 +156,7 @@ class QueryBuilder:
         elif similar_to is None and self._is_blended(request, history.model_input):
             is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
         bitmap.add(excluded, seen_rows(request, history))
+        bitmap.add(excluded, page_rows(request, self._catalogue))
         if rules is not None and len(rules.reserved):
             bitmap.add(excluded, rules.reserved)
         candidates = None
@@ -170,14 +179,6 @@ class QueryBuilder:
         if request.because:
             return self._catalogue.row_of.get(request.because)
         return int(model_input.last_item) if model_input else None
-
-
-def with_fallback(query: CatalogueQuery) -> CatalogueQuery:
-    """Return the query with all items that it allows from the beginning, those of its fallback too."""
-    allowed, fallback = query.selection.allowed, query.selection.fallback
-    if allowed is None or fallback is None:
-        return query
-    return replace(query, selection=query.selection._replace(allowed=allowed | fallback, conditions=()))
 
 
 def filter_out(
@@ -218,6 +219,11 @@ def filter_out(
 def seen_rows(request: RecommendationRequest, history: History) -> Rows:
     """Return the seen items that the request leaves out."""
     return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[request.exclude_seen]
+
+
+def page_rows(request: RecommendationRequest, catalogue: LiveCatalogue) -> Rows:
+    """Return the row of the page's item, which its own list leaves out; none where there is no such item."""
+    return NO_ROWS if request.current_item is None else catalogue.rows([request.current_item])
 
 
 def _has_rules(request: RecommendationRequest, selection: Selection) -> bool:

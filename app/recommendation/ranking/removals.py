@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.recommendation.ranking.query_builder import CatalogueQuery, filter_out, seen_rows
-from app.schemas.scored_items import Part, Removals, Removed, Short
+from app.catalogue.trained_catalogue import NO_ROWS
+from app.recommendation.ranking.query_builder import CatalogueQuery, filter_out, page_rows, seen_rows
+from app.schemas.scored_items import CurrentItem, Part, Removals, Removed, Short
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 
@@ -20,7 +21,7 @@ class RemovalCounter:
     def count(self, query: CatalogueQuery, listed: Sequence[str]) -> Removals:
         """Return how many items each part left out, of those that the parts before it had left.
 
-        listed  ids of the items of the answer
+        listed  ids of the items of the answer that the query's filters allow
         """
         items = before = len(self._catalogue)
         gone, removed = bitmap.empty(items), list[Removed]()
@@ -29,7 +30,10 @@ class RemovalCounter:
             one: Removed = {"part": part, "items": before - left}
             removed.append(one if condition is None else {**one, "condition": condition})
             before = left
-        return {"items": items, "removed": removed, "left": before}
+        removals: Removals = {"items": items, "removed": removed, "left": before}
+        if query.selection.without_value:
+            removals["without_value"] = [*query.selection.without_value]
+        return removals
 
     def _parts(self, query: CatalogueQuery, gone: Bitmap, listed: Sequence[str]) -> Iterator[tuple[Part, str | None]]:
         """Add the items to `gone` that each part leaves out, and yield the part."""
@@ -41,14 +45,17 @@ class RemovalCounter:
         if request.candidates is not None:
             gone |= ~catalogue.bitmap_of(catalogue.rows(request.candidates))
             yield "candidates", None
+        pins = NO_ROWS if rules is None else rules.pins  # are shown though they are the page's or were seen
+        if request.current_item is not None:
+            bitmap.add(gone, np.setdiff1d(page_rows(request, catalogue), pins))
+            yield "current_item", None
         yield from filter_out(gone, request, query.selection, catalogue, query.history.log.left_out)
         if query.similar_to is not None:
             bitmap.add(gone, np.array([query.similar_to]))
             yield "because", None
         if request.exclude_seen != "none":
             bitmap.add(gone, seen_rows(request, query.history))
-            if rules is not None:
-                bitmap.discard(gone, rules.pins)  # are shown though the user has seen them
+            bitmap.discard(gone, pins)
             yield "exclude_seen", None
         if request.cursor:
             bitmap.add(gone, catalogue.rows(request.cursor))
@@ -63,8 +70,11 @@ class RemovalCounter:
             yield limit
 
 
-def short(removals: Removals, k: int) -> Short:
-    """Return why fewer than k items were left."""
+def short(removals: Removals, k: int, current_item: CurrentItem | None) -> Short:
+    """Return why fewer than k items were left.
+
+    current_item  why the filters know nothing of the page's item; None where they do, or need not
+    """
     reason: Part = "catalogue"
     left, by_limit = removals["items"], 0
     for one in removals["removed"]:
@@ -72,4 +82,7 @@ def short(removals: Removals, k: int) -> Short:
             reason = one["part"]
         left -= one["items"]
         by_limit += one["items"] if one["part"] in ("max_per", "max_per_category") else 0
-    return {"reason": reason, "left": left + by_limit}
+    found: Short = {"reason": reason, "left": left + by_limit}
+    if current_item is not None and reason == "filter":
+        found["current_item"] = current_item
+    return found

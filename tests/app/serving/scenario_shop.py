@@ -17,6 +17,7 @@ from tests.storage.redis.servers import new_server
 TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
 URL = "/v1/admin/scenarios"
 PREVIEW = "/v1/admin/preview"
+PAGE = ITEMS - 1  # whose page is asked for
 SEEN_RULES = ["none", "recent", "all"]
 
 some = st.lists(st.sampled_from(CATEGORIES), unique=True, max_size=2)
@@ -76,7 +77,7 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
 
 
 def answer(client: Client, **body: Any) -> Any:
-    response = client.post("/v1/recommendations", json={"user_id": "ada", "current_item": item_id(7), **body})
+    response = client.post("/v1/recommendations", json={"user_id": "ada", "current_item": item_id(PAGE), **body})
     assert response.status_code == 200, response.text
     return response.json()
 

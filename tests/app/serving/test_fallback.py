@@ -91,7 +91,7 @@ def test_it_is_told_explained_previewed_and_counted(client: Client) -> None:
     assert (flags(found), "short" in found) == ([False] * 3 + [True] * 2, False)
     assert all("explanation" in item for item in found["items"])
     (of_filter,) = [one for one in found["debug"]["removed"] if one["part"] == "filter"]
-    assert (of_filter["condition"], of_filter["items"]) == (SHORT["filter"], ITEMS - 3)
+    assert (of_filter["condition"], of_filter["items"]) == (SHORT["filter"], ITEMS - 1 - 3)  # but the page's item
     assert answer(client, scenario="short", user_id="bob", k=9)["short"] == {"reason": "filter", "left": 8}
     assert answer(client, scenario="short", user_id="bob", k=3)["items"]
     counted = client.get("/v1/stats").json()["scenarios"]

@@ -19,6 +19,7 @@ from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, CLICKS, ITEMS, Client, categories_of, item_id
 from tests.app.support import ALL_ITEMS, assert_refused, bearer, item_ids, recommend
 
+NAMES = ("current.brand", "current.price")
 LABELS = [*CATEGORIES, "new", "unknown"]
 NOW = datetime.now(UTC)
 AHEAD, BEFORE = NOW + timedelta(days=400), NOW - timedelta(days=1)
@@ -61,6 +62,8 @@ wishes = {
     "categories_all": st.lists(st.sampled_from(LABELS), min_size=1, max_size=2),
     "categories_none": st.lists(st.sampled_from(LABELS), min_size=1, max_size=2),
     "filter": st.lists(st.sampled_from(sorted(CONDITIONS)), min_size=1, max_size=3, unique=True),
+    "fallback": st.lists(st.sampled_from(sorted(CONDITIONS)), min_size=1, max_size=2, unique=True),
+    "current_item": st.sampled_from([*ALL_ITEMS, "unheard-of"]),
     "because": st.sampled_from(["", *ALL_ITEMS]),
     "cursor": some_items.map(lambda ids: cursor_after(list(dict.fromkeys(ids))) if ids else ""),
     "max_per": st.fixed_dictionaries({"brand": st.integers(1, 8)}),
@@ -126,15 +129,18 @@ def has_room(taken: set[str], labels: dict[str, set[Any]], most: int) -> Callabl
 
 
 def parts_by_definition(
-    items: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]
+    items: dict[str, Any], request: dict[str, Any], answer: dict[str, Any], *, with_fallback: bool = False
 ) -> list[tuple[str, str | None, Callable[[str], bool]]]:
-    """Each part of the request in order, the condition of a filter, and whether an item passes."""
+    """Each part of the request in order, the condition of a filter, and whether an item passes.
+
+    with_fallback  the filter lets pass what the fallback does, too
+    """
     labels = {one: set(item["categories"]) for one, item in items.items()}
     clicks = CLICKS if request["user_id"] == "clicker" else []
     seen = {"none": [], "recent": clicks[-ITEM_RING:], "all": clicks}[request["exclude_seen"]]
     shown = request["shown"]
     pinned = {pin["item_id"] for pin in request.get("pin", ())}
-    listed = item_ids(answer)
+    listed = [item["item_id"] for item in answer["items"] if with_fallback or "fallback" not in item]
     parts: list[tuple[str, str | None, Callable[[str], bool]]] = [
         ("available", None, lambda one: items[one]["available"]),
         ("dates", None, lambda one: items[one]["available_from"] != AHEAD and items[one]["available_until"] != BEFORE),
@@ -152,11 +158,18 @@ def parts_by_definition(
     if "categories_none" in request:
         parts.append(("categories_none", None, lambda one: not labels[one] & set(request["categories_none"])))
     conditions = request.get("filter", ())
-    parts += [("filter", text, lambda one, meets=CONDITIONS[text]: meets(items[one])) for text in conditions]  # type: ignore[misc]
+    if with_fallback:
+        either = [[CONDITIONS[text] for text in request[field]] for field in ("filter", "fallback")]
+        parts.append(("filter", None, lambda one: any(all(meets(items[one]) for meets in all_) for all_ in either)))
+    else:
+        parts += [("filter", text, lambda one, meets=CONDITIONS[text]: meets(items[one])) for text in conditions]  # type: ignore[misc]
     if "because" in answer:
         parts.append(("because", None, lambda one: one != answer["because"]["item_id"]))
     passed = {one for one in items if all(passes(one) for _, _, passes in parts)}
     pinned &= passed - set(shown)
+    if "current_item" in request:
+        of_page = ("current_item", None, lambda one: one != request["current_item"] or one in pinned)
+        parts.insert(2 + ("candidates" in request), of_page)
     if request["exclude_seen"] != "none":
         parts.append(("exclude_seen", None, lambda one: one not in seen or one in pinned))
     if shown:
@@ -170,36 +183,58 @@ def parts_by_definition(
     return parts
 
 
+def asked(client: Client, request: dict[str, Any], **wish: Any) -> Any:
+    """The answer to a request whose filter and fallback are conditions; a fallback is that of a scenario."""
+    expressions = {name: " && ".join(request[name]) for name in ("filter", "fallback") if name in request}
+    posted = {name: value for name, value in request.items() if name not in expressions} | wish
+    if "fallback" not in expressions:
+        return recommend(client, **posted, **expressions)
+    response = client.post("/v1/admin/preview", json={"settings": expressions, "request": posted})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def slow_count(
+    parts: list[tuple[str, str | None, Callable[[str], bool]]], k: int
+) -> tuple[list[dict[str, Any]], set[str], dict[str, Any]]:
+    """What each part leaves out, the items that are left, and why they are fewer than k."""
+    left, removed, reason, before_limit = set(ALL_ITEMS), [], None, None
+    for part, condition, passes in parts:
+        kept = {one for one in left if passes(one)}
+        removed.append({"part": part, "items": len(left - kept)} | ({"condition": condition} if condition else {}))
+        if len(kept) < k <= len(left):
+            reason = part
+        if part.startswith("max_per") and before_limit is None:
+            before_limit = len(left)
+        left = kept
+    return removed, left, {"reason": reason, "left": len(left) if before_limit is None else before_limit}
+
+
 @given(changes, requests)
-@settings(max_examples=60)
+@settings(max_examples=100)
 def test_counts_are_those_of_a_slow_count(
     changing_shop: Shop, found: Sequence[tuple[str, dict[str, Any]]], request_: dict[str, Any]
 ) -> None:
     changing_shop.change(found)
     shown = shown_before(request_["cursor"]) if request_.get("cursor") else []
-    posted = {name: value for name, value in request_.items() if name != "filter"}
-    if "filter" in request_:
-        posted["filter"] = " && ".join(request_["filter"])
-    answer = recommend(changing_shop.client, **posted, debug=True)
-    left, removed = set(ALL_ITEMS), []
-    reason, before_limit = None, None
-    for part, condition, passes in parts_by_definition(changing_shop.items, {**request_, "shown": shown}, answer):
-        kept = {one for one in left if passes(one)}
-        removed.append({"part": part, "items": len(left - kept)} | ({"condition": condition} if condition else {}))
-        if len(kept) < request_["k"] <= len(left):
-            reason = part
-        if part.startswith("max_per") and before_limit is None:
-            before_limit = len(left)
-        left = kept
+    if "filter" not in request_:
+        request_.pop("fallback", None)
+    request = {**request_, "shown": shown}
+    answer = asked(changing_shop.client, request_, debug=True)
+    removed, left, short = slow_count(parts_by_definition(changing_shop.items, request, answer), request_["k"])
     assert answer["debug"] == {"items": ITEMS, "removed": removed, "left": len(left)}
+    assert {item["item_id"] for item in answer["items"] if "fallback" not in item} <= left
+    if "fallback" in request_:
+        parts = parts_by_definition(changing_shop.items, request, answer, with_fallback=True)
+        _, left, short = slow_count(parts, request_["k"])
     listed = item_ids(answer)
     assert set(listed) <= left
     if len(listed) < request_["k"]:
         assert len(left) == len(listed)
-        assert answer["short"] == {"reason": reason, "left": len(left) if before_limit is None else before_limit}
+        assert answer["short"] == short
     else:
         assert "short" not in answer
-    assert recommend(changing_shop.client, **posted).get("short") == answer.get("short")
+    assert asked(changing_shop.client, request_).get("short") == answer.get("short")
 
 
 def test_every_way_to_ask_says_so(client: Client) -> None:
@@ -218,6 +253,49 @@ def test_every_way_to_ask_says_so(client: Client) -> None:
     similar = client.get("/v1/items/item-1/similar", params={**wish, "debug": "true"}).json()
     assert (similar["short"], similar["debug"]["left"]) == (short, 0)
     assert client.recommend("nobody", k=100)["short"] == {"reason": "catalogue", "left": ITEMS}
+
+
+@pytest.mark.parametrize("user", ["ada", "nobody"])
+@pytest.mark.parametrize(
+    ("wish", "reasons", "of_page"),
+    [
+        ({}, dict.fromkeys(NAMES, "no current_item"), "missing"),
+        ({"current_item": "unheard-of"}, dict.fromkeys(NAMES, "unknown current_item"), "unknown"),
+        ({"current_item": item_id(1)}, dict.fromkeys(NAMES, "not set"), None),
+        ({"current_item": item_id(0)}, {"current.price": "not set"}, None),
+    ],
+)
+def test_a_name_without_a_value_is_told_with_the_reason(
+    client: Client, user: str, wish: dict[str, Any], reasons: dict[str, str], of_page: str | None
+) -> None:
+    types = {"items": {"brand": "text", "price": "number"}, "users": {"region": "text"}}
+    assert client.request("PUT", "/v1/admin/properties", json=types).status_code == 200
+    posted = [{"item_id": one, "properties": {"brand": "Hill"}} for one in (item_id(0), item_id(2))]
+    assert client.post("/v1/items", json=posted).status_code == 200
+    client.runner.run(client.service.switcher.poll())
+    expressions = {"filter": "item.brand == current.brand", "boost": 'user.region == "north" ? current.price : 0.0'}
+    answer = recommend(client, user_id=user, debug=True, **expressions, **wish)
+    told = {one["name"]: one["reason"] for one in answer["debug"]["without_value"]}
+    assert told == {**reasons, "user.region": "not set"}
+    assert answer["short"].get("current_item") == of_page
+    assert item_ids(answer) == ([item_id(2)] if wish.get("current_item") == item_id(0) else [])
+    of_nobody = recommend(client, history=[item_id(3)], debug=True, **expressions)
+    assert {"name": "user.region", "reason": "no user_id"} in of_nobody["debug"]["without_value"]
+    assert "without_value" not in recommend(client, user_id=user, debug=True, filter="item.price > 1.0")["debug"]
+
+
+@pytest.mark.parametrize("user", ["ada", "nobody"])
+def test_the_page_s_item_is_not_in_its_list_unless_it_is_pinned(client: Client, user: str) -> None:
+    client.click("ada", item_id(5))
+    client.runner.run(client.service.signals.sync())
+    whole = recommend(client, user_id=user, k=ITEMS, exclude_seen="none")
+    first = item_ids(whole)[0]
+    of_page = {"user_id": user, "k": ITEMS, "exclude_seen": "none", "current_item": first}
+    assert item_ids(recommend(client, **of_page)) == item_ids(whole)[1:]
+    assert item_ids(recommend(client, **of_page, candidates=item_ids(whole)[:3])) == item_ids(whole)[1:3]
+    pinned = recommend(client, **of_page, pin=[{"item_id": first, "place": 2}])
+    assert item_ids(pinned) == [item_ids(whole)[1], first, *item_ids(whole)[2:]]
+    assert item_ids(client.recommend(user, k=ITEMS, exclude_seen="none", current_item=first)) == item_ids(whole)[1:]
 
 
 def test_debug_needs_the_scope_admin(start: Callable[..., Client], tmp_path: Path) -> None:
