@@ -85,7 +85,7 @@ class Functions:
     def _as_float(self, value: Any) -> Value:
         return Numbers(value.values.astype(np.float64), value.known) if isinstance(value, Numbers) else float(value)
 
-    def _in_units(self, duration: Any, unit: int) -> Value:
+    def _in_units(self, duration: Numbers | int, unit: int) -> Value:
         """Return the whole units in a duration, or in that of each row; below zero as many as above it."""
         if isinstance(duration, Numbers):
             return Numbers(
