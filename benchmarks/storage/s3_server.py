@@ -1,6 +1,7 @@
-"""An S3 server in a process of its own: moto's, made to keep two of S3's promises that it breaks.
+"""An S3 server in a process of its own: moto's, made to keep three of S3's promises that it breaks.
 
-A put is atomic together with its condition, and one whose body does not arrive whole leaves nothing.
+A put is atomic together with its condition, one whose body does not arrive whole leaves nothing, and a get beside a put
+finds the object of before or after.
 
     python -m benchmarks.storage.s3_server PORT [ADDRESS]
 """
@@ -28,24 +29,22 @@ START_TIMEOUT_S = 60.0
 StartResponse = Callable[..., Any]
 
 
-class AtomicPuts:
-    """Passes requests on to moto's application, those that change something one after the other."""
+class OneByOne:
+    """Passes requests on to moto's application, one after the other, as soon as their bodies are there."""
 
     def __init__(self, app: Callable[[dict[str, Any], StartResponse], Iterable[bytes]]) -> None:
         self._app = app
-        self._changing = threading.Lock()
+        self._working = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request, as WSGI has it."""
-        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            return self._app(environ, start_response)
         length = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(length) if length else b""
         if len(body) < length:
             status = HTTPStatus.BAD_REQUEST
             start_response(f"{status.value} {status.phrase}", [("Content-Length", "0")])
             return []
-        with self._changing:
+        with self._working:
             return list(self._app({**environ, "wsgi.input": BytesIO(body)}, start_response))
 
 
@@ -60,7 +59,7 @@ def serve(port: int, address: str = "127.0.0.1") -> None:
         def log_request(self, *_: object) -> None:
             """Say nothing of requests."""
 
-    app = AtomicPuts(DomainDispatcherApplication(create_backend_app))
+    app = OneByOne(DomainDispatcherApplication(create_backend_app))
     make_server(address, port, app, threaded=True, request_handler=Handler).serve_forever()
 
 
