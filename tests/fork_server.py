@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -237,6 +238,7 @@ def become(command: Command, streams: Sequence[int]) -> None:
     os.chdir(command.directory)
     os.environ.clear()
     os.environ.update(command.environment)
+    tempfile.tempdir = None  # the environment names another one
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = run(command.arguments)
     with suppress(BaseException):  # what the interpreter does at its end; it has no public names for it

@@ -13,10 +13,9 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 from prometheus_client import generate_latest as in_text
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from app.observability.buffered_histogram import BufferedHistogram
-from app.observability.multiprocess import WorkerProcesses, living_workers
+from app.observability.multiprocess import WorkerNumbers, WorkerProcesses, living_workers
 from storage.errors import FAILURE_CAUSES, StorageError
 from storage.records import Tally
 
@@ -64,7 +63,7 @@ class Metrics:
         if self.shared_dir is None:
             return in_text(self._instruments.registry)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self.shared_dir))
+        registry.register(WorkerNumbers(self.shared_dir))
         registry.register(WorkerProcesses(living_workers(self.shared_dir)))
         return in_text(registry)
 

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -17,7 +18,8 @@ def living_workers(shared_dir: Path) -> list[int]:
     workers = {int(file.stem.rpartition("_")[2]) for file in shared_dir.glob("*.db")}
     living = {pid for pid in workers if _is_alive(pid)}
     for dead in workers - living:
-        mark_process_dead(dead, str(shared_dir))
+        with suppress(FileNotFoundError):  # another worker does the same
+            mark_process_dead(dead, str(shared_dir))
     return sorted(living)
 
 
@@ -29,6 +31,25 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:  # another user's process: the id was reused
         return False
     return True
+
+
+class WorkerNumbers(Collector):
+    """Collects the numbers of all workers; a file that a worker has just made has none yet."""
+
+    def __init__(self, shared_dir: Path) -> None:
+        self._shared_dir = shared_dir
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        files = [str(file) for file in self._shared_dir.glob("*.db") if _has_numbers(file)]
+        yield from MultiProcessCollector.merge(files)
+
+
+def _has_numbers(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # of a worker that died
+        return False
 
 
 class WorkerProcesses(Collector):
