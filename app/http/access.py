@@ -95,7 +95,7 @@ def verified_key(services: Services, request: HTTPScope) -> Key | None:
 
 def require_scope(caller: Caller, required: Scope) -> None:
     """Raise Forbidden for a key that lacks the scope, which a part of its call needs beside the route's own."""
-    if caller.key is not None and required not in caller.key.scopes:
+    if caller.key is not None and not caller.key.allows(required):
         raise Forbidden(f"this call needs a key with the scope {required}")
 
 

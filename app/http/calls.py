@@ -177,9 +177,11 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
 
     raises  as `put_scenario` and `recommend`
     """
-    preview = parse(ScenarioPreview, body, "the body does not describe a preview")
+    whole = await _with_kept_settings(services, caller, body)
+    preview = parse(ScenarioPreview, whole, "the body does not describe a preview")
     await _check(services, caller, preview.settings, "settings.")
     services.by_tenant[caller.tenant].signals.require_types(preview.request.exclude_events, "request.")
+    scenarios.require_known_params(preview.request, [preview.settings], "request.")
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
     await _charge(services, caller, [request])
@@ -188,6 +190,16 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     (answer,) = await recommender.recommend([request], caller.requester)
     return orjson.dumps(answer)
+
+
+async def _with_kept_settings(services: Services, caller: Caller, body: object) -> object:
+    """Return the body of a preview, with the settings of the scenario that it names where it has none itself."""
+    if not isinstance(body, dict) or not isinstance(body.get("settings"), dict):
+        return body
+    if not isinstance(name := body.get("scenario"), str):
+        return body
+    kept = (await services.by_tenant[caller.tenant].scenarios.scenario(name)).settings or ScenarioSettings()
+    return body | {"settings": kept.model_dump(mode="json", exclude_unset=True) | body["settings"]}
 
 
 async def _check(services: Services, caller: Caller, settings: ScenarioSettings, path: str = "") -> None:
@@ -309,7 +321,7 @@ def _resolve(service: Service, requests: Sequence[RecommendationRequest]) -> Seq
 
 async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> int:
     if any(request.debug for request in requests):
-        require_scope(caller, "admin")
+        require_scope(caller, "scenarios:write")
     most = services.settings.max_cost
     cost = charge_for(requests, most)
     if cost > 1:  # almost never, and one was counted with the call

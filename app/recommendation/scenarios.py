@@ -5,7 +5,7 @@ a request narrows what its scenario allows, and never widens it.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias, get_args
@@ -16,7 +16,7 @@ from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest
 from app.recommendation.selection import require_labels, types_of
-from app.schemas.fields import Param, param_type
+from app.schemas.fields import Param
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import ScenarioParam, ScenarioRequest, ScenarioSettings
 from model.config import SeenRule
@@ -30,8 +30,8 @@ JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
 FIXED = ("diversity", "rotation", "rotation_days", "boost", "pin")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
-NAMED = re.compile(r"\b(item|current|user)\s*\.\s*(\w+)")  # in an expression
-MAX_NAMES = 20  # of scenarios in an error
+NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # in an expression
+MAX_NAMES = 20  # of scenarios in an error, and of parameters
 
 
 def with_settings(
@@ -63,11 +63,34 @@ def with_settings(
 
 def unknown_scenario(name: str, known: Mapping[str, object], path: str = "") -> InvalidRequest:
     """Return the error of a request that names no scenario."""
-    close = get_close_matches(name, known, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join([*known][:MAX_NAMES]) or 'none'}"
-    return InvalidRequest(
-        "there is no such scenario", [ErrorDetail(field=f"{path}scenario", reason=f"is not the name of one; {hint}")]
-    )
+    reason = f"is not the name of one; {_did_you_mean(name, known)}"
+    return InvalidRequest("there is no such scenario", [ErrorDetail(field=f"{path}scenario", reason=reason)])
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = get_close_matches(name, names, 3)
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names[:MAX_NAMES]) or 'none'}"
+
+
+def require_known_params(request: RecommendationRequest, scenarios: Iterable[ScenarioSettings], path: str = "") -> None:
+    """Make sure that each parameter of a request is one of its scenario's, or one that its own expressions name.
+
+    scenarios  that may give it its settings: several in an experiment, of which each declares what it needs
+    path       of the request in the body, for errors
+
+    raises  InvalidRequest
+    """
+    declared = {name for settings in scenarios for name in settings.params}
+    texts = (request.filter or "", *request.boost)
+    known = declared | {name for text in texts for of, name in NAMED.findall(text) if of == "params"}
+    faults = [
+        ErrorDetail(field=f"{path}params", reason=f"has {name}, which nothing names; {_did_you_mean(name, known)}")
+        for name in request.params
+        if name not in known
+    ]
+    if faults:
+        raise InvalidRequest("neither the scenario nor the request's expressions name these parameters", faults)
 
 
 async def check(
@@ -103,7 +126,7 @@ async def check(
 def properties_of(settings: ScenarioSettings) -> set[tuple[PropertyOwner, str]]:
     """Return the properties that the settings name, by owner."""
     texts = (settings.filter or "", settings.fallback or "", *settings.boost)
-    named = [match for text in texts for match in NAMED.findall(text)]
+    named = [match for text in texts for match in NAMED.findall(text) if match[0] != "params"]
     found: set[tuple[PropertyOwner, str]] = {("user" if of == "user" else "item", name) for of, name in named}
     return found | {("item", name) for name in settings.max_per}
 
@@ -132,9 +155,9 @@ def _lower(*limits: int | None) -> int | None:
 def _params(given: Mapping[str, Param], declared: Mapping[str, ScenarioParam], path: str) -> dict[str, Param]:
     params = {name: one.default for name, one in declared.items() if one.default is not None} | dict(given)
     faults = [
-        ErrorDetail(field=f"{path}params", reason=f"{'is to have' if name in given else 'lacks'} {name}, a {one.type}")
+        ErrorDetail(field=f"{path}params", reason=f"{'is to have' if name in given else 'lacks'} {name}, {one}")
         for name, one in declared.items()
-        if name not in params or param_type(params[name]) != one.type
+        if name not in params or not one.takes(params[name])
     ]
     if faults:
         raise InvalidRequest("the scenario needs parameters that the request does not have so", faults)

@@ -108,7 +108,8 @@ class RecommendationQuery(ListSettings):
     )
     explain: Flag = Field(False, description="say what made the score of each item")
     debug: Flag = Field(
-        False, description="say how many items each part of the request left out; needs a key with the scope `admin`"
+        False,
+        description="say how many items each part of the request left out; needs the scope `scenarios:write`",
     )
 
 

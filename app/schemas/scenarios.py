@@ -23,6 +23,7 @@ from app.schemas.fields import (
     Boost,
     Closed,
     Expression,
+    Id,
     Param,
     ParamType,
     param_type,
@@ -39,6 +40,9 @@ MAX_SCENARIO_BYTES = 1 << 14  # in JSON
 AS_IT_IS = PlainSerializer(lambda value: value, return_type=Any)
 
 
+Bound = Annotated[float, Field(allow_inf_nan=False)]
+
+
 def _default(value: object) -> Param:
     return parse_params({"default": value})["default"]
 
@@ -50,6 +54,29 @@ class ScenarioParam(Closed):
 
     type: ParamType
     default: Annotated[Param, PlainValidator(_default), AS_IT_IS] | None = None
+    min: Bound | None = Field(None, description="of a number: the least that a request may say")
+    max: Bound | None = Field(None, description="of a number: the most that a request may say")
+
+    def __str__(self) -> str:
+        bounds = [f"{word} {bound:g}" for word, bound in (("from", self.min), ("to", self.max)) if bound is not None]
+        return " ".join([f"a {self.type}", *bounds])
+
+    def takes(self, value: Param) -> bool:
+        """Return whether a value has the type, and is within the bounds."""
+        if param_type(value) != self.type:
+            return False
+        return not isinstance(value, float) or (
+            (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+        )
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its parts go together."""
+        if self.type != "number" and (self.min is not None or self.max is not None):
+            return False
+        if self.min is not None and self.max is not None and self.min > self.max:
+            return False
+        return self.default is None or self.takes(self.default)
 
 
 def _declared(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str, ScenarioParam]:
@@ -60,14 +87,14 @@ def _declared(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str
         declared: dict[str, ScenarioParam] = validate(value)
         defaults = {name: 0.0 if one.default is None else one.default for name, one in declared.items()}
         parse_params({name: list(one) if isinstance(one, tuple) else one for name, one in defaults.items()})
-        if any(one.default is not None and param_type(one.default) != one.type for one in declared.values()):
+        if not all(one.is_valid for one in declared.values()):
             raise ValueError
     except ValueError:
         raise PydanticCustomError(
             "no_declaration",
-            "takes at most {most} names, each with a type (text, number, boolean, set or numbers) and, if requests may "
-            "leave it out, a default of that type, such as {example}",
-            {"most": MAX_PARAMS, "example": '{"max_price": {"type": "number", "default": 50}}'},
+            "takes at most {most} names, each with a type (text, number, boolean, set or numbers), if requests may "
+            "leave it out a default of that type, and of a number its min and max, such as {example}",
+            {"most": MAX_PARAMS, "example": '{"max_price": {"type": "number", "default": 50, "max": 200}}'},
         ) from None
     return declared
 
@@ -101,8 +128,8 @@ class ScenarioSettings(ListSettings):
     pin: Pins = Field(default_factory=list)
     params: ScenarioParams = Field(
         default_factory=dict,
-        description="which parameters the expressions need, by name: of what type, and what a request that leaves one "
-        "out means",
+        description="which parameters the expressions need, by name: of what type, what a request that leaves one out "
+        "means, and between which bounds a number is",
     )
 
     @model_validator(mode="after")
@@ -162,6 +189,7 @@ class ScenarioPreview(Closed):
 
     model_config = ConfigDict(strict=True)
 
+    scenario: Id | None = Field(None, description="the kept one whose settings hold where `settings` has none")
     settings: ScenarioSettings
     request: RecommendationRequest
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.errors import ErrorDetail, InvalidRequest, ScenarioNotFound
 from app.events.click_through import ClickThrough
 from app.recommendation.experiments import arm_of
-from app.recommendation.scenarios import unknown_scenario, with_settings
+from app.recommendation.scenarios import require_known_params, unknown_scenario, with_settings
 from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIO_BYTES, MAX_SCENARIOS, ScenarioSettings, ScenarioVersion
@@ -72,15 +72,19 @@ class ScenarioRegistry:
     ) -> RecommendationRequest:
         if request.scenario is None:
             return request
-        if experiment is not None and experiment.over == "scenarios" and request.scenario in experiment.shares:
+        name, of_experiment, choices = request.scenario, "", [request.scenario]
+        if experiment is not None and experiment.over == "scenarios" and name in experiment.shares:
+            choices = [*experiment.shares]
             arm = None if request.user_id is None else arm_of(experiment, request.user_id)
-            if arm is not None and (settings := self._settings(arm)) is not None:  # else it was removed meanwhile
-                return with_settings(request, settings, path, name=arm, experiment=experiment.name)
-        settings = self._settings(request.scenario)
+            if arm is not None and self._settings(arm) is not None:  # else it was removed meanwhile
+                name, of_experiment = arm, experiment.name
+        settings = self._settings(name)
         if settings is None:
             known = {name: one for name, one in self._newest.items() if one.settings is not None}
             raise unknown_scenario(request.scenario, known, path)
-        return with_settings(request, settings, path, name=request.scenario)
+        if request.params:
+            require_known_params(request, [one for each in choices if (one := self._settings(each))], path)
+        return with_settings(request, settings, path, name=name, experiment=of_experiment)
 
     def _settings(self, name: str) -> ScenarioSettings | None:
         version = self._newest.get(name)

@@ -9,7 +9,7 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -20,9 +20,19 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from app.http.auth.watched_file import WatchedFile
 from app.schemas.fields import Id
 
-Scope = Literal["events:write", "recs:read", "portable", "catalogue:write", "users:admin", "admin", "metrics:read"]
+Scope = Literal[
+    "events:write",
+    "recs:read",
+    "portable",
+    "catalogue:write",
+    "scenarios:write",
+    "users:admin",
+    "admin",
+    "metrics:read",
+]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BROWSER_SCOPES: frozenset[Scope] = frozenset({"events:write", "portable"})
+INCLUDED: Mapping[Scope, Scope] = {"scenarios:write": "admin"}  # what the scope admin allows, too
 KEY_PREFIX = "lisarec"
 
 # what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
@@ -63,6 +73,10 @@ class Key(BaseModel):
             allowed = " and ".join(sorted(BROWSER_SCOPES))
             raise ValueError(f"a key with origins, which everybody can read in a page, takes {allowed} alone")
         return self
+
+    def allows(self, required: Scope) -> bool:
+        """Return whether the key has the scope, or one that includes it."""
+        return required in self.scopes or INCLUDED.get(required) in self.scopes
 
     @property
     def is_public(self) -> bool:

@@ -23,7 +23,7 @@ from app.schemas.scenarios import (
 )
 
 router = APIRouter(
-    prefix="/v1/admin", route_class=GuardedRoute, tags=["scenarios"], dependencies=[needs("admin"), NO_QUERY]
+    prefix="/v1/admin", route_class=GuardedRoute, tags=["scenarios"], dependencies=[needs("scenarios:write"), NO_QUERY]
 )
 Name = Annotated[Id, Path(openapi_examples=example("product-page"))]
 
@@ -89,8 +89,8 @@ async def roll_back(
 
 
 @router.post(
-    "/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 408, 409, 413, 415)
+    "/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 404, 408, 409, 413, 415)
 )
 async def preview(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
-    """The list that a request would get with settings that are not kept."""
+    """The list that a request would get with settings that are not kept, or with some of a scenario's changed."""
     return Response(await preview_scenario(services, caller, body), media_type="application/json")

@@ -161,6 +161,11 @@ def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
         ({"params": {SECRET: {"type": SECRET}}}, "params"),
         ({"params": {SECRET: {"type": "number", SECRET: 1}}}, "params"),
         ({"params": [SECRET]}, "params"),
+        ({"params": {"most": {"type": "text", "min": 1}}}, "params"),
+        ({"params": {"most": {"type": "numbers", "max": 1}}}, "params"),
+        ({"params": {"most": {"type": "number", "min": 2, "max": 1}}}, "params"),
+        ({"params": {"most": {"type": "number", "max": 1, "default": 2}}}, "params"),
+        ({"params": {"most": {"type": "number", "max": SECRET}}}, "params"),
         ({"params": {f"a{n}": {"type": "text", "default": "x" * 1024} for n in range(10)}}, "params"),
         ({"exclude": [f"item-{n:0100}" for n in range(200)]}, ""),
         ([], ""),
@@ -219,6 +224,20 @@ def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop
         response = shop.first.post(PREVIEW, json=body)
         assert response.status_code == 422
         assert response.json()["error"]["details"][0]["field"] == field
+
+
+def test_a_preview_changes_some_settings_of_a_kept_scenario(shop: Shop) -> None:
+    kept = {"filter": "item.price < params.max", "k": 5, "params": {"max": {"type": "number"}}, "boost": ["item.price"]}
+    shop.put("kept", **kept)
+    wanted = {"user_id": "ada", "params": {"max": 3}}
+    changes: list[dict[str, Any]] = [{}, {"k": 3}, {"boost": {}}, {"fallback": "true", "k": 40}]
+    for changed in changes:
+        by_name = shop.first.post(PREVIEW, json={"scenario": "kept", "settings": changed, "request": wanted})
+        spelled = shop.first.post(PREVIEW, json={"settings": kept | changed, "request": wanted})
+        assert listed(by_name.json()) == listed(spelled.json())
+    assert shop.first.get(f"{URL}/kept").json()["settings"] == kept
+    of_none = {"scenario": "none", "settings": {}, "request": wanted}
+    assert_refused(shop.first.post(PREVIEW, json=of_none), 404)
 
 
 def test_there_are_bounds_and_what_was_removed_gives_way(client: Client) -> None:

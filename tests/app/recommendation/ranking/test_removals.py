@@ -298,13 +298,14 @@ def test_the_page_s_item_is_not_in_its_list_unless_it_is_pinned(client: Client, 
     assert item_ids(client.recommend(user, k=ITEMS, exclude_seen="none", current_item=first)) == item_ids(whole)[1:]
 
 
-def test_debug_needs_the_scope_admin(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_debug_needs_the_scope_of_scenarios_or_admin(start: Callable[..., Client], tmp_path: Path) -> None:
     def key(*scopes: Scope) -> str:
         text, made = make("main", list(scopes))
         add(tmp_path / "keys", made)
         return text
 
-    few, both = [key("recs:read"), key("admin")], key("recs:read", "admin")
+    few = [key("recs:read"), key("admin"), key("recs:read", "catalogue:write", "users:admin")]
+    enough = [key("recs:read", "admin"), key("recs:read", "scenarios:write")]
     client = start(tmp_path / "state", keys_file=tmp_path / "keys")
     try:
         wish = {"user_id": "ada", "debug": True}
@@ -317,6 +318,7 @@ def test_debug_needs_the_scope_admin(start: Callable[..., Client], tmp_path: Pat
         for method, path, options in calls:
             for text in few:
                 assert_refused(client.request(method, path, headers=bearer(text), **options), 403)
-            assert client.request(method, path, headers=bearer(both), **options).status_code == 200
+            for text in enough:
+                assert client.request(method, path, headers=bearer(text), **options).status_code == 200
     finally:
         client.close()

@@ -1,7 +1,8 @@
-"""A scenario's fallback fills the lists that its filter leaves short."""
+"""Settings that only scenarios have: a fallback fills lists that the filter leaves short; parameters are declared."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from app.schemas.cursor import cursor_after
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.app.serving.scenario_shop import PREVIEW, URL, Shop, answer, filters, listed, narrowing, pins
-from tests.app.support import item_ids
+from tests.app.support import assert_refused, item_ids
 
 SHORT = {"filter": "item.price < 0.25", "fallback": "item.price < 0.75"}  # items 0 to 2, then 3 to 7
 EVERY = {"k": ITEMS, "exclude_seen": "none"}
@@ -103,3 +104,57 @@ def test_it_is_told_explained_previewed_and_counted(client: Client) -> None:
     assert line in client.get("/metrics").text
     similar = client.get("/v1/items/item-30/similar", params={"scenario": "page", "k": 5}).json()
     assert (flags(similar), similar["source"]) == ([False] * 3 + [True] * 2, "similar")
+
+
+BOUNDED = {"max_price": {"type": "number", "default": 2, "min": 1, "max": 3}, "floor": {"type": "number", "default": 0}}
+
+
+@given(st.integers(-3, 8).map(lambda half: half / 2), st.sampled_from(["post", "get", "preview"]))
+@settings(max_examples=20)
+def test_a_parameter_is_within_its_bounds(shop: Shop, price: float, form: str) -> None:
+    spelled = {"filter": "item.price < params.max_price && item.price >= params.floor", "k": ITEMS, "params": BOUNDED}
+    shop.put("bounded", **spelled)
+    wanted = {"user_id": "ada", "params": {"max_price": price}}
+    if form == "get":
+        query = {"scenario": "bounded", "params": json.dumps(wanted["params"])}
+        response = shop.other.get("/v1/users/ada/recommendations", params=query)
+    elif form == "post":
+        response = shop.other.post("/v1/recommendations", json={**wanted, "scenario": "bounded"})
+    else:
+        response = shop.other.post(PREVIEW, json={"settings": spelled, "request": wanted})
+    if 1 <= price <= 3:
+        assert response.status_code == 200
+        assert all(int(name.removeprefix("item-")) / 10 < price for name in item_ids(response.json()))
+    else:
+        assert_refused(response, 422)
+        assert "is to have max_price, a number from 1 to 3" in response.text
+
+
+def test_a_parameter_that_nothing_names_is_refused(shop: Shop) -> None:
+    shop.put("bounded", filter="item.price < params.max_price", params=BOUNDED)
+    shop.put("other", params={"other_price": {"type": "number", "default": 1}})
+    good: dict[str, Any] = {"user_id": "ada", "scenario": "bounded"}
+    own = {"filter": "item.price < params.most", "boost": ["params.gain * item.price"]}
+    assert answer(shop.first, **good, **own, params={"most": 1, "gain": 2.0, "floor": 0})["items"]
+    for params, reason in (
+        ({"maxprice": 2}, "has maxprice, which nothing names; did you mean max_price?"),
+        ({"other_price": 2}, "has other_price, which nothing names; did you mean max_price?"),
+        ({"zz": 2, "floor": 0}, "has zz, which nothing names; there are floor, max_price"),
+        ({"most": 2}, "has most, which nothing names; there are floor, max_price"),
+    ):
+        for path, body in (
+            ("params", {**good, "params": params}),
+            ("requests.1.params", {"requests": [good, {**good, "params": params}]}),
+        ):
+            response = shop.first.post("/v1/recommendations", json=body)
+            assert_refused(response, 422)
+            (detail,) = response.json()["error"]["details"]
+            assert (detail["field"], detail["reason"]) == (path, reason)
+    begun = {"name": "prices", "over": "scenarios", "shares": {"bounded": 1, "other": 1}}
+    assert shop.first.request("PUT", "/v1/admin/experiment", json=begun).status_code == 200
+    try:  # each arm takes what the other one declares
+        for number in range(20):
+            params = {"max_price": 2, "other_price": 2}
+            answer(shop.first, **{**good, "user_id": f"user-{number}", "params": params})
+    finally:
+        assert shop.first.request("DELETE", "/v1/admin/experiment").status_code in (200, 204)
