@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue.expressions.columns import BooleanColumn, NumberColumn
-from app.catalogue.item_properties import ItemProperties
+from app.catalogue.expressions.columns import NumberColumn
+from app.catalogue.overrides.item_values import ItemValues
 from model.inference import bitmap
 
 FROM, UNTIL = "available_from", "available_until"
@@ -25,16 +25,11 @@ class Availability:
     unavailable  (words,) of the items that are switched off or outside of their dates; always the same array
     """
 
-    def __init__(self, properties: ItemProperties) -> None:
-        self._properties = properties
-        self.switched_on = BooleanColumn(properties.rows)
-        self.switched_on.set(np.arange(properties.rows), [True] * properties.rows)
-        self.unavailable = bitmap.empty(properties.rows)
+    def __init__(self, values: ItemValues) -> None:
+        self._properties = values.properties
+        self.switched_on = values.switched_on
+        self.unavailable = bitmap.empty(values.properties.rows)
         self._next_change_us = inf
-
-    def switch(self, rows: Rows, *, is_on: bool) -> None:
-        """Note what the shop has said of some items; `update` then applies it."""
-        self.switched_on.set(rows, [is_on] * len(rows))
 
     def update(self, rows: Rows) -> None:
         """Apply changes of different items."""

@@ -12,7 +12,7 @@ import numpy as np
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.overrides.item_overrides import ItemOverrides
+from app.catalogue.overrides.item_overrides import Categorised, ItemOverrides
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from model.artifact.model_directory import Artifact
 from model.cold_items import MAX_SIMILAR_ITEMS, POOLED_QUERIES, QuerySample, codes_of_similar_items, query_sample
@@ -20,7 +20,6 @@ from model.inference import bitmap
 from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from storage.protocol import ItemStore
-from storage.records import ItemEntry
 
 
 class CategoryCodes:
@@ -57,9 +56,9 @@ class CategoryCodes:
 
     async def _assign(self, overrides: ItemOverrides) -> None:
         change_count, known = overrides.change_count, self._item_codes.of(self._tag)
-        pages = overrides.changed_since(self._processed_changes)
+        pages = overrides.categories_changed_since(self._processed_changes)
         while (page := await asyncio.to_thread(next, pages, None)) is not None:
-            new = await asyncio.to_thread(self._needing_codes, page[1], known)
+            new = await asyncio.to_thread(self._needing_codes, page, known)
             if new and self._audience is None:
                 loop = asyncio.get_running_loop()
                 self._audience = await loop.run_in_executor(self._engine_thread, self._sample_audience)
@@ -67,30 +66,30 @@ class CategoryCodes:
                 await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
         self._processed_changes = change_count
 
-    def _needing_codes(self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]) -> list[ItemEntry]:
-        """Return the items that have categories, and whose codes come neither from a model nor from events."""
+    def _needing_codes(self, items: Sequence[Categorised], known: Mapping[str, CodeAssignment]) -> list[Categorised]:
+        """Return the items whose codes come neither from a model nor from events."""
 
         def is_learned(item_id: str) -> bool:
             assignment = known.get(item_id)
             return item_id in self._trained.items.rows or (assignment is not None and assignment.evidence > 0)
 
-        return [entry for entry in entries if entry.categories and not is_learned(entry.item_id)]
+        return [item for item in items if not is_learned(item[0])]
 
     def _changed_assignments(
-        self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]
+        self, items: Sequence[Categorised], known: Mapping[str, CodeAssignment]
     ) -> list[CodeAssignment]:
         """Assign codes to the items; return the assignments that differ from the known ones."""
         changed = []
         similar_rows: Callable[[frozenset[str]], Rows] = cache(self._rows_sharing_most)
         audience = self._audience
-        for entry in entries:
-            rows = similar_rows(frozenset(entry.categories or ()))
+        for item_id, categories in items:
+            rows = similar_rows(frozenset(categories))
             if len(rows) and audience is not None:
                 # a random choice: if many new items had the same codes, they would stand side by side in every list
-                rng = np.random.default_rng(list(entry.item_id.encode()))
+                rng = np.random.default_rng(list(item_id.encode()))
                 rows = rng.choice(rows, min(MAX_SIMILAR_ITEMS, len(rows)), replace=False)
-                codes, before = codes_of_similar_items(self._trained, rows, audience), known.get(entry.item_id)
-                assignment = CodeAssignment(entry.item_id, self._tag, codes, evidence=0)
+                codes, before = codes_of_similar_items(self._trained, rows, audience), known.get(item_id)
+                assignment = CodeAssignment(item_id, self._tag, codes, evidence=0)
                 if before is None or before.record() != assignment.record():
                     changed.append(assignment)
         return changed

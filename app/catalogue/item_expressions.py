@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple
 from numpy.typing import NDArray
 
 from app.catalogue.expressions import syntax_tree
-from app.catalogue.expressions.columns import Column, TextColumn, TextSetColumn
+from app.catalogue.expressions.columns import Column, TextColumn
 from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
 from app.catalogue.expressions.evaluator import Evaluation, compile_loops
 from app.catalogue.expressions.labels import LabelSnapshot
+from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.expressions.syntax_tree import Call, Node
 from app.catalogue.expressions.values import Scalar
 from app.catalogue.item_properties import ItemProperties

@@ -30,17 +30,19 @@ class TrainedCatalogue:
     unavailable  the items that are not recommended to anybody
     """
 
-    def __init__(self, items: ItemTable) -> None:
+    def __init__(self, items: ItemTable, categories: CategoryColumn) -> None:
         self.item_ids = items.ids
         self.counts = items.counts
         self.popular_rows = items.popular_first
         self.row_of = items.rows
         self.learned = items.learned
-        self._cold_rows = {cold_row(self.item_ids[row]): row for row in range(items.learned, len(items))}
+        names = np.fromiter((cold_row(self.item_ids[row]) for row in range(items.learned, len(items))), np.int32)
+        self._cold_order = np.argsort(names, kind="stable")  # of items behind the learned ones, by the names that
+        self._cold_names = names[self._cold_order]  # states have for them
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
         self._titles_of: Callable[[NDArray[np.integer]], list[str]] = self._titles.at
-        self._categories = CategoryColumn(items.categories)
+        self._categories = categories
         # compile now what the first requests would wait for
         self._categories.of_rows(NO_ROWS)
         self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
@@ -56,8 +58,11 @@ class TrainedCatalogue:
         """Return the rows of the items that a state refers to; -1 for items that this catalogue lacks."""
         if not _has_cold_items(items):
             return items
-        rows = [self._cold_rows.get(item, -1) if item >= FIRST_COLD_ROW else item for item in items.ravel().tolist()]
-        return np.array(rows, np.int32).reshape(items.shape)
+        rows, is_cold = items.copy(), items >= FIRST_COLD_ROW
+        places = np.searchsorted(self._cold_names, items[is_cold], side="right") - 1  # -1 where all names are greater
+        is_known = np.append(self._cold_names, -1)[places] == items[is_cold]
+        rows[is_cold] = np.where(is_known, self.learned + np.append(self._cold_order, 0)[places], -1)
+        return rows
 
     def known_rows_of_state_items(self, items: NDArray[np.int32]) -> Rows:
         """Return the rows of the items that a state refers to, without items that this catalogue lacks."""
@@ -174,7 +179,7 @@ class TrainedCatalogue:
         return FoundItem(
             item_id=self.item_ids[row],
             title=self._titles[row],
-            categories=list(self._categories[row]),
+            categories=list(self._categories.value(row)),
             known=row < self.learned,
         )
 

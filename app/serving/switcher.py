@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.errors import InvalidRequest, details_of
 from app.recommendation.experiments import ExperimentRecommender
 from app.recommendation.recommender import Recommender
@@ -18,7 +20,7 @@ from app.serving.experiment_arms import ExperimentArms
 from app.serving.served_generation import ServedGeneration, TenantContext
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
-from storage.records import HeldProperties, NamedGeneration
+from storage.records import HeldProperties, ItemChanges, NamedGeneration
 from storage.state.event import IMPRESSION
 
 POLL_EVERY_S = 0.25
@@ -99,9 +101,8 @@ class GenerationSwitcher:
                 if changes.version == context.overrides.version:
                     return
                 context.item_codes.apply(changes.codes)
-                context.overrides.apply(changes)
-                for served in self.served():
-                    await context.engine_threads.shared.run(served.catalogue.catch_up, 1.0 + len(changes.entries))
+                apply = partial(_apply, context.overrides, changes, self.served())
+                await context.engine_threads.shared.run(apply, 1.0 + len(changes.entries))
 
     async def activate(self, name: str) -> ServedGeneration:
         """Make every process serve the model of that name, this one from now on.
@@ -257,6 +258,7 @@ class GenerationSwitcher:
 
     def _set_current(self, served: ServedGeneration) -> None:
         """Replace the current generation, in one assignment."""
+        self._context.overrides.keep_in(served.catalogue.values)
         self.current = served
         self._propagate_served()
 
@@ -281,6 +283,12 @@ class GenerationSwitcher:
         self._context.signals.trend_counter.set_event_weights(generation.event_weights)
         tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
         self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
+
+
+def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Sequence[ServedGeneration]) -> None:
+    overrides.apply(changes)
+    for one in served:
+        one.catalogue.catch_up()
 
 
 def experiment_of(body: object) -> Experiment:

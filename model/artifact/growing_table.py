@@ -63,7 +63,7 @@ class GrowingTable:
 
     def at(self, numbers: NDArray[np.integer]) -> list[str]:
         """Return the strings of these numbers, in order."""
-        return [self[number] for number in numbers.tolist()]
+        return self.strings().at(numbers)
 
     def _reserve(self, strings: int, size: int) -> None:
         """Make room for so many strings of this size together."""

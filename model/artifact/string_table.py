@@ -88,13 +88,17 @@ class StringTable(Sequence[str]):
 
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
         """Tell how each string matches a text that is not empty, in any case: (N,), from EXACT to NO_MATCH."""
+        return self.folded.match_levels_folded(wanted)
+
+    def match_levels_folded(self, wanted: str) -> NDArray[np.uint8]:
+        """Tell the same of strings that are case-folded already."""
         found = np.empty(len(self), np.uint8)
-        folded = self._folded
-        _match_levels(folded.buffer, folded.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
+        _match_levels(self.buffer, self.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
         return found
 
     @cached_property
-    def _folded(self) -> StringTable:
+    def folded(self) -> StringTable:
+        """The strings in folded case."""
         plain = self.buffer.tobytes()
         if not plain.isascii():
             return StringTable.of(name.casefold() for name in self)
@@ -135,12 +139,15 @@ class StringIndex(Mapping[str, int]):
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of the known strings among these, in their order."""
-        if not names:
-            return np.empty(0, np.int64)
-        wanted, ends = joined(names)
-        rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, wanted, ends)
+        rows = self.places_of(names)
         known: NDArray[np.int64] = rows[rows != FREE_SLOT]
         return known
+
+    def places_of(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return the row of each string, FREE_SLOT for those that are unknown."""
+        wanted, ends = joined(names)
+        rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, wanted, ends)
+        return rows
 
 
 class Labels(Sequence[tuple[str, ...]]):

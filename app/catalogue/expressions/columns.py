@@ -15,11 +15,11 @@ import polars as pl
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers, sets_with_any
+from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers
 from app.catalogue.expressions.texts import Texts
+from model.artifact.string_table import NO_MATCH
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import ItemLabels
 
 ItemValue: TypeAlias = "str | float | bool | tuple[str, ...]"
 """A value of a property; a time is a number of microseconds since the epoch."""
@@ -27,8 +27,6 @@ ItemValue: TypeAlias = "str | float | bool | tuple[str, ...]"
 ItemType: TypeAlias = Literal["text", "number", "boolean", "time", "set"]
 
 NO_TEXT = -1
-SURROGATES = range(0xD800, 0xE000)  # are no characters
-LABELS = 0x110000 - len(SURROGATES)  # different ones in a column of sets
 
 
 def pack(mask: NDArray[np.bool_]) -> Bitmap:
@@ -43,34 +41,59 @@ class Column(ABC):
     """The values of one property.
 
     known    the rows that have a value
-    changes  how often a value was set
+    changes  how often something changed
     """
 
     known: Bitmap
     changes = 0
 
-    def set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        """Give different rows new values; None takes a value away."""
-        if not len(rows):
-            return
-        has_value = np.array([value is not None for value in values], np.bool_)
-        self._set(rows, values)
-        bitmap.add(self.known, rows[has_value])
-        bitmap.discard(self.known, rows[~has_value])
-        self.changes += 1
-
+    @abstractmethod
     def value(self, row: int) -> ItemValue | None:
         """Return the value of one row."""
-        return self._value(row) if bitmap.has(self.known, np.array([row]))[0] else None
+
+
+class StoredColumn(Column):
+    """A column whose values can be set."""
+
+    def set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+        """Give different rows new values; None takes a value away."""
+        has_value = np.array([value is not None for value in values], np.bool_)
+        if has_value.any() or (self.changes and len(rows)):  # a column without any value takes no memory
+            self._note(rows, has_value, self._set(rows, values))
+
+    def copy(self, other: Column, there: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Give different rows the values of rows of another column of the same kind."""
+        has_value = bitmap.has(other.known, there)
+        if has_value.any() or (self.changes and len(rows)):
+            self._note(rows, has_value, self._copy(other, there, rows))
+
+    def grow(self, rows: int) -> None:
+        """Make room for so many rows; the new ones have no value."""
+        self._grow(rows)
+        self.known = _grown(self.known, rows)
+
+    def _has(self, row: int) -> bool:
+        return bool(bitmap.has(self.known, np.array([row]))[0])
+
+    def _note(self, rows: NDArray[np.int64], has_value: NDArray[np.bool_], is_different: bool) -> None:
+        if is_different or not np.array_equal(bitmap.has(self.known, rows), has_value):
+            bitmap.add(self.known, rows[has_value])
+            bitmap.discard(self.known, rows[~has_value])
+            self.changes += 1
 
     @abstractmethod
-    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None: ...
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
+        """Set values, and return whether any is another one than before."""
 
     @abstractmethod
-    def _value(self, row: int) -> ItemValue: ...
+    def _copy(self, other: Any, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+        """Copy values, and return whether any is another one than before."""
+
+    @abstractmethod
+    def _grow(self, rows: int) -> None: ...
 
 
-class NumberColumn(Column):
+class NumberColumn(StoredColumn):
     """Numbers (N,), float64, or times (N,), int64, in microseconds since the epoch."""
 
     def __init__(self, rows: int, dtype: type[np.float64 | np.int64] = np.float64) -> None:
@@ -78,34 +101,65 @@ class NumberColumn(Column):
         self.known = bitmap.empty(rows)
 
     @override
-    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        self.values[rows] = [0 if value is None else value for value in values]
+    def value(self, row: int) -> float | None:
+        return self.values[row].item() if self._has(row) else None
 
     @override
-    def _value(self, row: int) -> float:
-        number: float = self.values[row].item()
-        return number
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
+        return self._put(rows, np.array([0 if value is None else value for value in values], self.values.dtype))
+
+    @override
+    def _copy(self, other: NumberColumn, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+        return self._put(rows, other.values[there])
+
+    def _put(self, rows: NDArray[np.int64], values: NDArray[Any]) -> bool:
+        is_different = not np.array_equal(self.values[rows], values)
+        self.values[rows] = values
+        return is_different
+
+    @override
+    def _grow(self, rows: int) -> None:
+        self.values = np.concatenate([self.values, np.zeros(rows - len(self.values), self.values.dtype)])
 
 
-class BooleanColumn(Column):
+class BooleanColumn(StoredColumn):
     """Booleans: the rows where they are true."""
 
     def __init__(self, rows: int) -> None:
         self.true = bitmap.empty(rows)
         self.known = bitmap.empty(rows)
 
+    @classmethod
+    def all_true(cls, rows: int) -> BooleanColumn:
+        """Return a column that is true in each row."""
+        column = cls(rows)
+        column.true, column.known = ~column.true, ~column.known
+        return column
+
     @override
-    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        is_true = np.array([value is True for value in values], np.bool_)
+    def value(self, row: int) -> bool | None:
+        return bool(bitmap.has(self.true, np.array([row]))[0]) if self._has(row) else None
+
+    @override
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
+        return self._put(rows, np.array([value is True for value in values], np.bool_))
+
+    @override
+    def _copy(self, other: BooleanColumn, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+        return self._put(rows, bitmap.has(other.true, there))
+
+    def _put(self, rows: NDArray[np.int64], is_true: NDArray[np.bool_]) -> bool:
+        is_different = not np.array_equal(bitmap.has(self.true, rows), is_true)
         bitmap.add(self.true, rows[is_true])
         bitmap.discard(self.true, rows[~is_true])
+        return is_different
 
     @override
-    def _value(self, row: int) -> bool:
-        return bool(bitmap.has(self.true, np.array([row]))[0])
+    def _grow(self, rows: int) -> None:
+        self.true = _grown(self.true, rows)
 
 
-class TextColumn(Column):
+class TextColumn(StoredColumn):
     """Texts by number (N,), int16 or int32, in `texts`; NO_TEXT is no value. `numbered` is both, of one moment."""
 
     def __init__(self, numbers: NDArray[np.signedinteger], texts: Texts) -> None:
@@ -123,8 +177,8 @@ class TextColumn(Column):
 
     @classmethod
     def empty(cls, rows: int) -> TextColumn:
-        """Return a column without any value."""
-        return cls(np.full(rows, NO_TEXT, np.int16), Texts())
+        """Return a column without any value, which takes no memory until there is one."""
+        return cls(np.broadcast_to(np.int16(NO_TEXT), rows), Texts())
 
     @property
     def numbers(self) -> NDArray[Any]:
@@ -144,25 +198,59 @@ class TextColumn(Column):
         """Return the items as they are now, by their texts."""
         return LabelSnapshot(self.numbers.copy(), len(self.texts), None)
 
+    def match_levels(self, wanted: str) -> NDArray[np.uint8]:
+        """Tell how the text of each row matches one that is not empty, in any case: (N,), levels of `StringTable`."""
+        numbers, texts = self.numbered
+        numbers = numbers.copy()  # before the texts, to which others are added
+        found: NDArray[np.uint8] = np.append(texts.match_levels(wanted), np.uint8(NO_MATCH))[numbers]
+        return found
+
     @override
-    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+    def value(self, row: int) -> str | None:
+        numbers, texts = self.numbered
+        number = int(numbers[row])
+        return None if number == NO_TEXT else texts[number]
+
+    @override
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
         has_text = [value is not None for value in values]
         given = np.full(len(rows), NO_TEXT, np.int64)
         given[has_text] = self.texts.add_all([value for value in values if value is not None])
+        return self._put(rows, given)
+
+    @override
+    def _copy(self, other: TextColumn, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+        numbers, texts = other.numbered
+        theirs = numbers[there]
+        has_text = theirs != NO_TEXT
+        used = np.unique(theirs[has_text])
+        own = self.texts.add_all(texts.at(used))
+        given = np.full(len(rows), NO_TEXT, np.int64)
+        given[has_text] = own[np.searchsorted(used, theirs[has_text])]
+        return self._put(rows, given)
+
+    def _put(self, rows: NDArray[np.int64], given: NDArray[np.int64]) -> bool:
         numbers = self.numbers.astype(_dtype_for(self.texts), copy=False)
+        if not numbers.flags.writeable:
+            numbers = numbers.copy()
+        is_different = not np.array_equal(numbers[rows], given)
         numbers[rows] = given
         self.numbered = numbers, self.texts
         if self.texts.has_many_new:
             self._drop_unused()
+        return is_different
 
     @override
-    def _value(self, row: int) -> str:
-        numbers, texts = self.numbered
-        return texts[int(numbers[row])]
+    def _grow(self, rows: int) -> None:
+        numbers = self.numbers
+        new = np.full(rows - len(numbers), NO_TEXT, numbers.dtype)
+        self.numbered = np.concatenate([numbers, new]), self.texts
 
     def _drop_unused(self) -> None:
         is_used = np.bincount(self.numbers.astype(np.int64) + 1, minlength=len(self.texts) + 1)[1:] > 0
-        texts = Texts(self.texts.series.filter(pl.Series(is_used)))
+        texts = self.texts.without_unused(is_used)
+        if texts is self.texts:
+            return
         renumbered = np.append(np.cumsum(is_used) - 1, NO_TEXT).astype(_dtype_for(texts))
         self.numbered = renumbered[self.numbers], texts
 
@@ -172,96 +260,7 @@ def _dtype_for(texts: Texts) -> type[np.int16 | np.int32]:
     return np.int16 if len(texts) <= np.iinfo(np.int16).max else np.int32
 
 
-class SetColumn(Column):
-    """Sets of texts.
-
-    labels  the different texts
-    """
-
-    labels: Texts
-
-    @abstractmethod
-    def rows_with(self, text: str) -> Bitmap:
-        """Return the rows whose sets have the text."""
-
-    @abstractmethod
-    def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
-        """Return the rows whose sets have a label with a wanted number."""
-
-    @property
-    @abstractmethod
-    def sizes(self) -> NDArray[np.int64]:
-        """How many texts each set has: (N,)."""
-
-
-class TextSetColumn(SetColumn):
-    """Sets, each kept once, as a text whose characters stand for labels."""
-
-    def __init__(self, rows: int) -> None:
-        self.labels = Texts()
-        self._sets = TextColumn.empty(rows)
-        self._labels_of: tuple[Texts, int, ItemLabels] | None = None
-        self.known = self._sets.known
-
-    @classmethod
-    def of(cls, values: Sequence[Sequence[str] | None]) -> TextSetColumn:
-        """Return the column of these values."""
-        column = cls(len(values))
-        column.set(np.arange(len(values)), values)
-        return column
-
-    @override
-    def rows_with(self, text: str) -> Bitmap:
-        number = self.labels.number(text)
-        if number is None:
-            return bitmap.empty(len(self._sets.numbers))
-        return self._sets.rows_with(
-            np.append(self._sets.texts.series.str.contains(_letter(number), literal=True), False)
-        )
-
-    @override
-    def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
-        return self._sets.rows_with(sets_with_any(is_wanted, self._labels_of_sets()))
-
-    def by_label(self) -> LabelSnapshot:
-        """Return the items as they are now, by the texts of their sets."""
-        sets = self._labels_of_sets()
-        return LabelSnapshot(self._sets.numbers.copy(), len(sets.ends) - 1, sets)
-
-    @property
-    @override
-    def sizes(self) -> NDArray[np.int64]:
-        sizes: NDArray[np.int64] = np.append(np.diff(self._labels_of_sets().ends), 0)[self._sets.numbers]
-        return sizes
-
-    @override
-    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        self._sets.set(rows, [None if value is None else self._encoded(value) for value in values])
-
-    @override
-    def _value(self, row: int) -> tuple[str, ...]:
-        numbers = _numbers_of(self._sets.texts[int(self._sets.numbers[row])])
-        return tuple(self.labels[number] for number in numbers.tolist())
-
-    def _encoded(self, labels: Sequence[str]) -> str:
-        numbers = (self.labels.add(label) for label in dict.fromkeys(labels))
-        return "".join(_letter(number) for number in numbers if number < LABELS)
-
-    def _labels_of_sets(self) -> ItemLabels:
-        """Return the numbers of the labels of each different set."""
-        texts, found = self._sets.texts, self._labels_of
-        if found is None or found[:2] != (texts, len(texts)):
-            sets = texts.series
-            ends = np.concatenate([[0], np.cumsum(sets.str.len_chars().to_numpy().astype(np.int64))])
-            labels = ItemLabels(_numbers_of(sets.str.join().item() or ""), ends)
-            found = self._labels_of = texts, len(texts), labels
-        return found[2]
-
-
-def _letter(number: int) -> str:
-    return chr(number if number < SURROGATES.start else number + len(SURROGATES))
-
-
-def _numbers_of(letters: str) -> NDArray[np.int64]:
-    points = np.frombuffer(letters.encode("utf-32-le"), np.uint32).astype(np.int64)
-    return points - len(SURROGATES) * (points >= SURROGATES.stop)
+def _grown(items: Bitmap, rows: int) -> Bitmap:
+    grown = bitmap.empty(rows)
+    grown[: len(items)] = items
+    return grown

@@ -13,17 +13,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue.expressions.columns import (
-    BooleanColumn,
-    Column,
-    NumberColumn,
-    SetColumn,
-    TextColumn,
-)
+from app.catalogue.expressions.columns import BooleanColumn, Column, NumberColumn, TextColumn
 from app.catalogue.expressions.comparisons import rows_compared
 from app.catalogue.expressions.environment import InvalidExpression
 from app.catalogue.expressions.functions import Functions, Operations
 from app.catalogue.expressions.labels import rows_of_numbers, sets_with_any
+from app.catalogue.expressions.set_columns import SetColumn
 from app.catalogue.expressions.syntax_tree import Call, Constant, Elements, Name, Node, Quantifier, Unsupported
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Scalar, Truth, Value
 from model.inference import bitmap

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from app.catalogue.expressions import text_functions
-from app.catalogue.expressions.columns import NO_TEXT, Column, SetColumn, TextColumn
+from app.catalogue.expressions.columns import NO_TEXT, Column, TextColumn
 from app.catalogue.expressions.comparisons import can_compare, rows_compared
 from app.catalogue.expressions.environment import KNOWN, InvalidExpression
+from app.catalogue.expressions.set_columns import SetColumn
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items

@@ -75,7 +75,7 @@ def sets_with_any(is_wanted: NDArray[np.bool_], sets: ItemLabels) -> NDArray[np.
 def rows_of_numbers(is_wanted: NDArray[np.bool_], numbers: NDArray[np.signedinteger]) -> Bitmap:
     """Return the rows whose number is wanted; a number below 0 counts from the end."""
     rows = bitmap.empty(len(numbers))
-    _gather(is_wanted, numbers, rows)
+    _gather(is_wanted, np.ascontiguousarray(numbers), rows)
     return rows
 
 

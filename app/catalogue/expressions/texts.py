@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from model.artifact.growing_table import GrowingTable
-from model.artifact.string_table import StringTable
+from model.artifact.growing_table import GrowingTable, extended
+from model.artifact.string_table import StringTable, ends_of
 
 MIN_NEW, NEW_SHARE = 1_000, 1 / 8  # so many new texts, or so many for each one before, are a reason to look for unused
 
@@ -18,10 +18,10 @@ class Texts:
     """Different texts, without an object for each. One thread adds, any may read."""
 
     def __init__(self, texts: Iterable[str] | pl.Series = ()) -> None:
-        self._table = GrowingTable(StringTable.of(texts))
+        self._table = GrowingTable(texts if isinstance(texts, StringTable) else StringTable.of(texts))
         self._first = len(self._table)
         self._series: pl.Series | None = None
-        self._packed = self._table.strings()
+        self._folded: tuple[NDArray[np.uint8], NDArray[np.int64], int] = np.zeros(0, np.uint8), np.zeros(1, np.int64), 0
 
     def __len__(self) -> int:
         return len(self._table)
@@ -38,12 +38,15 @@ class Texts:
             self._series = pl.Series([*self._table.strings()], dtype=pl.String)
         return self._series
 
-    @property
-    def packed(self) -> StringTable:
-        """The texts by number, as a table."""
-        if len(self._packed) < len(self):
-            self._packed = self._table.strings()
-        return self._packed
+    def without_unused(self, is_used: NDArray[np.bool_]) -> Texts:
+        """Return the texts that are still in use, which are these while most are."""
+        self._first = len(self)
+        if is_used.sum() > (1 - NEW_SHARE) * len(self):
+            return self
+        strings = self._table.strings()
+        ends = strings.ends.astype(np.int64)
+        sizes = ends[1:] - ends[:-1]
+        return Texts(StringTable(strings.buffer[np.repeat(is_used, sizes)], ends_of(sizes[is_used])))
 
     def number(self, text: str) -> int | None:
         """Return the number of a text; None for an unknown one."""
@@ -56,6 +59,23 @@ class Texts:
     def add_all(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of the texts; those that are unknown are added."""
         return self._table.add_all(texts)
+
+    def match_levels(self, wanted: str) -> NDArray[np.uint8]:
+        """Tell how each text matches one that is not empty, in any case: (len(self),), levels of `StringTable`.
+
+        Only texts that have come since the last time are case-folded.
+        """
+        strings = self._table.strings()
+        buffer, ends, count = self._folded
+        if count < len(strings):
+            begin = strings.ends[count]
+            new = StringTable(strings.buffer[int(begin) :], strings.ends[count:] - begin).folded
+            used = int(ends[count])
+            buffer, ends = extended(buffer, used + len(new.buffer)), extended(ends, len(strings) + 1)
+            buffer[used : used + len(new.buffer)] = new.buffer
+            ends[count + 1 : len(strings) + 1] = used + new.ends[1:].astype(np.int64)
+            self._folded = buffer, ends, len(strings)
+        return StringTable(buffer, ends[: len(strings) + 1].view(np.uint64)).match_levels_folded(wanted)
 
     def __getitem__(self, number: int) -> str:
         return self._table[number]

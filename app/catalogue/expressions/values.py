@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue.expressions.columns import SetColumn, TextColumn, pack
+from app.catalogue.expressions.columns import TextColumn, pack
+from app.catalogue.expressions.set_columns import SetColumn
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.catalogue.category_column import CategoryColumn
+from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.trained_catalogue import TrainedCatalogue
 from model.artifact.item_table import ItemTable
 from model.inference import bitmap
@@ -27,7 +29,8 @@ COUNTS = [1, 2, 9, 1, 9, 0, 0]
 @pytest.fixture(scope="module")
 def catalogue() -> TrainedCatalogue:
     categories = [("pots", "blue"), ("pots",), (), ("pots",), ("blue",), (), ()]
-    return TrainedCatalogue(ItemTable(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64)))
+    items = ItemTable(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64))
+    return TrainedCatalogue(items, CategoryColumn(items.categories, TextSetColumn(len(items))))
 
 
 @pytest.mark.parametrize(

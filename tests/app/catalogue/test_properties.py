@@ -157,7 +157,7 @@ def test_every_process_shows_them_within_a_second_and_holds_their_types(
     settings = Settings(model_dir=tmp_path / "model", redis_url=redis_server.url)
     one, other = Client(settings), Client(settings)
     try:
-        put(one, item_id(3), properties={"price": 2})
+        wait_until(lambda: put(one, item_id(3), properties={"price": 2}).is_success)
         wait_until(lambda: shown(other, item_id(3)) == {"price": 2.0})
         assert reason(put(other, item_id(4), properties={"price": "2"})) == 'price is a number, and "2" is a text'
     finally:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from app.catalogue.expressions.columns import BooleanColumn, Column, NumberColumn, TextColumn, TextSetColumn
+from app.catalogue.expressions.columns import BooleanColumn, NumberColumn, StoredColumn, TextColumn
 from app.catalogue.expressions.environment import Environment, InvalidExpression
 from app.catalogue.expressions.evaluator import Evaluation
+from app.catalogue.expressions.set_columns import TextSetColumn
 from model.inference import bitmap
 from tests.app.catalogue.expressions.oracle import (
     NOW,
@@ -30,9 +31,9 @@ from tests.app.catalogue.expressions.oracle import (
 ENVIRONMENT = Environment(TYPES)
 
 
-def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> dict[str, Column]:
+def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> Mapping[str, StoredColumn]:
     """Return the columns of items whose properties were others before."""
-    columns = {
+    columns: dict[str, StoredColumn] = {
         "item.price": NumberColumn(len(found)),
         "item.margin": NumberColumn(len(found)),
         "item.brand": TextColumn.empty(len(found)),
