@@ -8,15 +8,17 @@ recommended, and with which codes events are logged from now on.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from app.catalogue.expressions.texts import Texts
+from model.artifact.growing_table import extended
+from model.artifact.string_table import ends_of
 from model.cold_items import ColdCodes
 from storage.records import ItemCodes
-
-NO_ASSIGNMENTS: Mapping[str, CodeAssignment] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +44,128 @@ class CodeAssignment:
         )
 
 
+class Assignments(Mapping[str, CodeAssignment]):
+    """A generation's assignments by item id, oldest first, as they were at one moment; without an object for each.
+
+    tag      the generation's
+    ids      of items, to which others may be added
+    newest   the row of the newest assignment of each of the first items; -1 for those that do not count
+    """
+
+    def __init__(self, tag: bytes, ids: Texts, newest: NDArray[np.int32], rows: _Rows) -> None:
+        self._tag, self._ids, self._newest, self._rows = tag, ids, newest, rows
+        self._count = int((newest >= 0).sum())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids.at(np.flatnonzero(self._newest >= 0)))
+
+    def __getitem__(self, item_id: str) -> CodeAssignment:
+        number = self._ids.number(item_id)
+        if number is None or number >= len(self._newest) or self._newest[number] < 0:
+            raise KeyError(item_id)
+        return CodeAssignment.of(self._rows.record(item_id, self._tag, int(self._newest[number])))
+
+    def where(self, fits: Callable[[CodeAssignment], bool]) -> Assignments:
+        """Return those of the assignments that fit."""
+        newest = self._newest.copy()
+        for number in np.flatnonzero(newest >= 0).tolist():
+            if not fits(self[self._ids[number]]):
+                newest[number] = -1
+        return Assignments(self._tag, self._ids, newest, self._rows)
+
+
 class ColdItemCodes:
     """The newest assignments of one tenant's generations. Only the event loop changes them."""
 
     def __init__(self) -> None:
-        self._by_tag: dict[bytes, Mapping[str, CodeAssignment]] = {}
+        self._by_tag: dict[bytes, _OfGeneration] = {}
 
     def apply(self, records: Iterable[ItemCodes]) -> None:
         """Apply the records that were read from the store."""
-        changed: dict[bytes, dict[str, CodeAssignment]] = defaultdict(dict)
+        by_tag: dict[bytes, dict[str, ItemCodes]] = defaultdict(dict)
         for record in records:
-            known = self.of(record.tag).get(record.item_id)
-            if known is None or known.record() != record:
-                changed[record.tag][record.item_id] = CodeAssignment.of(record)
-        for tag, assignments in changed.items():
-            # another mapping, by which holders of the old one see that there are new assignments
-            self._by_tag[tag] = {**self.of(tag), **assignments}
+            by_tag[record.tag][record.item_id] = record
+        for tag, newest in by_tag.items():
+            self._by_tag.setdefault(tag, _OfGeneration(tag)).apply([*newest.values()])
 
-    def of(self, tag: bytes) -> Mapping[str, CodeAssignment]:
-        """Return a generation's assignments by item id, oldest first; a change makes another mapping."""
-        return self._by_tag.get(tag, NO_ASSIGNMENTS)
+    def of(self, tag: bytes) -> Assignments:
+        """Return a generation's assignments; after a change they are other ones."""
+        of_generation = self._by_tag.get(tag)
+        return NO_ASSIGNMENTS if of_generation is None else of_generation.assignments
+
+
+class _Rows:
+    """Assignments by row, in columns: the codes one behind the other. What is written stays as it is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._evidence, self._bias = np.zeros(0, np.int32), np.zeros(0, np.float64)
+        self._codes, self._ends = np.zeros(0, np.uint8), np.zeros(1, np.int64)  # two ends in a row: history and target
+
+    def append(self, records: Sequence[ItemCodes]) -> None:
+        begin, end = self.count, self.count + len(records)
+        codes = [codes for record in records for codes in (record.history, record.target)]
+        ends = self._ends[2 * begin] + ends_of(np.array([*map(len, codes)], np.int64)).astype(np.int64)
+        self._evidence, self._bias = extended(self._evidence, end), extended(self._bias, end)
+        self._codes, self._ends = extended(self._codes, int(ends[-1])), extended(self._ends, 2 * end + 1)
+        self._evidence[begin:end] = [record.evidence for record in records]
+        self._bias[begin:end] = [record.bias for record in records]
+        self._codes[ends[0] : ends[-1]] = np.frombuffer(b"".join(codes), np.uint8)
+        self._ends[2 * begin : 2 * end + 1] = ends
+        self.count = end
+
+    def record(self, item_id: str, tag: bytes, row: int) -> ItemCodes:
+        begin, middle, end = self._ends[2 * row : 2 * row + 3].tolist()
+        history, target = self._codes[begin:middle].tobytes(), self._codes[middle:end].tobytes()
+        return ItemCodes(item_id, tag, int(self._evidence[row]), float(self._bias[row]), history, target)
+
+    def at(self, rows: NDArray[np.int32]) -> _Rows:
+        """Return some of the rows, in another one."""
+        kept = _Rows()
+        kept.append([self.record("", b"", row) for row in rows.tolist()])
+        return kept
+
+
+NO_ASSIGNMENTS = Assignments(b"", Texts(), np.zeros(0, np.int32), _Rows())
+
+
+class _OfGeneration:
+    """The assignments of one generation."""
+
+    def __init__(self, tag: bytes) -> None:
+        self._tag = tag
+        self._ids = Texts()
+        self._rows = _Rows()
+        self._newest = np.zeros(0, np.int32)
+        self._assignments = Assignments(tag, self._ids, self._newest, self._rows)
+        self._is_changed = False
+
+    def apply(self, records: Sequence[ItemCodes]) -> None:
+        """Apply records of different items."""
+        known = len(self._ids)
+        numbers = self._ids.add_all([record.item_id for record in records])
+        changed = [
+            place
+            for place, (number, record) in enumerate(zip(numbers.tolist(), records, strict=True))
+            if number >= known or self._rows.record(record.item_id, record.tag, int(self._newest[number])) != record
+        ]
+        if not changed:
+            return
+        self._is_changed = True
+        self._newest = extended(self._newest, len(self._ids))
+        self._newest[numbers[changed]] = self._rows.count + np.arange(len(changed))
+        self._rows.append([records[place] for place in changed])
+        if self._rows.count > 2 * len(self._ids):  # most are older ones
+            self._rows = self._rows.at(self._newest[: len(self._ids)])
+            self._newest = np.arange(len(self._ids), dtype=np.int32)
+
+    @property
+    def assignments(self) -> Assignments:
+        """The assignments of now; the same ones until there is a change."""
+        if self._is_changed:
+            newest = self._newest[: len(self._ids)].copy()
+            self._assignments, self._is_changed = Assignments(self._tag, self._ids, newest, self._rows), False
+        return self._assignments

@@ -104,7 +104,8 @@ class ColdItemLearner:
 
     def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
         """Replace the catalogue, the engine and the codes that this learner works with."""
-        self._catalogue, self._engine, self.codes = catalogue, engine, codes
+        self._catalogue, self._engine = catalogue, engine
+        self.codes = codes or {}  # which every event asks, at no cost where there are none
 
     async def observe_before(self, events: Sequence[Event]) -> Observations:
         """Return the contexts of events on watched items, before the events are logged. Usually there are none."""

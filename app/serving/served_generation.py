@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.category_codes import CategoryCodes
-from app.catalogue.cold_item_codes import NO_ASSIGNMENTS, CodeAssignment, ColdItemCodes
+from app.catalogue.cold_item_codes import NO_ASSIGNMENTS, Assignments, ColdItemCodes
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.events.cold_item_learner import ColdItemLearner
@@ -71,8 +70,8 @@ class ServedGeneration:
     category_codes: CategoryCodes
     catalogue: LiveCatalogue
     engine: Engine
-    assignments: Mapping[str, CodeAssignment] = field(default_factory=lambda: NO_ASSIGNMENTS)
-    cold_items: Mapping[str, CodeAssignment] = field(default_factory=lambda: NO_ASSIGNMENTS)
+    assignments: Assignments = field(default_factory=lambda: NO_ASSIGNMENTS)
+    cold_items: Assignments = field(default_factory=lambda: NO_ASSIGNMENTS)
     trending: Trending = field(init=False)
     recommender: Recommender = field(init=False)
     users: UserData = field(init=False)
@@ -119,9 +118,7 @@ class ServedGeneration:
     def with_new_assignments(self) -> ServedGeneration:
         """Build the same generation anew, with all items that have codes now."""
         assignments = self.context.item_codes.of(self.named.tag)
-        cold_items = {
-            item_id: one for item_id, one in assignments.items() if codes_fit(self.artifact, item_id, one.codes)
-        }
+        cold_items = assignments.where(lambda one: codes_fit(self.artifact, one.item_id, one.codes))
         extended = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
         return replace(
             self,

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.events import cold_item_learner
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings
 from model.artifact import model_directory
-from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
+from model.cold_items import MAX_SIMILAR_ITEMS
 from storage.maintenance.backup import backup, restore
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import finish_background_work
@@ -177,7 +174,7 @@ class TestByCategories:
         assert first.codes.target.tolist() != other.codes.target.tolist()
         put(client, "item-1", title="Learned")
         put(client, NEW, title="Without another word on categories")
-        assert client.service.switcher.current.cold_items == {NEW: other}
+        assert [one.record() for one in client.service.switcher.current.cold_items.values()] == [other.record()]
 
     def test_every_generation_assigns_codes_and_a_restart_keeps_them(self, tmp_path: Path, models: Path) -> None:
         client = started(tmp_path, models)
@@ -336,16 +333,3 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
     client.service.signals.learners = [fresh]  # as after a restart
     introduce(client, users=20, first=40)
     assert client.service.switcher.current.cold_items[NEW].evidence == 30
-
-
-def test_the_codes_that_were_stored_last_are_those_of_the_item() -> None:
-    assigned = ColdItemCodes()
-    good = CodeAssignment("y", b"\0", ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
-    assigned.apply([replace(good.record(), evidence=0), good.record()])
-    (found,) = assigned.of(b"\0").values()
-    assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)
-    assert [found.codes.history.tolist(), found.codes.target.tolist()] == [[1, 2], [255]]
-    assert CodeAssignment.of(good.record()).tag == b"\0"
-    before = assigned.of(b"\0")
-    assigned.apply([good.record()])
-    assert assigned.of(b"\0") is before

@@ -1,0 +1,98 @@
+"""Codes of items that no model has learned, as a process keeps them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.catalogue.category_column import CategoryColumn
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
+from app.catalogue.expressions.set_columns import TextSetColumn
+from app.catalogue.trained_catalogue import TrainedCatalogue
+from model.artifact.item_table import ItemTable
+from model.cold_items import ColdCodes
+from storage.records import ItemCodes
+from storage.state.cold_codes import cold_row
+
+RECORDS = st.builds(
+    ItemCodes,
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.sampled_from([b"0", b"1"]),
+    st.integers(0, 100),
+    st.floats(-9, 9),
+    st.binary(max_size=3),
+    st.binary(max_size=3),
+)
+
+
+@given(st.lists(st.lists(RECORDS, max_size=5) | st.none(), max_size=15))
+def test_assignments_are_the_newest_ones_at_the_moment_when_they_were_asked_for(
+    pages: list[list[ItemCodes] | None],
+) -> None:
+    """None: somebody asks."""
+    assigned, newest = ColdItemCodes(), dict[bytes, dict[str, ItemCodes]]({b"0": {}, b"1": {}})
+    asked = []
+    for page in [*pages, None]:
+        if page is None:
+            asked += [(assigned.of(tag), dict(of_tag)) for tag, of_tag in newest.items()]
+        else:
+            assigned.apply(page)
+            for record in page:
+                newest[record.tag][record.item_id] = record
+    for found, expected in asked:
+        assert {name: one.record() for name, one in found.items()} == expected
+        some = found.where(lambda one: one.evidence > 50)
+        assert {name: one.record() for name, one in some.items()} == {
+            name: one for name, one in expected.items() if one.evidence > 50
+        }
+        assert (len(found), "never" in found) == (len(expected), False)
+
+
+def test_assigned_codes_take_no_object_each() -> None:
+    assigned = ColdItemCodes()
+
+    def assign(items: int, turn: int) -> None:
+        for begin in range(0, items, 500):
+            names = [f"item-{row}" for row in range(begin, begin + 500)]
+            assigned.apply([ItemCodes(name, b"0", turn, 0.5, bytes([turn] * 8), bytes([turn] * 8)) for name in names])
+            len(assigned.of(b"0"))
+
+    assign(500, 0)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for turn in range(4):
+        assign(4_000, turn)
+    gc.collect()
+    assert (sys.getallocatedblocks() - before) / 4_000 < 0.1
+    assert assigned.of(b"0")["item-3999"].record() == ItemCodes(
+        "item-3999", b"0", 3, 0.5, bytes([3] * 8), bytes([3] * 8)
+    )
+
+
+@given(st.lists(st.integers(0, 9), max_size=6), st.sets(st.integers(0, 9)))
+def test_states_find_the_rows_of_items_behind_the_learned_ones(asked: list[int], cold: set[int]) -> None:
+    names = [f"new-{n}" for n in sorted(cold)]
+    items = ItemTable(["a", "b"], ["", ""], [(), ()], np.ones(2, np.int64)).with_cold_items(names)
+    catalogue = TrainedCatalogue(items, CategoryColumn(items.categories, TextSetColumn(len(items))))
+    of_states = np.array([0, *(cold_row(f"new-{n}") for n in asked), -1, 1], np.int32)
+    expected = [0, *(2 + names.index(f"new-{n}") if n in cold else -1 for n in asked), -1, 1]
+    assert catalogue.rows_of_state_items(of_states).tolist() == expected
+    assert catalogue.rows_of_state_items(np.array([of_states, of_states])).tolist() == [expected, expected]
+
+
+def test_the_codes_that_were_stored_last_are_those_of_the_item() -> None:
+    assigned = ColdItemCodes()
+    good = CodeAssignment("y", b"\0", ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
+    assigned.apply([replace(good.record(), evidence=0), good.record()])
+    (found,) = assigned.of(b"\0").values()
+    assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)
+    assert [found.codes.history.tolist(), found.codes.target.tolist()] == [[1, 2], [255]]
+    assert CodeAssignment.of(good.record()).tag == b"\0"
+    before = assigned.of(b"\0")
+    assigned.apply([good.record()])
+    assert assigned.of(b"\0") is before
