@@ -1,16 +1,27 @@
-"""Measure what a change of items costs a process that serves a large catalogue.
+"""Measure what a shop's word on items costs a process that serves a large catalogue, in memory and time.
 
-One process of two on an embedded store says something of items, the other one reads and goes by it, as it does four
-times a second: how long that takes with 1 and with 1,000 items changed, and the longest moment in which its event loop
-could do nothing else. Everything was said of every item before.
+First what is set of every item, in pages, as a process reads it: the bytes that each property takes, Python objects,
+the processor time for all items, for a change of one, and for a catalogue of another model. Once all items are learned,
+once none is.
 
-    python -m benchmarks.service.catalogue_updates --items 100000
+Then one process of two on an embedded store says something of items, the other one reads and goes by it, as it does
+four times a second: how long that takes with 1 and with 1,000 items changed, and the longest moment in which its event
+loop could do nothing else. Everything was said of every item before.
+
+    python -m benchmarks.service.catalogue_updates --items 100000 --items 1000000
+
+The command fails where a number takes more than 9 bytes an item, a text of a thousand different ones more than 4, an
+item more than 0.1 Python objects, or a change of one item more than 1 ms of processor time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
+import tracemalloc
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -25,12 +36,106 @@ from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.serving.switcher import ITEM_CHANGES_PER_READ
 from benchmarks.machine import cpu
 from model.artifact.item_table import ItemTable
-from storage.records import MAIN_TENANT, ItemEntry
+from storage.records import MAIN_TENANT, HeldProperties, ItemChanges, ItemEntry, PropertyType, PropertyValue
 from storage.sqlite.store import SQLiteStore
 
 CATEGORIES = 200
 ROUNDS = 50
 BEAT_S = 0.0005
+
+
+MAX_NUMBER_BYTES, MAX_TEXT_BYTES, MAX_OBJECTS, MAX_CHANGE_S = 9.0, 4.0, 0.1, 1e-3
+TYPES: Mapping[str, PropertyType] = {"price": "number", "brand": "text", "sold_out": "boolean", "labels": "set"}
+HELD = HeldProperties({"item": TYPES, "user": {}})
+
+
+class Described:
+    """A catalogue that serves, of which every item is described in pages.
+
+    learned  how many of the items the model has learned
+    """
+
+    def __init__(self, items: int, learned: int) -> None:
+        self.items = items
+        self.overrides = ItemOverrides()
+        self.catalogue = LiveCatalogue(model_of(range(learned)), self.overrides)
+        self.overrides.keep_in(self.catalogue.values)
+
+    def put(self, rows: Sequence[int], parts: int, turn: int = 0) -> float:
+        """Apply entries with the first so many parts; return the processor time it takes, in seconds."""
+        entries = [described(row, parts, turn) for row in rows]
+        begin_s = time.process_time()
+        self.overrides.apply(ItemChanges(entries, self.overrides.version + len(entries), held=HELD))
+        self.catalogue.catch_up()
+        return time.process_time() - begin_s
+
+    def put_all(self, parts: int) -> float:
+        """Apply entries of all items, and return the seconds."""
+        pages = range(0, self.items, ITEM_CHANGES_PER_READ)
+        return sum(self.put(range(begin, min(begin + ITEM_CHANGES_PER_READ, self.items)), parts) for begin in pages)
+
+
+def model_of(rows: Sequence[int]) -> ItemTable:
+    """Return what a model has that has learned these items."""
+    return ItemTable([f"item-{row}" for row in rows], [""] * len(rows), [()] * len(rows), np.zeros(len(rows), np.int64))
+
+
+def described(row: int, parts: int, turn: int) -> ItemEntry:
+    """Return an entry with the first so many of a number, a text, a boolean, a set, a category and a title."""
+    values: dict[str, PropertyValue | None] = {
+        "price": row % 9973 / 7 + turn,
+        "brand": f"brand-{row % 1000}",
+        "sold_out": row % 20 == 0,
+        "labels": (f"label-{row % 100}", f"label-{(row + 7) % 100}"),
+    }
+    categories = (f"c{(row + turn) % CATEGORIES}",) if parts > len(TYPES) else None
+    title = f"Thing {row}, {turn}" if parts > len(TYPES) + 1 else None
+    return ItemEntry(f"item-{row}", title, categories, None, dict([*values.items()][:parts]))
+
+
+def measure_values(items: int, learned: int) -> tuple[dict[str, float], list[str]]:
+    """Return what was measured where all items are described and so many are learned, and which bounds do not hold."""
+    described_once = Described(ITEM_CHANGES_PER_READ, ITEM_CHANGES_PER_READ)  # what is compiled and made once
+    described_once.put_all(len(TYPES) + 2)
+    found: dict[str, float] = {}
+    names = ("what any takes", *TYPES, "category", "title")
+    tracemalloc.start()
+    shop = Described(items, learned)
+    for parts, name in enumerate(names):
+        before, _ = tracemalloc.get_traced_memory()
+        shop.put_all(parts)
+        gc.collect()
+        found[f"{name}, bytes"] = (tracemalloc.get_traced_memory()[0] - before) / items
+    tracemalloc.stop()
+    shop = Described(items, learned)
+    shop.put([0], len(names))
+    gc.collect()
+    blocks = sys.getallocatedblocks()
+    found["all items, s"] = shop.put_all(len(names))
+    gc.collect()
+    found["Python objects"] = (sys.getallocatedblocks() - blocks) / items
+    rows = np.random.default_rng(0).integers(0, items, ROUNDS).tolist()
+    found["a change of one, ms"] = 1e3 * float(
+        np.median([shop.put([row], len(names), turn) for turn, row in enumerate(rows, 1)])
+    )
+    other = model_of(np.random.default_rng(1).permutation(items)[: learned or items].tolist())
+    begin_s = time.process_time()
+    LiveCatalogue(other, shop.overrides)
+    found["another model, s"] = time.process_time() - begin_s
+    for name in ("the first search, ms", "a search after a change, ms"):
+        begin_s = time.process_time()
+        shop.catalogue.search(f"thing {items // 2},", 20)
+        found[name] = 1e3 * (time.process_time() - begin_s)
+        shop.put([7], len(names), ROUNDS + 1)
+    bounds = {
+        "price, bytes": MAX_NUMBER_BYTES,
+        "brand, bytes": MAX_TEXT_BYTES,
+        "Python objects": MAX_OBJECTS,
+        "a change of one, ms": MAX_CHANGE_S * 1e3,
+    }
+    return found, [
+        f"{name}: {found[name]:.3g}, at most {most:g}" for name, most in bounds.items() if found[name] > most
+    ]
 
 
 class LoopPauses:
@@ -50,8 +155,12 @@ async def follow(store: SQLiteStore, overrides: ItemOverrides, catalogue: LiveCa
     if (await store.pointers()).items_version == overrides.version:
         return
     while (changes := await store.item_changes(MAIN_TENANT, overrides.version, ITEM_CHANGES_PER_READ)).entries:
-        overrides.apply(changes)
-        await asyncio.to_thread(catalogue.catch_up)
+
+        def apply(read: ItemChanges = changes) -> None:
+            overrides.apply(read)
+            catalogue.catch_up()
+
+        await asyncio.to_thread(apply)
 
 
 def entry(row: int, turn: int) -> ItemEntry:
@@ -67,6 +176,7 @@ async def measure(items: int, directory: Path) -> Table:
     one, other = await SQLiteStore.open(directory, ()), await SQLiteStore.open(directory, ())
     overrides = ItemOverrides()
     catalogue = LiveCatalogue(model, overrides)
+    overrides.keep_in(catalogue.values)
     for begin in range(0, items, ITEM_CHANGES_PER_READ):
         rows = range(begin, min(begin + ITEM_CHANGES_PER_READ, items))
         await one.put_items(MAIN_TENANT, [entry(row, 0) for row in rows])
@@ -100,10 +210,23 @@ async def measure(items: int, directory: Path) -> Table:
     return table
 
 
-def main(items: Annotated[int, typer.Option(min=1000, help="Of the catalogue.")] = 100_000) -> None:
-    """Measure."""
-    with TemporaryDirectory() as directory:
-        Console().print(asyncio.run(measure(items, Path(directory))))
+def main(
+    items: Annotated[list[int] | None, typer.Option(min=1000, help="Of the catalogue; several times.")] = None,
+) -> None:
+    """Print what changes of items cost, and fail where a bound does not hold."""
+    console, faults = Console(), list[str]()
+    for size in items or [100_000]:
+        columns = {"learned": measure_values(size, size), "not learned": measure_values(size, 0)}
+        table = Table(f"one of {size:,} items", *columns)
+        for name in columns["learned"][0]:
+            table.add_row(name, *(f"{found[name]:.3g}" for found, _ in columns.values()))
+        console.print(table)
+        faults += [f"{size:,} items, {name}: {fault}" for name, (_, own) in columns.items() for fault in own]
+        with TemporaryDirectory() as directory:
+            console.print(asyncio.run(measure(size, Path(directory))))
+    for fault in faults:
+        console.print(fault, style="red")
+    raise typer.Exit(int(bool(faults)))
 
 
 if __name__ == "__main__":

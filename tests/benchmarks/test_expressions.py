@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from benchmarks.attack.hostile_expressions import attack
+from benchmarks.service.catalogue_updates import MAX_NUMBER_BYTES, MAX_OBJECTS, measure_values
 from benchmarks.service.expression_cost import measure, requests
 
 
@@ -20,3 +23,11 @@ def test_every_kind_of_request_is_measured(model: Path, tmp_path: Path) -> None:
     assert min(seconds.values()) > 0
     assert took.keys() == {"price", "brand", "sold_out", "labels"}
     assert change_s > 0
+
+
+@pytest.mark.parametrize("learned", [16_000, 0])
+def test_what_is_set_of_items_takes_bytes_and_no_objects(learned: int) -> None:
+    found, _ = measure_values(16_000, learned)
+    assert 8 <= found["price, bytes"] <= MAX_NUMBER_BYTES
+    assert found["Python objects"] <= MAX_OBJECTS
+    assert min(found[name] for name in ("all items, s", "another model, s", "a change of one, ms")) > 0
