@@ -55,13 +55,14 @@ def replay(
     key_file: EventsKeyOption = None,
 ) -> None:
     """Post a data set as events into a running service. Repeating it counts nothing twice."""
-    from app.jobs.replay import histories
+    from app.jobs.replay import histories, wait_for_service
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions
 
     interactions = read_interactions(data)
     lengths = interactions.starts[1:] - interactions.starts[:-1]
     events = int((lengths - hold_out).clip(0).sum())
+    wait_for_service(url, say)
     with Progress(
         TextColumn("events"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     ) as bar:

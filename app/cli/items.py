@@ -35,8 +35,10 @@ def import_items(
     that all of its cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
     """
     from app.jobs.import_items import held_types, read, send
+    from app.jobs.replay import wait_for_service
 
     key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    wait_for_service(url, say)
     items = read(file, held_types(url, key))
     with Progress(
         TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ import typer
 
 from app.cli.console import console, say
 from app.cli.options import Device, JsonOption, LogOptions, service_settings
-from app.observability.log_format import LogFormat
+from app.observability.log_format import LogFormat, configure
 
 if TYPE_CHECKING:
     from app.jobs.loadtest.rate_sweep import BenchTarget
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,6 @@ def serve(
     Without a model events are logged and popular items recommended, until the first model is activated.
     Without keys only this machine reaches the service.
     """
-    from app.main import serve as serve_http
-
     given = {
         **vars(log),
         **vars(processes),
@@ -91,7 +92,12 @@ def serve(
         "playground": playground,
         "log_format": log_format,
     }
-    serve_http(service_settings(given))
+    settings = service_settings(given)
+    configure(settings.log_level, settings.log_format)
+    logger.info("loading %s", "the active model, if there is one" if settings.model_dir is None else settings.model_dir)
+    from app.main import serve as serve_http  # takes seconds
+
+    serve_http(settings)
 
 
 def _tenants(given: list[str]) -> dict[str, str]:

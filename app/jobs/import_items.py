@@ -36,6 +36,11 @@ TRUTH = {"true": True, "false": False}
 JSON_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
 
+LOCAL_TIME = (
+    r"^([0-9]{4}[-./][0-9]{1,2}[-./][0-9]{1,2}|[0-9]{1,2}[-./][0-9]{1,2}[-./][0-9]{4})"
+    r"([Tt ]+[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)?( ?[AaPp][Mm])?$"
+)
+
 ItemJson = dict[str, Any]
 
 logger = logging.getLogger(__name__)
@@ -87,6 +92,7 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
     type_ = column_type(cells) if declared is None else declared
     if declared is None and type_ in ("text", "set"):
         _warn_of_numbers(table, name)
+        _warn_of_times(table, name)
     if type_ == "boolean":
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
         table.refuse(bad, f"{name} is a boolean, and {{!r}} is none of true, false, 1, 0", name)
@@ -100,19 +106,36 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
 def _warn_of_numbers(table: Table, name: str) -> None:
     """Say why a column is none of numbers, where most of its cells are."""
     cells = table.frame[name]
-    is_odd = cells.is_not_null() & (cells != "") & ~cells.str.contains(JSON_NUMBER)
     known = cells.is_not_null() & (cells != "")
-    if is_odd.any() and 2 * is_odd.sum() < known.sum():
-        row = int(is_odd.arg_true()[0])
+    is_odd = known & ~cells.str.contains(JSON_NUMBER)
+    if 2 * is_odd.sum() < known.sum():
+        _warn(table, name, is_odd, "no number", "mend the cells")
+
+
+def _warn_of_times(table: Table, name: str) -> None:
+    """Say why a column is none of times, where most of its cells are, or look like times of somebody's own."""
+    cells = table.frame[name]
+    known = cells.is_not_null() & (cells != "")
+    is_odd = known & ~cells.str.contains(TIME)
+    if 2 * (known & (cells.str.contains(TIME) | cells.str.contains(LOCAL_TIME))).sum() > known.sum():
+        _warn(table, name, is_odd, "no time", "write times with their zone, such as 2025-07-15T10:00:00+02:00,")
+
+
+def _warn(table: Table, name: str, is_odd: pl.Series, what: str, way_out: str) -> None:
+    """Say what a column is not, and what to do, if there is an odd cell."""
+    if is_odd.any():
+        cells, row = table.frame[name], int(is_odd.arg_true()[0])
         logger.warning(
-            "column %s is no number, since row %d has %r (so have %d of %d); if it should be one, put "
-            '{"items": {"%s": null}} to /v1/admin/properties, mend the cells and import again',
+            "column %s is %s, since row %d has %r (so have %d of %d); if it should be one, put "
+            '{"items": {"%s": null}} to /v1/admin/properties, %s and import again',
             name,
+            what,
             row + 1,
             cells[row],
             is_odd.sum(),
-            known.sum(),
+            (cells.is_not_null() & (cells != "")).sum(),
             name,
+            way_out,
         )
 
 

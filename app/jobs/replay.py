@@ -19,6 +19,7 @@ EventJson = dict[str, str | float]
 BATCH_LIMIT = 1000  # events the service takes in one request
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 60.0  # how long a service may stay away before the replay gives up
+START_FOR_S = 20.0  # how long one may take to start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 
@@ -104,6 +105,32 @@ async def replay(
     return counts
 
 
+def wait_for_service(url: str, say: Callable[[str], None]) -> None:
+    """Wait a little for a service that is being started; say so where it is not there yet.
+
+    raises  ReplayError  when nobody answers
+    """
+    require_http_url(url)
+    give_up_s, pause_s = time.monotonic() + START_FOR_S, FIRST_PAUSE_S
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+        while True:
+            try:
+                client.get("/healthz")
+            except httpx.TransportError as exc:
+                if time.monotonic() + pause_s > give_up_s:
+                    raise _not_there(url, exc) from exc
+            else:
+                return
+            if pause_s == FIRST_PAUSE_S:
+                say(f"waiting for {url}, where nothing answers yet")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
+
+def _not_there(url: object, exc: httpx.TransportError) -> ReplayError:
+    return ReplayError(f"{url} cannot be reached ({exc}); start it with 'lisarec serve'")
+
+
 def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:
     """Take whole users from the waiting histories, so that one sender has all events of a user."""
     pending: list[EventJson] = []
@@ -183,4 +210,4 @@ async def _require_service(client: httpx.AsyncClient) -> None:
     try:
         await client.get("/healthz")
     except httpx.TransportError as exc:
-        raise ReplayError(f"{client.base_url} cannot be reached ({exc}); start it with 'lisarec serve'") from exc
+        raise _not_there(client.base_url, exc) from exc

@@ -85,7 +85,10 @@ def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
     table = read_table(path, ("item_id",), ("title", "categories", "available"), has_others=has_properties)
     table.require_ids("item_id")
     ids = table.frame["item_id"]
-    table.refuse(ids.is_duplicated() & ~ids.is_first_distinct(), "item_id {!r} stands here a second time", "item_id")
+    again = ids.is_duplicated() & ~ids.is_first_distinct()
+    if again.any():
+        first = table.place(int((ids == ids.filter(again)[0]).arg_true()[0]))
+        table.refuse(again, f"item_id {{!r}} stands here a second time, and first in {first}", "item_id")
     if "available" in table.frame.columns:
         cells = table.frame["available"]
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])

@@ -35,10 +35,13 @@ class Table:
         rows = bad.fill_null(True).arg_true()
         if len(rows):
             cell = self.frame[column][rows[0]]
-            place = (
-                f"row {rows[0] + 1}" if self.path.suffix == ".parquet" or self.path.is_dir() else f"line {rows[0] + 2}"
-            )
+            place = self.place(rows[0])
             raise DataError(f"{self.path}, {place}: " + reason.format("" if cell is None else str(cell)[:80]))
+
+    def place(self, row: int) -> str:
+        """Return where a row stands in the file, in words."""
+        is_text = self.path.suffix != ".parquet" and not self.path.is_dir()
+        return f"line {row + 2}" if is_text else f"row {row + 1}"
 
     def require_ids(self, *columns: str) -> None:
         """Raise DataError for the first cell of these columns that is not an id."""

@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.jobs.import_items import read
 from benchmarks.harness.service_process import free_port, wait_until_ready
+from model.data.readers import read_interactions
 from tests.clients.conftest import ROOT
 from tests.waiting import wait_until
 
@@ -22,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
-SHOP, SCENARIO = "A shop to try them on", "Several under one name"
+SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
+TABLE = "From your own table"
 RECIPES = [name for name in SECTIONS if "```json" in SECTIONS[name] and name != SHOP]
 TIMEOUT_S = 200
 
@@ -93,7 +97,7 @@ def assert_answer(found: Any, shown: str) -> None:
 
 
 def test_there_are_the_eleven_that_shops_ask_for() -> None:
-    assert len({*RECIPES} - {SCENARIO}) == 11
+    assert len({*RECIPES} - {SCENARIO, PRODUCT_PAGE}) == 11
 
 
 def test_without_a_rule(shop: Shop) -> None:
@@ -109,3 +113,31 @@ def test_recipe(shop: Shop, recipe: str) -> None:
     finally:
         for path in re.findall(r"/v1/items/\S+", commands):
             httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=TIMEOUT_S).raise_for_status()
+
+
+def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    products = ["SKU,Name,Brand,Price,Launched", 'a-1,Kettle ,Hill,"1,299.00",15.07.2025 10:00', "a-2, Pot,,22,"]
+    events = [
+        "Customer,SKU,When,Action",
+        *["ann,a-1,01.12.2025 09:30,view"] * 2,
+        "bob,a-2,01.07.2025 09:30,add_to_cart",
+    ]
+    (tmp_path / "products.csv").write_text("\ufeff" + "\n".join([*products, "a-2,Iron pot,Forge,23,"]))
+    (tmp_path / "events.csv").write_text("\n".join(events))
+    (script,) = blocks(TABLE, "python")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT_S)
+    found = read(tmp_path / "shop" / "items.csv", {})
+    assert found == [
+        {
+            "item_id": "a-1",
+            "title": "Kettle",
+            "published_at": "2025-07-15T10:00:00+02:00",
+            "properties": {"brand": "Hill", "price": 1299.0},
+        },
+        {"item_id": "a-2", "title": "Iron pot", "properties": {"brand": "Forge", "price": 23.0}},
+    ]
+    assert not caplog.messages
+    interactions = read_interactions(tmp_path / "shop")
+    times = [datetime(2025, 12, 1, 8, 30, tzinfo=UTC), datetime(2025, 7, 1, 7, 30, tzinfo=UTC)]
+    assert sorted(interactions.timestamp_us.tolist()) == sorted(round(time.timestamp() * 1e6) for time in times)
+    assert sorted(interactions.type_names) == ["add_to_cart", "view"]

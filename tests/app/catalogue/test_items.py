@@ -335,6 +335,7 @@ class TestImport:
             return client.post(path, **options)
 
         monkeypatch.setattr(httpx.Client, "post", post)
+        monkeypatch.setattr(httpx.Client, "get", lambda _self, path: client.get(path))
         return "http://service"
 
     def run(self, *arguments: object) -> int:
@@ -367,7 +368,7 @@ class TestImport:
         ("table", "says"),
         [
             ("item_id\tavailable\na\tmaybe\n", "line 2: available 'maybe' is none of true, false, 1, 0"),
-            ("item_id\na\na\n", "line 3: item_id 'a' stands here a second time"),
+            ("item_id\na\na\n", "line 3: item_id 'a' stands here a second time, and first in line 2"),
             ("title\na\n", "'item_id' is missing"),
             ("item_id\ttitle\na\t" + "x" * 2000 + "\n", "title String should have at most 1024 characters"),
         ],

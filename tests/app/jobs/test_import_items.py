@@ -165,9 +165,14 @@ def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
         (["4.5", "1,299.00", "", "22"], "column price is no number, since row 2 has '1,299.00' (so have 1 of 3)"),
         (["4.5", "22"], None),
         (["red", "blue", "7"], None),
+        (["15.07.2025", "", "16.07.2025"], "column price is no time, since row 1 has '15.07.2025' (so have 2 of 2)"),
+        (["2025-07-15 10:00", "2025-07-15T10:00:00Z"], "no time, since row 1 has '2025-07-15 10:00' (so have 1 of 2)"),
+        (["2025-07-15T10:00:00", "7/5/2025 9:30 pm", "soon"], "such as 2025-07-15T10:00:00+02:00"),
+        (["2025-07-15T10:00:00Z", "2025-07-15 10:00:00.5+02:00"], None),
+        (["1.10.2", "10.2.11", "2025"], None),
     ],
 )
-def test_a_few_cells_that_are_no_numbers_are_named(
+def test_a_few_cells_that_are_no_numbers_or_times_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cells: list[str], warned: str | None
 ) -> None:
     file = tmp_path / "items.tsv"

@@ -10,14 +10,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.jobs.datasets.writer import write_interactions
-from app.jobs.replay import EventJson, ReplayCounts, ReplayError, histories, replay
+from app.jobs.replay import EventJson, ReplayCounts, ReplayError, histories, replay, wait_for_service
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 
@@ -233,3 +233,41 @@ def test_types_and_values_of_the_table_are_posted(tmp_path: Path) -> None:
     assert (first["type"], first["value"]) == ("view", 4.5)
     assert second["type"] == "click"
     assert "value" not in second
+
+
+class TestWaiting:
+    def test_for_a_service_that_is_being_started(self) -> None:
+        said: list[str] = []
+        free = HTTPServer(("127.0.0.1", 0), Ready)
+        port = free.server_port
+        free.server_close()
+        servers: list[HTTPServer] = []
+
+        def say(text: str) -> None:  # it is waited for: now it comes
+            said.append(text)
+            servers.append(HTTPServer(("127.0.0.1", port), Ready))
+            threading.Thread(target=servers[0].serve_forever, daemon=True).start()
+
+        url = f"http://127.0.0.1:{port}"
+        wait_for_service(url, say)
+        assert said == [f"waiting for {url}, where nothing answers yet"]
+        wait_for_service(url, say)
+        assert len(said) == 1
+        servers[0].shutdown()
+        servers[0].server_close()
+
+    def test_ends_where_nobody_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.jobs.replay.START_FOR_S", 0.2)
+        with pytest.raises(ReplayError, match=r"cannot be reached .*; start it with 'lisarec serve'"):
+            wait_for_service("http://127.0.0.1:9", lambda _: None)
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers, whatever is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass

@@ -258,7 +258,10 @@ class TestItems:
     @pytest.mark.parametrize(
         ("content", "expected"),
         [
-            (b"item_id\ttitle\na\tx\nb\ty\na\tz\n", "line 4: item_id 'a' stands here a second time"),
+            (
+                b"item_id\ttitle\na\tx\nb\ty\na\tz\n",
+                "line 4: item_id 'a' stands here a second time, and first in line 2",
+            ),
             (b"title\nx\n", "line 1: column 'item_id' is missing"),
             (b"item_id\ttitle\na b\tx\n", "line 2: item_id 'a b' is not an id"),
             (b"item_id\ttitle\na\tx\nb\n", "line 3: 1 fields where the header has 2"),
