@@ -46,8 +46,9 @@ class RemovalCounter:
             gone |= ~catalogue.bitmap_of(catalogue.rows(request.candidates))
             yield "candidates", None
         pins = NO_ROWS if rules is None else rules.pins  # are shown though they are the page's or were seen
-        if request.current_item is not None:
-            bitmap.add(gone, np.setdiff1d(page_rows(request, catalogue), pins))
+        page = page_rows(request, catalogue)
+        if request.current_item is not None and query.similar_to not in page.tolist():  # else it is left out by that
+            bitmap.add(gone, np.setdiff1d(page, pins))
             yield "current_item", None
         yield from filter_out(gone, request, query.selection, catalogue, query.history.log.left_out)
         if query.similar_to is not None:

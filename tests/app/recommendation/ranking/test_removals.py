@@ -167,7 +167,7 @@ def parts_by_definition(
         parts.append(("because", None, lambda one: one != answer["because"]["item_id"]))
     passed = {one for one in items if all(passes(one) for _, _, passes in parts)}
     pinned &= passed - set(shown)
-    if "current_item" in request:
+    if "current_item" in request and answer.get("because", {}).get("item_id") != request["current_item"]:
         of_page = ("current_item", None, lambda one: one != request["current_item"] or one in pinned)
         parts.insert(2 + ("candidates" in request), of_page)
     if request["exclude_seen"] != "none":
@@ -252,6 +252,9 @@ def test_every_way_to_ask_says_so(client: Client) -> None:
         assert "short" not in client.recommend(user, k=5)
     similar = client.get("/v1/items/item-1/similar", params={**wish, "debug": "true"}).json()
     assert (similar["short"], similar["debug"]["left"]) == (short, 0)
+    removed = client.get("/v1/items/item-1/similar", params={"debug": "true"}).json()["debug"]["removed"]
+    assert [one["part"] for one in removed] == ["available", "dates", "because", "exclude_seen"]
+    assert removed[2]["items"] == 1
     assert client.recommend("nobody", k=100)["short"] == {"reason": "catalogue", "left": ITEMS}
 
 
