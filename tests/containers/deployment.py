@@ -56,6 +56,10 @@ class Deployment:
         with (self.folder / ".env").open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in variables.items())
 
+    def override(self, **parts: object) -> None:
+        """Merge services and volumes into those of docker-compose.yml, from the next command on."""
+        (self.folder / "docker-compose.override.yml").write_text(json.dumps(parts))  # YAML includes JSON
+
     def compose(self, *command: str) -> str:
         """Run a command of Docker Compose, and return what it prints."""
         return self.engine.run("docker-compose", *self.files, *command, cwd=self.folder).strip()

@@ -1,0 +1,131 @@
+"""docker-compose.yml in a real engine: volumes on disks that are full for a while, containers whose clocks differ."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.faults.faulty_machine import FaultyMachine, library
+from tests.containers.conftest import Measured
+from tests.containers.deployment import Deployment
+from tests.containers.disks import SmallDisk, small_disk
+from tests.containers.shoppers import Shoppers, failed, failed_otherwise
+
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
+
+SERVICE, REDIS = 10001, 999  # users of the images
+VOLUMES = {"redis": (64, REDIS), "archive": (16, SERVICE), "models": (32, SERVICE)}  # MB, owner
+CLOCKS_S = {"app-elsewhere": 3600.0, "redis": -3600.0, "archive": 86_400.0, "trainer": -3600.0}
+NO_SPACE = "No space left on device"
+
+Disks = dict[str, SmallDisk]
+Machines = dict[str, FaultyMachine]
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
+    """The machines below the services whose clocks are to differ."""
+    folder = tmp_path_factory.mktemp("machines")
+    machines = {service: FaultyMachine(folder / service) for service in CLOCKS_S}
+    for machine in machines.values():
+        shutil.copy(library(), machine.root / "machine.so")
+        machine.root.chmod(0o755)
+        (machine.root / "control").chmod(0o666)
+    return machines
+
+
+@pytest.fixture(scope="module")
+def disks(deployment: Deployment, machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
+    """What the volumes of the running deployment lie on; one replica more is on a machine of its own."""
+    folder: Path = tmp_path_factory.mktemp("disks")
+    with ExitStack() as mounted:
+        disks = {
+            volume: mounted.enter_context(small_disk(folder / volume, megabytes, owner))
+            for volume, (megabytes, owner) in VOLUMES.items()
+        }
+        services: dict[str, dict[str, object]] = {
+            service: {
+                "environment": {"LD_PRELOAD": "/machine/machine.so", "MACHINE_ROOT": "/machine"},
+                "volumes": [f"{machine.root}:/machine"],
+            }
+            for service, machine in machines.items()
+        }
+        services["app-elsewhere"] |= {
+            "extends": {"file": "docker-compose.yml", "service": "app"},
+            "scale": 1,
+            "networks": {"middle": {"aliases": ["app"]}, "back": {}},
+        }
+        deployment.override(services=services, volumes={name: disk.volume for name, disk in disks.items()})
+        deployment.compose("up", "--wait")
+        yield disks
+        deployment.remove()
+
+
+def is_refused(outcomes: Counter[str]) -> bool:
+    """Return whether events were, for the store's sake."""
+    return any(name.startswith("events 503 storage_") for name in list(outcomes))
+
+
+def test_events_wait_for_room_on_the_disk_of_redis(
+    deployment: Deployment, disks: Disks, shoppers: Shoppers, measured: Measured
+) -> None:
+    """They get 503 and none that was acknowledged is lost; Redis says why, and goes on by itself."""
+    with shoppers.shop() as outcomes:
+        deployment.wait_for(lambda: shoppers.events > 500)
+        with disks["redis"].full():
+            deployment.wait_for(lambda: is_refused(outcomes))
+            deployment.wait_for(lambda: any(NO_SPACE in line for line in deployment.log(deployment.container("redis"))))
+    assert failed_otherwise(outcomes) == {}
+    measured.append(("requests while Redis's disk was full", f"{outcomes.total():,}; {failed(outcomes)}"))
+    begin_s = time.monotonic()
+    deployment.wait_for(lambda: failed(shoppers.shop_for(0.5)) == {})
+    measured.append(("room on Redis's disk until events are taken, s", f"{time.monotonic() - begin_s:.1f}"))
+
+
+def test_the_archive_and_the_first_model_wait_for_room(
+    deployment: Deployment, disks: Disks, key: str, shoppers: Shoppers
+) -> None:
+    """Nobody who shops notices; the logs say why."""
+    for name, service in (("archive", "archive"), ("models", "trainer")):
+        with shoppers.shop() as outcomes:
+            with disks[name].full():
+                deployment.wait_for(lambda: NO_SPACE in "".join(deployment.log(deployment.container(service))))  # noqa: B023
+                assert deployment.generation(key) == "none"
+            deployment.wait_for(lambda: name == "archive" or deployment.generation(key) != "none")  # noqa: B023
+        assert failed(outcomes) == {}
+
+
+def test_clocks_that_differ_fail_no_request_and_lose_no_event(
+    deployment: Deployment, disks: Disks, machines: Machines, key: str, shoppers: Shoppers, long: bool
+) -> None:
+    now = "import time; print(time.time())"
+    replica = deployment.container("app-elsewhere")
+    archived = archived_events(deployment)
+    with shoppers.shop() as outcomes:
+        for service, by_s in CLOCKS_S.items():
+            machines[service].jump_clock(by_s)
+        assert float(deployment.execute(replica, "python", "-c", now)) > time.time() + 3000
+        deployment.rolling_restart("app-elsewhere")  # which believes its clock from the start
+        deployment.wait_for(lambda: archived_events(deployment) > archived)
+        before = deployment.generation(key)
+        deployment.wait_for(lambda: deployment.generation(key) != before)
+        if long:
+            time.sleep(70)  # clocks are followed after a minute
+        for machine in machines.values():
+            machine.jump_clock(0)
+        deployment.rolling_restart("app-elsewhere")
+    assert failed(outcomes) == {}
+
+
+def archived_events(deployment: Deployment) -> int:
+    """Return how many events the archiver has archived since it started."""
+    code = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+    lines = deployment.execute(deployment.container("archive"), "python", "-c", code).splitlines()
+    (line,) = (line for line in lines if line.startswith('lisarec_archive_events_total{done="archived"}'))
+    return int(float(line.split()[-1]))

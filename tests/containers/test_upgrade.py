@@ -1,0 +1,75 @@
+"""A deployment of an earlier version, and the upgrade to this one under load, as docs/operations.md tells it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.compose import ROOT
+from tests.containers.conftest import Measured
+from tests.containers.deployment import IMAGE, Deployment
+from tests.containers.shoppers import Shoppers, failed
+
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
+
+CODE = ("app", "clients", "model", "storage")
+PACKAGES = "/opt/lisarec/lib/python3.11/site-packages"
+
+
+def git(*command: str) -> bytes:
+    """Return what a command of git prints."""
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, check=True).stdout
+
+
+def earlier_version() -> str:
+    """Return the first commit with the dependencies of this one."""
+    return git("log", "-1", "--format=%H", "--", "docker/requirements").decode().strip()
+
+
+def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> int:
+    """Make an image of the code as of the commit, with this one's dependencies; returns how many files differ."""
+    added, code = [], context / "code"
+    changes = git("diff", "--no-renames", "--name-status", commit, "--", *CODE).decode().splitlines()
+    for change, file in (line.split("\t") for line in changes):
+        if change == "A":
+            added.append(f"{PACKAGES}/{file}")
+            continue
+        (code / file).parent.mkdir(parents=True, exist_ok=True)
+        (code / file).write_bytes(git("show", f"{commit}:{file}"))
+    code.mkdir(exist_ok=True)
+    lines = [f"FROM {IMAGE}", "USER root", f"COPY code {PACKAGES}/", "LABEL release=earlier"]
+    lines += [f"RUN rm -f {' '.join(added)}"] if added else []
+    (context / "Dockerfile").write_text("\n".join([*lines, "USER 10001:10001", ""]))
+    build = ["docker", "build", "--force-rm", "--tag", name, str(context)]
+    deployment.engine.run(*build, environment={"DOCKER_BUILDKIT": "0"})
+    return len(changes)
+
+
+def test_an_upgrade_fails_no_request_and_loses_no_event(
+    deployment: Deployment, shoppers: Shoppers, measured: Measured, tmp_path: Path
+) -> None:
+    earlier = earlier_version()
+    changed = image_of(deployment, earlier, "lisarec:earlier", tmp_path)
+    deployment.set(LISAREC_VERSION="earlier")
+    deployment.compose("up", "--wait")
+    with shoppers.shop() as outcomes:  # until there is a model, which the new version takes over
+        deployment.wait_for(lambda: "personalised" in shoppers.sources)
+    assert failed(outcomes) == {}
+    redis = deployment.container("redis")
+    begun = deployment.state(redis, "StartedAt")
+    deployment.set(LISAREC_VERSION="local")
+    with shoppers.shop() as outcomes:
+        deployment.renew()
+        personalised = shoppers.sources["personalised"]
+        deployment.wait_for(lambda: shoppers.sources["personalised"] > personalised + 100)
+    assert failed(outcomes) == {}
+    measured.append(
+        (f"requests while {earlier[:7]} was replaced, {changed} files of which differ", f"{outcomes.total():,}; 0")
+    )
+    assert (deployment.container("redis"), deployment.state(redis, "StartedAt")) == (redis, begun)
+    new = deployment.engine.inspect("image", IMAGE, "{{.Id}}")
+    for service in ("app", "archive", "trainer"):
+        for container in deployment.containers(service):
+            assert deployment.engine.inspect("container", container, "{{.Image}}") == new
