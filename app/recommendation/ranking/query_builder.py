@@ -156,7 +156,8 @@ class QueryBuilder:
         elif similar_to is None and self._is_blended(request, history.model_input):
             is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
         bitmap.add(excluded, seen_rows(request, history))
-        bitmap.add(excluded, page_rows(request, self._catalogue))
+        if request.current_item is not None:
+            bitmap.add(excluded, page_rows(request, self._catalogue))
         if rules is not None and len(rules.reserved):
             bitmap.add(excluded, rules.reserved)
         candidates = None
