@@ -52,13 +52,13 @@ HELD = HeldProperties({"item": TYPES, "user": {}})
 class Described:
     """A catalogue that serves, of which every item is described in pages.
 
-    learned  how many of the items the model has learned
+    model  what it has learned of the items
     """
 
-    def __init__(self, items: int, learned: int) -> None:
+    def __init__(self, items: int, model: ItemTable) -> None:
         self.items = items
         self.overrides = ItemOverrides()
-        self.catalogue = LiveCatalogue(model_of(range(learned)), self.overrides)
+        self.catalogue = LiveCatalogue(model, self.overrides)
         self.overrides.keep_in(self.catalogue.values)
 
     def put(self, rows: Sequence[int], parts: int, turn: int = 0) -> float:
@@ -95,19 +95,24 @@ def described(row: int, parts: int, turn: int) -> ItemEntry:
 
 def measure_values(items: int, learned: int) -> tuple[dict[str, float], list[str]]:
     """Return what was measured where all items are described and so many are learned, and which bounds do not hold."""
-    described_once = Described(ITEM_CHANGES_PER_READ, ITEM_CHANGES_PER_READ)  # what is compiled and made once
-    described_once.put_all(len(TYPES) + 2)
+    once = Described(
+        ITEM_CHANGES_PER_READ, model_of(range(ITEM_CHANGES_PER_READ))
+    )  # for what is compiled and made once
+    once.put_all(len(TYPES) + 2)
+    once.catalogue.search("thing", 1)
+    model = model_of(range(learned))
+    LiveCatalogue(model, once.overrides)  # makes the model's own indices
     found: dict[str, float] = {}
     names = ("what any takes", *TYPES, "category", "title")
     tracemalloc.start()
-    shop = Described(items, learned)
+    shop, before = Described(items, model), 0
     for parts, name in enumerate(names):
-        before, _ = tracemalloc.get_traced_memory()
         shop.put_all(parts)
         gc.collect()
-        found[f"{name}, bytes"] = (tracemalloc.get_traced_memory()[0] - before) / items
+        after, _ = tracemalloc.get_traced_memory()
+        found[f"{name}, bytes"], before = (after - before) / items, after
     tracemalloc.stop()
-    shop = Described(items, learned)
+    shop = Described(items, model)
     shop.put([0], len(names))
     gc.collect()
     blocks = sys.getallocatedblocks()
