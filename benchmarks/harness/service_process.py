@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
 
 START_TIMEOUT_S = 120.0
+LISTENING_PORTS = 10_000, 20_000
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port on which nobody listens, of those that no connection gets by itself meanwhile."""
+    while True:
+        port = random.randrange(*LISTENING_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def fetch(url: str, timeout_s: float = 5.0) -> httpx.Response:

@@ -9,7 +9,6 @@ finds the object of before or after.
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from benchmarks.harness.service_process import free_port
 
 BUCKET = "lisarec"
 ROOT = Path(__file__).parents[2]
@@ -103,13 +104,6 @@ class S3Server:
         """End the server, and with it all that it keeps."""
         self._process.kill()
         self._process.wait()
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment_for(address: str) -> dict[str, str]:

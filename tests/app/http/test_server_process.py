@@ -19,10 +19,11 @@ import pytest
 from app.main import serve
 from app.serving.model_places import load_model
 from app.settings import Settings
+from benchmarks.harness.service_process import free_port
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageUnavailable
 from tests.app.service_process import Process, logged_ids, raw_exchange
-from tests.storage.redis.servers import RedisServer, free_port
+from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, wait_until
 
 DRAIN_S = 5  # long enough to see it

@@ -20,7 +20,7 @@ from app.jobs.archive import FOLLOW_JUMPS_AFTER_S, ArchiverMetrics, ArchiverPlan
 from app.jobs.datasets.synthetic_shop import generate
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
-from benchmarks.harness.service_process import is_ready
+from benchmarks.harness.service_process import free_port, is_ready
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
@@ -30,7 +30,7 @@ from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 from tests.storage.oracles.random_events import click, make_generation
-from tests.storage.redis.servers import RedisServer, free_port
+from tests.storage.redis.servers import RedisServer
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -24,10 +24,9 @@ from rich.console import Console
 from app.jobs.datasets.synthetic_shop import GOODS, generate
 from app.jobs.demo import demo, instructions
 from app.main import PortTaken
-from benchmarks.harness.service_process import is_ready
+from benchmarks.harness.service_process import free_port, is_ready
 from benchmarks.service import screenshots
 from model.data.readers import read_interactions, read_items
-from tests.storage.redis.servers import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
 

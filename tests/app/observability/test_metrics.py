@@ -23,13 +23,12 @@ from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.metrics import LATENCY_BUCKETS_S
-from benchmarks.harness.service_process import fetch
+from benchmarks.harness.service_process import fetch, free_port
 from storage.archive.manifest import archived_through_s
 from storage.archive.writer import ArchiveWriter
 from storage.folders.folder import Folder
 from tests.app.conftest import Client
 from tests.app.service_process import Process
-from tests.storage.redis.servers import free_port
 from tests.waiting import PATIENCE_S, until, wait_until
 
 Labels = tuple[tuple[str, str], ...]

@@ -10,7 +10,6 @@ import atexit
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from redis.retry import Retry
 
 from benchmarks.harness.compose import RedisUsers, make_users, node_command, redis_command, replica_options
 from benchmarks.harness.redis_cluster import ClusterAdmin, command, free_node_port, wait_until
+from benchmarks.harness.service_process import free_port
 
 START_TIMEOUT_S = 100.0
 # A file system where a sync takes no time; what a kill leaves there is what it leaves on a disk.
@@ -116,12 +116,6 @@ def running_cluster() -> RedisCluster:
     cluster = RedisCluster()
     atexit.register(cluster.stop)
     return cluster
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.service_process import free_port
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from storage.redis.layout.keys import Keyspace
 from storage.redis.session.trust import EXAMINE_EVERY_S
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click, fresh_user
-from tests.storage.redis.servers import RedisCluster, free_port, new_server, redis_users, running_cluster
+from tests.storage.redis.servers import RedisCluster, new_server, redis_users, running_cluster
 from tests.storage.redis.stores import (
     GENERATION,
     assert_state_is_fold_of_log,

@@ -12,13 +12,14 @@ import storage.redis.requests
 import storage.redis.session.redis_session
 import storage.redis.writer
 from benchmarks.harness.compose import replica_options
+from benchmarks.harness.service_process import free_port
 from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.layout.keys import LAYOUT_VERSION
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
-from tests.storage.redis.servers import RedisServer, free_port, make_certificate, new_server, redis_users, tls_cluster
+from tests.storage.redis.servers import RedisServer, make_certificate, new_server, redis_users, tls_cluster
 from tests.storage.redis.stores import GENERATION, PATIENT, PREFIX, opened, until_applied
 
 
