@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from app.cli.console import console, say
-from app.cli.options import DataOption, EventsKeyOption, LogOptions, UrlOption, service_settings
+from app.cli.options import DataOption, EventsKeyOption, LogOptions, UrlOption, bad_values, service_settings
 
 if TYPE_CHECKING:
     from app.jobs.replay import ReplayCounts
@@ -119,9 +119,7 @@ class WishOptions:
         except json.JSONDecodeError as exc:
             raise typer.BadParameter(f"--params is no JSON: {exc}") from None
         except ValidationError as exc:
-            raise typer.BadParameter(
-                "; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())
-            ) from None
+            raise bad_values(exc) from None
         return wishes
 
 

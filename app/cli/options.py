@@ -130,7 +130,7 @@ def service_settings(given: Mapping[str, object]) -> Settings:
     try:
         return Settings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise _bad_settings(exc) from None
+        raise bad_values(exc) from None
 
 
 def store_settings(**given: object) -> StoreSettings:
@@ -142,7 +142,7 @@ def store_settings(**given: object) -> StoreSettings:
     try:
         return StoreSettings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise _bad_settings(exc) from None
+        raise bad_values(exc) from None
 
 
 def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
@@ -157,8 +157,8 @@ def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
     return {"redis_url": None, **options} if "data_dir" in options else options
 
 
-def _bad_settings(exc: ValidationError) -> typer.BadParameter:
-    """Return the error of a command. An error about several fields together names none of them."""
+def bad_values(exc: ValidationError) -> typer.BadParameter:
+    """Return the error of a command whose options make no valid values; one of several fields names none of them."""
     return typer.BadParameter(
         "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
     )

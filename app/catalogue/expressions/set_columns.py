@@ -121,13 +121,8 @@ class TextSetColumn(SetColumn, StoredColumn):
         return self._sets.changes != before
 
     @override
-    def grow(self, rows: int) -> None:
-        self._sets.grow(rows)
-        self.known = self._sets.known
-
-    @override
     def _grow(self, rows: int) -> None:
-        self.grow(rows)
+        self._sets.grow(rows)
 
     def _texts_of(self, letters: str) -> tuple[str, ...]:
         return tuple(self.labels.at(_numbers_of(letters)))
