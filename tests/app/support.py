@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 
 from tests.app.conftest import ITEMS, Client, item_id
+from tests.storage.oracles.naive_users import NaiveUsers, Refused
 
 SECRET = "Zaphod-Beeblebrox"  # an input that no answer may contain
 ALL_ITEMS = [item_id(row) for row in range(ITEMS)]
@@ -59,3 +60,27 @@ def finish_background_work(client: Client) -> None:
     client.runner.run(client.service.switcher.current.context.tasks.join())
     client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())
+
+
+CORRECTIONS = ("undo", "merge", "erase")
+
+
+def correct(client: Client, users: NaiveUsers, what: str, user_id: str, other: str) -> None:
+    """Correct a user's log, in the service and in the oracle.
+
+    other  the id of the event to undo, or of the user who becomes this one
+    """
+    url = f"/v1/users/{user_id}"
+    if what == "undo":
+        known = users.undo(user_id, other) is not None
+        assert client.request("DELETE", f"{url}/events/{other}").status_code == (200 if known else 404)
+    elif what == "erase":
+        users.erase(user_id)
+        assert client.request("DELETE", url).status_code == 202
+    else:
+        try:
+            users.merge(user_id, other)
+        except Refused:
+            assert_refused(client.post(f"{url}/merge", json={"from": other}), 409)
+        else:
+            assert client.post(f"{url}/merge", json={"from": other}).status_code == 200

@@ -16,9 +16,9 @@ from app.recommendation import state_reader
 from app.settings import Settings
 from storage.state.event import Event
 from tests.app.conftest import ITEMS, WEIGHTS, Client, item_id
-from tests.app.support import ALL_ITEMS, SECRET, assert_refused, item_ids, recommend
+from tests.app.support import ALL_ITEMS, CORRECTIONS, SECRET, assert_refused, correct, item_ids, recommend
 from tests.storage.archive.archived_redis import turn
-from tests.storage.oracles.naive_users import NaiveUsers, Refused
+from tests.storage.oracles.naive_users import NaiveUsers
 from tests.storage.redis.servers import new_server
 
 NOW_S = int(time.time())
@@ -53,7 +53,7 @@ class Shop:
 
     def apply(self, users: NaiveUsers, prefix: str, what: str, name: str, *rest: Any) -> None:
         """Do one thing to the service and to the oracle."""
-        user_id, url = f"{prefix}-{name}", f"/v1/users/{prefix}-{name}"
+        user_id = f"{prefix}-{name}"
         other = next(f"{prefix}-{one}" for one in NAMES if one != name)
         if what == "post":
             event_id, row, kind, age_s = rest
@@ -61,19 +61,8 @@ class Shop:
             posted = {"event_id": event_id, "user_id": user_id, "item_id": item_id(row), "type": kind}
             answer = self.client.post("/v1/events", json=posted | {"timestamp": NOW_S - age_s}).json()
             assert answer["accepted"] == users.post(event)
-        elif what == "undo":
-            known = users.undo(user_id, rest[0]) is not None
-            assert self.client.request("DELETE", f"{url}/events/{rest[0]}").status_code == (200 if known else 404)
-        elif what == "merge":
-            try:
-                users.merge(user_id, other)
-            except Refused:
-                assert_refused(self.client.post(f"{url}/merge", json={"from": other}), 409)
-            else:
-                assert self.client.post(f"{url}/merge", json={"from": other}).status_code == 200
-        elif what == "erase":
-            users.erase(user_id)
-            assert self.client.request("DELETE", url).status_code == 202
+        elif what in CORRECTIONS:
+            correct(self.client, users, what, user_id, rest[0] if what == "undo" else other)
         elif self.archive is not None:
             turn(*self.archive)
 
