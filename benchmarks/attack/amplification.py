@@ -125,13 +125,15 @@ class Meter:
         """Send the call again and again, until the service has spent the processor time, or MAX_CALLS times."""
         service = self._service
         self._connection, self._filling_s = await Connection.open(service.port), 0.0
-        for _ in range(1 if call.log or call.settled else WARM_UP):
-            await self._send(call)
-        begin_s, sent, spent_s = service.cpu_s() - self._filling_s, 0, 0.0
-        while not sent or (spent_s < cpu_s and sent < MAX_CALLS):
-            bytes_in, bytes_out = await self._send(call)
-            spent_s, sent = service.cpu_s() - self._filling_s - begin_s, sent + 1
-        self._connection.close()
+        try:
+            for _ in range(1 if call.log or call.settled else WARM_UP):
+                await self._send(call)
+            begin_s, sent, spent_s = service.cpu_s() - self._filling_s, 0, 0.0
+            while not sent or (spent_s < cpu_s and sent < MAX_CALLS):
+                bytes_in, bytes_out = await self._send(call)
+                spent_s, sent = service.cpu_s() - self._filling_s - begin_s, sent + 1
+        finally:
+            self._connection.close()
         return Measured(call, bytes_in, bytes_out, spent_s / sent)
 
     async def _send(self, call: Call) -> tuple[int, int]:

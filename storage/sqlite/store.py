@@ -265,8 +265,7 @@ class SQLiteStore(UserStore):
 
     @override
     async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
-        if visits:
-            await self._database.write(lambda db: trends.add_visits(db, tenant, visits), size=len(visits))
+        await trends.add_visits(self._database, tenant, visits)
 
     @override
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
+from storage.trends import Visit
 from tests.storage.begun_append import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
@@ -53,6 +54,25 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Pat
         await asyncio.gather(first, *accepted)
         log = await store.events("main", "u")
         assert [entry.record.entry_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_visits_of_many_users_leave_room_for_events(tmp_path: Path) -> None:
+    """A flush of trends may have ten times as many visits as events may wait."""
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        visits = [Visit("cup", number.to_bytes(4, "big"), 1.0) for number in range(100_000)]
+        with write_lock(tmp_path):
+            first = await begun(store, click("first"))  # and waits for the lock
+            flush = asyncio.ensure_future(store.add_visits("main", visits))
+            await asyncio.sleep(0)
+            appended = asyncio.ensure_future(store.append("main", [click(f"e{number}") for number in range(1_000)]))
+            await asyncio.sleep(0)
+        await asyncio.gather(first, appended, flush)
+        assert await store.trends("main", 1)
         await store.close()
 
     asyncio.run(law())
