@@ -129,6 +129,7 @@ async def _run(seconds: float, workload: Workload, disruptions: Disruptions) -> 
     async def disrupt() -> None:
         nonlocal is_healed
         await disruptions.run(lambda: time.monotonic() - begin_s > seconds)
+        workload.is_calm = True
         await disruptions.operator.require_success()
         is_healed = True
 

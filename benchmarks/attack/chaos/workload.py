@@ -25,6 +25,7 @@ PAGE = 1_000
 BATCH_SIZES = (1, 1, 1, 5, 20)
 GIVE_UP_S = 90.0
 PAUSE_S = 0.05  # before the same is sent again, and between operations
+CALM_PAUSE_S = 1.0  # between operations while commands, which give way to requests, have to end
 COLD_ITEMS = 20  # that no model has learned
 
 WEIGHTS: dict[str, int] = {"events": 60, "list": 14, "again": 8, "undo": 8, "recommend": 6, "merge": 3, "erase": 1}
@@ -38,12 +39,14 @@ class Workload:
     record    every operation
     answers   how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
     given_up  what nobody has answered for so long
+    is_calm   whether clients pause for longer between operations
     """
 
     def __init__(self, addresses: Sequence[Address], item_ids: Sequence[str], seed: int, gate: CorrectionGate) -> None:
         self.record = OperationLog()
         self.answers: Counter[str] = Counter()
         self.given_up: list[str] = []
+        self.is_calm = False
         self._gate = gate
         self._addresses = addresses
         self._item_ids = [*item_ids, *(f"cold-{number}" for number in range(COLD_ITEMS))]
@@ -72,7 +75,7 @@ class Workload:
         while not is_over():
             (kind,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
             await operations[kind](rng, connections)
-            await asyncio.sleep(PAUSE_S * rng.random())
+            await asyncio.sleep((CALM_PAUSE_S if self.is_calm else PAUSE_S) * rng.random())
         for connection in connections:
             connection.close()
 
