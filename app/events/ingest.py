@@ -208,8 +208,8 @@ def parse_plain_events(
         event_id, user_id = body.get("event_id"), body.get("user_id")
         kind, timestamp, value = body.get("type", "click"), body.get("timestamp"), body.get("value")
         recommendation_id = body.get("recommendation_id")
-        item_id = _item_of(body)
-        if not (is_id(user_id) and item_id is not None and (kind == "click" or is_id(kind))):
+        about = _item_and_items(body)
+        if not (is_id(user_id) and about is not None and (kind == "click" or is_id(kind))):
             return None
         if not (recommendation_id is None or is_id(recommendation_id)):
             return None
@@ -225,6 +225,7 @@ def parse_plain_events(
                 return None
         else:
             return None
+        item_id, items = about
         events.append(
             Event(
                 event_id or str(uuid7()),
@@ -235,20 +236,24 @@ def parse_plain_events(
                 id_time_us(event_id, time_us) if event_id else None,
                 value,
                 recommendation_id,
+                items=items,
             )
         )
     return events
 
 
-def _item_of(body: Mapping[str, object]) -> str | None:
-    """Return the item of a plain event, or the items of an impression as its event has them; None for neither."""
-    item_id, items = body.get("item_id"), body.get("items")
+def _item_and_items(body: Mapping[str, object]) -> tuple[str, tuple[str, ...]] | None:
+    """Return an event's item, or an empty one and an impression's items; None where they have no plain form."""
+    item_id = body.get("item_id")
     if "items" not in body:
-        return item_id if is_id(item_id) else None
+        if not is_id(item_id):
+            return None
+        return ("", (item_id,)) if body.get("type") == IMPRESSION else (item_id, ())
+    items = body["items"]
     if body.get("type") != IMPRESSION or item_id is not None or type(items) is not list:
         return None
     is_valid = 1 <= len(items) <= MAX_SHOWN and all(map(is_id, items)) and len({*items}) == len(items)
-    return " ".join(items) if is_valid else None
+    return ("", tuple(items)) if is_valid else None
 
 
 def validate_events(
@@ -279,13 +284,16 @@ def validate_events(
 
 def to_event(posted: PostedEvent, now_us: int) -> Event:
     """Return the event as it is logged. An id made here has no id-time: a resend would come with another id anyway."""
+    item_id = posted.item_id or ""  # where there is none, there are items
+    is_impression = posted.type == IMPRESSION
     return Event(
         event_id=posted.event_id or str(uuid7()),
         user_id=posted.user_id,
-        item_id=posted.item_id or " ".join(posted.items or ()),
+        item_id="" if is_impression else item_id,
         type=posted.type,
         timestamp_us=now_us if posted.timestamp_us is None else posted.timestamp_us,
         id_time_us=id_time_us(posted.event_id, posted.timestamp_us) if posted.event_id else None,
         value=posted.value,
         recommendation_id=posted.recommendation_id,
+        items=tuple(posted.items or [item_id]) if is_impression else (),
     )

@@ -22,7 +22,7 @@ from app.schemas.users import (
 )
 from storage.protocol import HistoryStore
 from storage.state.corrections import posted_as
-from storage.state.event import IMPRESSION, Event, Merge, Undo
+from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 from storage.state.layout import State, recent_items, shown_items
 
@@ -152,8 +152,8 @@ def _logged(event: Event | Undo) -> LoggedEvent | LoggedUndo:
         "type": event.type,
         "timestamp": event.timestamp_us / 1e6,
     }
-    if event.type == IMPRESSION:
-        logged["items"] = event.item_ids
+    if event.items:
+        logged["items"] = [*event.items]
     else:
         logged["item_id"] = event.item_id
     if event.value is not None:

@@ -144,7 +144,7 @@ def carried_rows(request: RecommendationRequest, generation: Generation, catalog
     state = request.state.opened
     assert state is not None  # requests are answered after their states are opened
     seen = SeenItems(_events_within(longest_within_s(request.event_rules), generation), len(state.events))
-    seen.add(("", one.item_id, one.type, one.time_s * 1_000_000) for one in state.events)
+    seen.add(("", one.item_id, one.type, one.time_s * 1_000_000, None) for one in state.events)
     return _in_rows(seen, catalogue, None if state.event_count <= len(state.events) else len(state.events))
 
 

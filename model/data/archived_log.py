@@ -13,7 +13,7 @@ from model.data.table import Table
 
 ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
-ARCHIVE_VERSION = 2
+ARCHIVE_VERSION = 3
 IMPRESSION = "impression"  # of several items, which were shown and not used
 ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
 ARCHIVE_COLUMNS_AS_TEXT = {

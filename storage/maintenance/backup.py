@@ -36,11 +36,11 @@ from storage.records import (
     property_to_json,
 )
 from storage.state.corrections import posted_as
-from storage.state.event import Event, LogRecord, Merge, Undo, digest
+from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo, digest
 from storage.state.record_encoding import from_json, to_json
 
-VERSION = 5
-EARLIER_VERSIONS = (1, 2, 3, 4)  # 4 has no scenarios, 3 no properties and 1 no items
+VERSION = 6
+EARLIER_VERSIONS = (1, 2, 3, 4, 5)  # see `_with_items`; 4 has no scenarios, 3 no properties and 1 no items
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
 EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
@@ -238,7 +238,8 @@ def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemRecord]]:
                         raise StorageError(f"'{path}' lacks entries: it has {count:,}")
                     return
                 count += 1
-                yield read_record(line_value)
+                tenant, record = read_record(line_value)
+                yield tenant, record if header["version"] == VERSION else _with_items(record)
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' cannot be read as a back-up: {exc}") from exc
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
@@ -305,6 +306,13 @@ def _from_earlier_json(value: Any) -> tuple[str, LogRecord]:
     event_type, *codes = event.type.split(EARLIER_CODES_MARK)
     by_tag = tuple((bytes.fromhex(part[:16]), bytes.fromhex(part[16:])) for part in codes)
     return tenant, replace(event, type=event_type, codes=by_tag)
+
+
+def _with_items(record: LogRecord) -> LogRecord:
+    """Return an entry of an earlier version's back-up, where an impression's item are the ids with spaces between."""
+    if not isinstance(record, Event) or record.type != IMPRESSION:
+        return record
+    return replace(record, item_id="", items=tuple(record.item_id.split(" ")))
 
 
 def _from_earlier_item(entry: ItemEntry) -> ItemCodes | None:

@@ -36,8 +36,8 @@ SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
 # One row for a page: between rows other threads of Python take turns, which takes longer than reading them.
 SELECT_SEEN = """
-SELECT json_group_array(json_array(seq, event_id, item_id, type, timestamp_us)) FROM (
-    SELECT seq, event_id, item_id, type, timestamp_us FROM log WHERE tenant = ? AND user_id = ? AND seq < ?
+SELECT json_group_array(json_array(seq, event_id, item_id, type, timestamp_us, json(items))) FROM (
+    SELECT seq, event_id, item_id, type, timestamp_us, items FROM log WHERE tenant = ? AND user_id = ? AND seq < ?
     ORDER BY seq DESC LIMIT ?
 )
 """
@@ -109,7 +109,7 @@ def add_seen(db: sqlite3.Connection, tenant: str, user_id: str, before: int, lim
     """Add the last `limit` entries of the user's log below `before`; return their sequence numbers, newest first."""
     (text,) = db.execute(SELECT_SEEN, (tenant, user_id, before, limit)).fetchone()
     entries = sorted(json.loads(text), reverse=True)
-    seen.add((event_id, item_id, event_type, time_us) for _, event_id, item_id, event_type, time_us in entries)
+    seen.add((event_id, item_id, kind, time_us, items) for _, event_id, item_id, kind, time_us, items in entries)
     return [seq for seq, *_ in entries]
 
 

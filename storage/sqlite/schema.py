@@ -25,6 +25,7 @@ CREATE TABLE log (
     value REAL,
     recommendation_id TEXT,
     codes BLOB, -- of an item that a model has not learned
+    items TEXT, -- of an impression, a JSON array of ids
     target TEXT -- whom the user of a merge has become
 );
 CREATE UNIQUE INDEX log_by_event ON log (tenant, user_id, event_id, kind);
@@ -166,7 +167,7 @@ SCHEMAS = (
     TALLIES_SCHEMA,
     SCENARIOS_SCHEMA,
 )
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

@@ -118,7 +118,7 @@ def _shown(
     for place, event in enumerate(events):
         if event.type == IMPRESSION:
             rows[place] = SHOWN
-            shown += map(generation.state_row, event.item_ids)
+            shown += map(generation.state_row, event.items)
         ends[place] = len(shown)
     return np.array(shown, np.int32), ends
 

@@ -40,19 +40,20 @@ def effective_events(records: Iterable[LogRecord]) -> Iterator[Event]:
     return (record for record in records if isinstance(record, Event) and record.event_id not in undone)
 
 
-SeenEntry = tuple[str | None, str | None, str, int]
-"""The id, the item, the type and the time of an event; of an undo, the id of what it takes back; of a merge, no id."""
+SeenEntry = tuple[str | None, str | None, str, int, Sequence[str] | None]
+"""The id, the item, the type, the time and the items of an event; of an undo, the id of what it takes back; of a merge,
+no id."""
 
 
 def seen_entry(record: LogRecord) -> SeenEntry:
     """Return what `SeenItems` needs of an entry."""
     match record:
         case Event():
-            return record.event_id, record.item_id, record.type, record.timestamp_us
+            return record.event_id, record.item_id, record.type, record.timestamp_us, record.items
         case Undo():
-            return record.event_id, None, "", record.timestamp_us
+            return record.event_id, None, "", record.timestamp_us, None
         case Merge():
-            return None, None, "", record.timestamp_us
+            return None, None, "", record.timestamp_us, None
 
 
 class EventFilter(NamedTuple):
@@ -91,7 +92,7 @@ class SeenItems:
     def add(self, entries: Iterable[SeenEntry]) -> None:
         """Add the log's next older entries."""
         unseen_types, since_us = self._events
-        for event_id, item_id, event_type, time_us in entries:
+        for event_id, item_id, event_type, time_us, items in entries:
             if not self._room:
                 self.is_complete = False
                 return
@@ -100,8 +101,8 @@ class SeenItems:
                 self._undone.add(event_id)
             elif event_id not in self._undone:
                 if event_type == IMPRESSION:
-                    if time_us >= since_us.get(event_type, inf):
-                        self.left_out.update(item_id.split(" "))
+                    if items and time_us >= since_us.get(event_type, inf):
+                        self.left_out.update(items)
                     continue
                 if event_type not in unseen_types:
                     self.item_ids.add(item_id)

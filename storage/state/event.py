@@ -23,8 +23,9 @@ CodesByTag: TypeAlias = tuple[tuple[bytes, bytes], ...]
 class Event:
     """One user-item interaction, as it is logged and folded.
 
-    item_id  of an impression the ids of all items that were shown, with spaces between them
+    item_id  empty for an impression
     codes    of an item that a model has not learned, for the generations that were served when the event was logged
+    items    of an impression, the ids of all items that were shown; empty for all other events
     """
 
     event_id: str
@@ -36,6 +37,7 @@ class Event:
     value: float | None = None
     recommendation_id: str | None = None
     codes: CodesByTag = ()
+    items: tuple[str, ...] = ()
 
     @property
     def entry_id(self) -> str:
@@ -43,9 +45,9 @@ class Event:
         return self.event_id
 
     @property
-    def item_ids(self) -> list[str]:
+    def item_ids(self) -> tuple[str, ...]:
         """The ids of the items that the event is about: one, but of an impression all that were shown."""
-        return self.item_id.split(" ") if self.type == IMPRESSION else [self.item_id]
+        return self.items or (self.item_id,)
 
 
 @dataclass(frozen=True, slots=True)

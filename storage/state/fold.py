@@ -29,7 +29,7 @@ def fold_event(generation: Generation, state: State, event: Event) -> Effect:
     """Fold the event into the state, in place. The caller makes sure that it was not folded before."""
     _push_id(state, event)
     if event.type == IMPRESSION:
-        for item_id in event.item_ids:
+        for item_id in event.items:
             _show(state, generation.state_row(item_id), event.timestamp_us)
         return Effect.SHOWN
     item = generation.item_index.get(event.item_id)

@@ -2,18 +2,18 @@
 
 A row, in a table of SQLite or in a Parquet file, has a value for each of COLUMNS. `kind` says which of the others an
 undo or merge uses: `user_id`, `timestamp_us`, and `event_id` or `target`. Codes are a blob: of each generation the tag
-(8 bytes), the number of codes (2 bytes, little-endian), and the codes (1 byte each).
-
-The item of an impression are the ids of all that it has shown, with spaces between them.
+(8 bytes), the number of codes (2 bytes, little-endian), and the codes (1 byte each). Items are a JSON array of ids.
 
 JSON, in Redis and in back-ups, is one of
 
   [TENANT, EVENT_ID, USER_ID, ITEM_ID, TYPE, TIMESTAMP_US, ID_TIME_US, VALUE, RECOMMENDATION_ID]
   [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [[TAG, CODES], ...]]    an event with codes, in hex
+  [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [], [ITEM_ID, ...]]     an impression
   {"undo": [TENANT, USER_ID, EVENT_ID, TIMESTAMP_US]}
   {"merge": [TENANT, USER_ID, TARGET, TIMESTAMP_US]}
 """
 
+import json
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
@@ -31,7 +31,7 @@ PLAIN_FIELDS = (
     "value",
     "recommendation_id",
 )
-COLUMNS = ("kind", *PLAIN_FIELDS, "codes", "target")
+COLUMNS = ("kind", *PLAIN_FIELDS, "codes", "items", "target")
 TAG_BYTES = 8
 COUNT_BYTES = 2
 
@@ -42,19 +42,20 @@ def to_row(record: LogRecord) -> tuple[Any, ...]:
     """Return the record's value for each of COLUMNS."""
     match record:
         case Event():
-            return EVENT, *_plain_fields(record), codes_to_blob(record.codes) if record.codes else None, None
+            codes = codes_to_blob(record.codes) if record.codes else None
+            return EVENT, *_plain_fields(record), codes, json.dumps(record.items) if record.items else None, None
         case Undo(user_id, event_id, timestamp_us):
-            return UNDO, event_id, user_id, None, None, timestamp_us, None, None, None, None, None
+            return UNDO, event_id, user_id, None, None, timestamp_us, None, None, None, None, None, None
         case Merge(user_id, target, timestamp_us):
-            return MERGE, None, user_id, None, None, timestamp_us, None, None, None, None, target
+            return MERGE, None, user_id, None, None, timestamp_us, None, None, None, None, None, target
 
 
 def from_row(row: Iterable[Any]) -> LogRecord:
     """Return the record of a row of COLUMNS; ValueError when it is none."""
-    kind, event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, codes, target = row
+    kind, event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, codes, items, target = row
     if kind == EVENT:
-        own = codes_from_blob(codes) if codes else ()
-        return Event(event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, own)
+        own, shown = codes_from_blob(codes) if codes else (), tuple(json.loads(items)) if items else ()
+        return Event(event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, own, shown)
     if kind == UNDO:
         return Undo(user_id, event_id, timestamp_us)
     if kind == MERGE:
@@ -67,7 +68,10 @@ def to_json(tenant: str, record: LogRecord) -> list[Any] | dict[str, Any]:
     match record:
         case Event():
             plain = [tenant, *_plain_fields(record)]
-            return [*plain, [[tag.hex(), own.hex()] for tag, own in record.codes]] if record.codes else plain
+            if not (record.codes or record.items):
+                return plain
+            codes = [[tag.hex(), own.hex()] for tag, own in record.codes]
+            return [*plain, codes, record.items] if record.items else [*plain, codes]
         case Undo(user_id, event_id, timestamp_us):
             return {UNDO: [tenant, user_id, event_id, timestamp_us]}
         case Merge(user_id, target, timestamp_us):
@@ -80,8 +84,9 @@ def from_json(value: Any) -> tuple[str, LogRecord]:
         if len(value) <= 1 + len(PLAIN_FIELDS):
             tenant, *fields = value
             return tenant, Event(*fields)
-        tenant, *fields, codes = value
+        tenant, *fields, codes = value[: 2 + len(PLAIN_FIELDS)]
         fields.append(tuple((bytes.fromhex(tag), bytes.fromhex(own)) for tag, own in codes))
+        fields += map(tuple, value[2 + len(PLAIN_FIELDS) :])
         return tenant, Event(*fields)
     match value:
         case {"undo": [tenant, user_id, event_id, timestamp_us]}:

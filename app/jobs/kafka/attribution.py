@@ -27,12 +27,14 @@ class Attribution:
     def of(self, tenant: str, event: Event) -> Mapping[str, str | int | None] | None:
         """Return generation, experiment, scenario and place; None when no list of a service had the item there.
 
+        Several items have no one place, so an impression of them gets None.
+
         A generation that was dropped, an experiment that has ended, and a scenario that gave way to another one have no
         name any more.
         """
-        if event.recommendation_id is None:
+        if event.recommendation_id is None or len(event.items) > 1:
             return None
-        place = self._ids_of(tenant).place(event.recommendation_id, event.item_id)
+        place = self._ids_of(tenant).place(event.recommendation_id, event.item_ids[0])
         if place is None:
             return None
         scenario = tenant, place.scenario

@@ -25,7 +25,7 @@ from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
 from storage.errors import StorageError, StorageUnavailable
-from storage.state.event import IMPRESSION, Event, LogRecord, Undo
+from storage.state.event import Event, LogRecord, Undo
 
 MAX_UNDELIVERED = 10_000
 FLUSH_S = 0.2
@@ -161,7 +161,7 @@ def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict
             "kind": "event",
             **about,
             "event_id": record.event_id,
-            **({"items": record.item_ids} if record.type == IMPRESSION else {"item_id": record.item_id}),
+            **({"items": record.items} if record.items else {"item_id": record.item_id}),
             "type": record.type,
             "value": record.value,
             "recommendation_id": record.recommendation_id,

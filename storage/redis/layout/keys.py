@@ -77,7 +77,7 @@ from storage.errors import StorageError
 from storage.records import MAIN_TENANT
 from storage.state.generation import Generation
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as do the next
 ITEMS_FIELD = "items:"
 NEWEST_FIELD = "newest:"

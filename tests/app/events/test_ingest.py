@@ -89,6 +89,8 @@ def named(events: list[Event], bodies: list[Any]) -> list[Event]:
 @example([{"user_id": "a", "item_id": "i"}] * 1001, False)
 @example([{"user_id": "a", "items": ["i", "j"], "type": "impression"}], False)
 @example([{"user_id": "a", "items": ["i", "i"], "type": "impression"}], False)
+@example([{"user_id": "a", "item_id": "i", "type": "impression"}], False)
+@example([{"user_id": "a", "item_id": "i", "items": None, "type": "impression"}], False)
 @example([{"user_id": "a", "items": [f"i{n}" for n in range(51)], "type": "impression"}], False)
 @settings(max_examples=200)
 def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
@@ -97,6 +99,9 @@ def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies:
         schema = by_schema(bodies, needs_ids)
         assert schema is not None
         assert named(quick, bodies) == named(schema, bodies)
+        for event, body in zip(quick, bodies, strict=True):
+            assert event.item_ids == tuple(body.get("items") or [body["item_id"]])
+            assert bool(event.items) == (event.type == "impression") == (not event.item_id)
 
 
 @given(st.lists(good | shown, min_size=1, max_size=3), st.booleans())

@@ -22,7 +22,7 @@ from storage.records import LogEntry
 from storage.state.event import Event, digest
 from tests.storage.archive.dying import Died, dying_at
 from tests.storage.archive.entries import TODAY, logged, place, read, seqs, some
-from tests.storage.oracles.random_events import click
+from tests.storage.oracles.random_events import ODD_IDS, as_impression, click
 
 UserId = str
 Oracle = dict[tuple[str, UserId], list[LogEntry]]
@@ -40,20 +40,22 @@ def files(directory: Path, suffix: str = ".parquet") -> list[Path]:
     return sorted(directory.rglob(f"*{suffix}"))
 
 
+events = st.builds(
+    Event,
+    event_id=st.text(min_size=1, max_size=3),
+    user_id=st.sampled_from(["u", "v", "a/b", "ü"]),
+    item_id=st.just("item1"),
+    type=st.sampled_from(["click", "buy"]),
+    timestamp_us=st.integers(-(2**62), 2**62),
+    id_time_us=st.none() | st.integers(0, 2**50),
+    value=st.none() | st.floats(allow_nan=False),
+    recommendation_id=st.none() | st.just("r"),
+)
+shown = st.lists(st.text(max_size=3) | st.sampled_from(ODD_IDS), min_size=1, max_size=5)
 entries = st.builds(
     logged,
     seq=st.just(0),
-    event=st.builds(
-        Event,
-        event_id=st.text(min_size=1, max_size=3),
-        user_id=st.sampled_from(["u", "v", "a/b", "ü"]),
-        item_id=st.just("item1"),
-        type=st.sampled_from(["click", "buy"]),
-        timestamp_us=st.integers(-(2**62), 2**62),
-        id_time_us=st.none() | st.integers(0, 2**50),
-        value=st.none() | st.floats(allow_nan=False),
-        recommendation_id=st.none() | st.just("r"),
-    ),
+    event=events | st.builds(as_impression, events, shown),
     tenant=st.sampled_from(["main", "../x", "ten ant"]),
     day=st.integers(0, 3),
 )
@@ -231,9 +233,10 @@ class TestReading:
             read(ArchiveReader(tmp_path))
 
     def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
-        earlier = r"earlier lisarec \(version 1.*backup.*restore.*another directory"
+        earlier = r"earlier lisarec \(version [12].*backup.*restore.*another directory"
         for text, reason in (
-            ('{"version": 3}', "version 3"),
+            ('{"version": 4}', "version 4"),
+            ('{"version": 2}', earlier),
             ('{"version": 1}', earlier),
             ("[]", "no list"),
             ("{", "no list"),

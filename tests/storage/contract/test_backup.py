@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,29 @@ from storage.protocol import UserStore
 from storage.records import ItemEntry
 from storage.state.corrections import posted_as
 from storage.state.event import Event, Undo
+from storage.state.record_encoding import to_json
 from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.naive_fold import assert_state_is, fold
-from tests.storage.oracles.random_events import START_US, click, make_generation, make_newer
+from tests.storage.oracles.random_events import (
+    ODD_IDS,
+    START_US,
+    as_impression,
+    click,
+    make_generation,
+    make_newer,
+)
 
 GENERATION = make_generation()
 EARLIER_BACKUPS = Path(__file__).parents[1] / "earlier_backups"
+IMPRESSIONS = [as_impression(click("s1"), ["item2", "new", "item5"]), as_impression(click("s2"), ["item3"])]
 USERS = ["u", "v", "w", "x", "visitor", "other visitor", "gone"]
 
 
 async def fill(store: UserStore) -> None:
     for start in range(0, 40, 20):
         await store.append("main", [click(f"e{n}", user, n % 12) for n in range(start, start + 20) for user in USERS])
-    for event_id, items in (("s1", "item1 item2 new"), ("s2", "item2 item5")):
-        await store.append("main", [Event(event_id, user, items, "impression", START_US, None) for user in USERS])
+    for event_id, items in (("s1", ["item1", "item2", "new"]), ("s2", ODD_IDS)):
+        await store.append("main", [as_impression(click(event_id, user), items) for user in USERS])
     await store.append("shop", [click(f"e{n}", "u", n) for n in range(3)])
     await store.undo("main", "u", "e7")
     await store.undo("main", "visitor", "e3")
@@ -50,7 +60,7 @@ async def contents_of(store: UserStore) -> dict[str, Any]:
         log = [entry.record for entry in await store.events(tenant, user_id, limit=10_000)]
         found[f"{tenant}/{user_id}"] = (
             [
-                (posted_as(event), event.item_id, event.timestamp_us, event.value)
+                (posted_as(event), event.item_id, event.items, event.timestamp_us, event.value)
                 for event in log
                 if isinstance(event, Event)
             ],
@@ -111,7 +121,7 @@ def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) 
             await restore(store, tmp_path / "log.gz")
         url, prefix = address.removeprefix("redis:").split(" ")
         with redis.Redis.from_url(url) as client:
-            assert client.hget(f"{prefix}:meta", "layout") == b"4"
+            assert client.hget(f"{prefix}:meta", "layout") == b"5"
 
     asyncio.run(law())
 
@@ -157,6 +167,25 @@ def test_a_backup_of_an_earlier_version_is_restored(tmp_path: Path, kind: str) -
         async with opened(new_address(kind, tmp_path / "another"), GENERATION) as store:
             await restore(store, tmp_path / "again.gz")
             assert [entry.record for entry in await store.events("main", "u")] == log
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
+def test_impressions_of_an_earlier_version_are_restored(tmp_path: Path, kind: str) -> None:
+    """Their items were one text, with spaces between them."""
+    before = [replace(one, item_id=" ".join(one.items), items=()) for one in IMPRESSIONS]
+    lines = [{"lisarec": "log", "version": 5}, *(to_json("main", one) for one in [click("e1"), *before])]
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in [*lines, {"entries": 3}]).encode()))
+
+    async def law() -> None:
+        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+            assert await restore(store, path) == 3
+            log = [entry.record for entry in await store.events("main", "u")]
+            assert log == [click("e1"), *IMPRESSIONS]
+            (value,) = await store.states("main", ["u"], GENERATION)
+            assert_state_is(value, fold(GENERATION, log))
 
     asyncio.run(law())
 

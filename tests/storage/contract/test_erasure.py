@@ -27,7 +27,7 @@ from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 from tests.storage.contract.stores import opened
-from tests.storage.oracles.random_events import START_US, make_generation
+from tests.storage.oracles.random_events import START_US, as_impression, make_generation
 from tests.storage.redis.overtaken import BetweenCalls, DyingAfter, OvertakenAt
 from tests.storage.redis.servers import RedisServer, expected_servers, new_server
 from tests.storage.redis.stores import opened as opened_redis
@@ -49,7 +49,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 def events_of(user_id: str, count: int = 60) -> list[Event]:
     """Events whose user, ids, recommendation and items are all found again by their bytes."""
     number = user_id.partition("-")[2]
-    return [
+    events = [
         Event(
             f"SECRET-{number}-{n}:",
             f"{user_id}:",
@@ -62,6 +62,7 @@ def events_of(user_id: str, count: int = 60) -> list[Event]:
         )
         for n in range(count)
     ]
+    return [as_impression(one, ["item1", f"SECRET-{number}-i"]) if n % 10 == 3 else one for n, one in enumerate(events)]
 
 
 async def fill(store: UserStore) -> None:

@@ -75,7 +75,7 @@ class TestState:
                 found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us))
                 assert found.item_ids == {event.item_id for event in log if event.type not in UNSEEN}
                 shown = [event for event in log if event.type == "impression" and event.timestamp_us >= START_US + 2]
-                assert found.left_out == {one for event in shown for one in event.item_id.split()} | {
+                assert found.left_out == {one for event in shown for one in event.items} | {
                     event.item_id
                     for event in log
                     if event.type == "buy" or (event.type == "click" and event.timestamp_us >= START_US + 3)

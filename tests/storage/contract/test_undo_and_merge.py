@@ -30,6 +30,7 @@ from tests.storage.oracles.random_events import (
     fresh_user,
     make_generation,
     make_newer,
+    of_type,
 )
 
 GENERATION = make_generation()
@@ -72,7 +73,8 @@ class TestLaw:
                 match what:
                     case "post":
                         event_id, item, event_type, step = rest
-                        event = Event(event_id, user_id, f"item{item}", event_type, START_US + step, None)
+                        event = Event(event_id, user_id, f"item{item}", "click", START_US + step, None)
+                        event = of_type(event_type, event)
                         (answer,) = await store.append("main", [event])
                         assert answer.duplicate == (not naive.post(event))
                     case "undo":
@@ -102,9 +104,9 @@ class TestLaw:
             for user_id in users.values():
                 log = await log_of(store, user_id)
                 expected_log = naive.log(user_id)
-                assert [posted_as(event) for event in log if isinstance(event, Event)] == [
-                    entry.name for entry in expected_log
-                ]
+                assert [
+                    (posted_as(event), event.item_id, event.items) for event in log if isinstance(event, Event)
+                ] == [(entry.name, entry.event.item_id, entry.event.items) for entry in expected_log]
                 items = items_of(entry.event for entry in expected_log if not entry.is_undone)
                 assert (await store.seen_items("main", user_id)).item_ids == items
                 for limit in (1, 4, 1 + len(log)):

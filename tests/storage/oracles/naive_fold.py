@@ -34,7 +34,7 @@ class NaiveUser:
             return True, False, False
         self.ids.add(event.event_id)
         if event.type == "impression":
-            for item_id in event.item_id.split():
+            for item_id in event.items:
                 self.show(self.generation.item_index.get(item_id, name_of_cold(item_id)), event.timestamp_us)
             return False, False, False
         row = self.generation.item_index.get(event.item_id)

@@ -1,14 +1,14 @@
 """A small catalogue, generations of it, and random events on it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
 import numpy as np
 from hypothesis import strategies as st
 
-from storage.state.event import CodesByTag, Event
+from storage.state.event import IMPRESSION, CodesByTag, Event
 from storage.state.generation import Generation
 
 KNOWN_ITEMS = 12
@@ -19,6 +19,8 @@ UNSEEN = ("view", "impression")
 START_US = 1_700_000_000_000_000
 HOT_USERS = ("hot:1", "hot:2")  # of shared events
 VISITS = 3  # events of each visitor who is merged
+# ids that look like several, or like the marks of an encoding
+ODD_IDS = ("item1 item2", " ", "", '","', "[]", "null", "\\", "|", "\0", "\n", "a/b", "ä\u2028\U0001f375")
 # codes of items that no model has learned, for one generation or both; some that fit neither
 ONE = (b"gen one\0", bytes.fromhex("000102031c1d1e1f"))
 TWO = (b"gen two\0", bytes.fromhex("0a0b0c0d"))
@@ -33,7 +35,8 @@ WITH_CODES: list[tuple[str, CodesByTag]] = [
     ("click", (TOO_LONG,)),
     ("buy", ((b"gen one\0", b""),)),
 ]
-TYPES: list[tuple[str, CodesByTag]] = [(kind, ()) for kind in (*WEIGHTS, "click", "click", "never heard of")]
+OTHER_TYPES = ("click", "click", "never heard of")
+TYPES: list[tuple[str, CodesByTag]] = [(kind, ()) for kind in (*WEIGHTS, *OTHER_TYPES) if kind != IMPRESSION]
 
 
 def make_generation(
@@ -54,6 +57,16 @@ def make_generation(
 
 def click(event_id: str, user_id: str = "u", item: int = 0, timestamp_us: int = START_US) -> Event:
     return Event(event_id, user_id, f"item{item}", "click", timestamp_us, timestamp_us)
+
+
+def as_impression(event: Event, items: Iterable[str]) -> Event:
+    """The impression of these items, otherwise as the event."""
+    return replace(event, type=IMPRESSION, item_id="", items=tuple(items))
+
+
+def of_type(kind: str, event: Event) -> Event:
+    """The event as one of the type; an impression also of the odd ids."""
+    return as_impression(event, [event.item_id, *ODD_IDS]) if kind == IMPRESSION else replace(event, type=kind)
 
 
 _numbers = count()
@@ -79,8 +92,8 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
     )
     kinds = st.sampled_from([*TYPES, *WITH_CODES])
     event = st.builds(lambda event, kind: replace(event, type=kind[0], codes=kind[1]), plain, kinds)
-    shown = st.lists(st.integers(0, KNOWN_ITEMS + 60).map("item{}".format), min_size=1, max_size=50).map(" ".join)
-    impression = st.builds(lambda event, item_id: replace(event, type="impression", item_id=item_id), plain, shown)
+    shown = st.integers(0, KNOWN_ITEMS + 60).map("item{}".format) | st.sampled_from(ODD_IDS)
+    impression = st.builds(as_impression, plain, st.lists(shown, min_size=1, max_size=50))
     return st.lists(event | event | event | impression, max_size=max_size)
 
 
@@ -93,11 +106,8 @@ def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:
         click(f"{prefix}{number}", f"user{user}", item=rng.randrange(15), timestamp_us=rng.randrange(100))
         for number, user in enumerate(numbers)
     ]
-    shown = [" ".join(f"item{item}" for item in rng.sample(range(80), 10)) for _ in events]
-    return [
-        replace(event, type="impression", item_id=items) if rng.random() < 0.2 else event
-        for event, items in zip(events, shown, strict=True)
-    ]
+    shown = [*(f"item{item}" for item in range(80)), *ODD_IDS]
+    return [as_impression(event, rng.sample(shown, 10)) if rng.random() < 0.2 else event for event in events]
 
 
 def user_ids_of(events: Sequence[Event]) -> list[str]:

@@ -16,7 +16,14 @@ from storage.state.fold import Effect, fold_event
 from storage.state.generation import Generation
 from tests.storage.oracles.naive_fold import assert_state_is
 from tests.storage.oracles.naive_fold import fold as naive_fold
-from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, WEIGHTS, logs, make_generation
+from tests.storage.oracles.random_events import (
+    KNOWN_ITEMS,
+    START_US,
+    WEIGHTS,
+    logs,
+    make_generation,
+    of_type,
+)
 
 GENERATION = make_generation(id_ring=4)
 SOFT = make_generation(id_ring=4, soft=True)
@@ -80,7 +87,7 @@ def test_long_histories_fold_as_one_by_one_and_as_the_oracle(rates: tuple[float,
     rng = np.random.default_rng(0)
     of_users = [
         [
-            Event(f"e{number}", "u", f"item{rng.integers(KNOWN_ITEMS + 1)}", kind, START_US + number, None)
+            of_type(kind, Event(f"e{number}", "u", f"item{rng.integers(KNOWN_ITEMS + 1)}", "", START_US + number, None))
             for number, kind in enumerate(rng.choice(list(WEIGHTS), length))
         ]
         for length in (5000, 3)

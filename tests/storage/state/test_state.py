@@ -10,7 +10,7 @@ from storage.state.fold import Effect, fold_event
 from storage.state.generation import Generation, StateError
 from storage.state.layout import State, recent_items, shown_items
 from tests.storage.oracles.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
-from tests.storage.oracles.random_events import click, logs, make_generation
+from tests.storage.oracles.random_events import as_impression, click, logs, make_generation
 
 
 def folded(generation: Generation, events: list[Event]) -> State:
@@ -104,15 +104,12 @@ class TestIdTime:
 
 
 class TestShown:
-    def impression(self, event_id: str, items: range, time_s: int) -> Event:
-        return Event(event_id, "u", " ".join(f"new{item}" for item in items), "impression", time_s * 1_000_000, None)
-
     def test_what_was_shown_is_counted_until_it_is_chosen_and_changes_nothing_else(self) -> None:
         generation = make_generation()
         before = folded(generation, [click("a", item=1), click("b", item=2)])
         state = before.copy()
         for number in range(300):
-            event = Event(f"e{number}", "u", "item2 item3", "impression", (10 + number) * 1_000_000, None)
+            event = as_impression(click(f"e{number}", timestamp_us=(10 + number) * 1_000_000), ["item2", "item3"])
             assert fold_event(generation, state, event) is Effect.SHOWN
         items, times_s, counts = shown_items(state)
         assert (items.tolist(), times_s.tolist(), counts.tolist()) == ([2, 3], [309, 309], [255, 255])
@@ -124,7 +121,12 @@ class TestShown:
 
     def test_the_56_that_were_shown_last_are_kept_newest_first(self) -> None:
         generation = make_generation()
-        log = [self.impression(f"e{time_s}", range(time_s, time_s + 10), time_s) for time_s in range(100)]
+        log = [
+            as_impression(
+                click(f"e{time_s}", timestamp_us=time_s * 1_000_000), [f"new{time_s + item}" for item in range(10)]
+            )
+            for time_s in range(100)
+        ]
         items, times_s, _ = shown_items(folded(generation, log))
         assert times_s.tolist() == sorted(times_s.tolist(), reverse=True)
         assert len(items) == 56

@@ -71,10 +71,13 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     best = int(of_home["items"][0]["item_id"].removeprefix("item-"))
     click(service, "bob", best, recommendation_id=of_home["recommendation_id"])
     click(service, "ada", 40, 41)
+    impressions = [{"user_id": "cid", "type": "impression", "items": items} for items in ([third, "new"], [third])]
+    of_list = [one | {"recommendation_id": shown["recommendation_id"]} for one in impressions]
+    assert httpx.post(f"{service.url}/v1/events", json=of_list).json()["accepted"] == 2
     again = publish(tmp_path, brokers, topic, store, "--once")
     assert again.process.wait(PATIENCE_S) == 0, again.log()
-    found = values(brokers, topic, 9)
-    assert len(found) == 9
+    found = values(brokers, topic, 11)
+    assert len(found) == 11
     ada = [one for one in found if one["user_id"] == "ada"]
     assert [one["event_id"] for one in ada] == [
         "ada-1",
@@ -91,7 +94,13 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     assert ada[3]["recommended"] == {"generation": generation, "experiment": None, "scenario": None, "place": 3}
     (of_bob,) = [one["recommended"] for one in found if one["event_id"] == f"bob-{best}"]
     assert of_bob == {"generation": generation, "experiment": None, "scenario": "home", "place": 1}
-    assert [one["recommended"] for one in found if one["kind"] == "event"].count(None) == 6
+    of_cid = [one for one in found if one["user_id"] == "cid"]
+    assert [(one["items"], one["recommended"]) for one in of_cid] == [
+        ([third, "new"], None),
+        ([third], ada[3]["recommended"]),
+    ]
+    assert not any("item_id" in one for one in of_cid)
+    assert [one["recommended"] for one in found if one["kind"] == "event"].count(None) == 7
 
 
 def test_killed_it_goes_on_and_leaves_nothing_out(
