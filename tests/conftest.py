@@ -97,7 +97,7 @@ SLOW_PATHS = (
     "tests/app/http/test_redis_failures.py",
     "tests/app/jobs/datasets/test_download.py",
     "tests/app/jobs/test_loadtest.py",
-    "tests/app/jobs/test_quality_page.py",
+    "tests/app/jobs/reports/test_quality_page.py",
     "tests/app/jobs/test_retraining.py",
     "tests/app/jobs/lists/",
     "tests/app/observability/test_metrics.py",
