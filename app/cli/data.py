@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
 from app.cli.options import DataOption, EventsKeyOption, LogOptions, UrlOption, bad_values, service_settings
+from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn, counted
 
 if TYPE_CHECKING:
     from app.jobs.replay import ReplayCounts
@@ -40,7 +33,7 @@ def download_data(
     public_set = find(name)
     target = out or Path("data") / name
     say(f"{public_set.title}\nTerms of use: {public_set.terms}; {public_set.terms_url}")
-    with Progress(TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console) as bar:
+    with JobProgress(TextColumn(name), BarColumn(), DownloadColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task(name, total=None)
         download(name, target, lambda done, size: bar.update(task, completed=done, total=size))
     say(f"{target} is ready; try 'lisarec train --data {target} --out models/{name}'")
@@ -63,9 +56,7 @@ def replay(
     lengths = interactions.starts[1:] - interactions.starts[:-1]
     events = int((lengths - hold_out).clip(0).sum())
     wait_for_service(url, say)
-    with Progress(
-        TextColumn("events"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    ) as bar:
+    with JobProgress(TextColumn("events"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task("events", total=events)
         counts = asyncio.run(
             replay_events(
@@ -150,8 +141,7 @@ def recommend(
     user_ids = None if users == "all" else frozenset(Path(users).read_text(encoding="utf-8").splitlines())
     plan = ListPlan(wishes.wishes(), since or 0, user_ids)
     os.nice(10)  # requests have priority
-    with Progress(TextColumn("{task.completed:,} users"), TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task("users", total=None)
-        counts = asyncio.run(write_lists(settings, plan, out, lambda done: bar.update(task, completed=done)))
+    with counted("users", console) as on_progress:
+        counts = asyncio.run(write_lists(settings, plan, out, on_progress))
     short = f"; {counts.short:,} of them are shorter than wanted" if counts.short else ""
     say(f"{out}: lists of {counts.users:,} users{short}")

@@ -10,10 +10,10 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.console import console, job_console, say
 from app.cli.options import LogOptions, MetricsOption, ModelOption, StoreOptions, place_of
+from app.jobs.reports.job_progress import counted
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ def backup(
     from app.jobs import backup as backups
 
     settings = log.settings()
-    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task("entries", total=None)
-        entries = asyncio.run(backups.backup(settings, place_of(out), lambda done: bar.update(task, completed=done)))
+    with counted("entries", console) as on_progress:
+        entries = asyncio.run(backups.backup(settings, place_of(out), on_progress))
     say(f"{out}: {entries:,} entries of the log")
 
 
@@ -89,12 +88,7 @@ def restore(
     from app.jobs import backup as backups
 
     settings = store.settings()
-    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task("entries", total=None)
-
-        def on_progress(done: int) -> None:
-            bar.update(task, completed=done)
-
+    with counted("entries", console) as on_progress:
         entries = asyncio.run(
             backups.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
         )

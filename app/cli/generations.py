@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.console import console, job_console, say
 from app.cli.options import (
@@ -21,6 +20,7 @@ from app.cli.options import (
     known_preset,
     place_of,
 )
+from app.jobs.reports.job_progress import counted
 
 
 def rebuild(model: ModelOption, log: LogOptions) -> None:
@@ -33,11 +33,8 @@ def rebuild(model: ModelOption, log: LogOptions) -> None:
     settings = log.settings()
     place = place_of(model)
     os.nice(10)  # requests have priority
-    with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task("events", total=None)
-        done = asyncio.run(
-            generations.rebuild(settings, place, lambda rebuilt: bar.update(task, completed=rebuilt.events))
-        )
+    with counted("events", console) as on_progress:
+        done = asyncio.run(generations.rebuild(settings, place, lambda rebuilt: on_progress(rebuilt.events)))
     place = place.resolve() if isinstance(place, Path) else place
     folder = settings.models_folder
     is_usual = place.parent == (folder.resolve() if isinstance(folder, Path) else folder)

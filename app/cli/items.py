@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
 from app.cli.options import UrlOption
+from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
 cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
 
@@ -40,9 +41,7 @@ def import_items(
     key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
     wait_for_service(url, say)
     items = read(file, held_types(url, key))
-    with Progress(
-        TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    ) as bar:
+    with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task("items", total=len(items))
         unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
     rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""

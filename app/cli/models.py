@@ -12,6 +12,7 @@ import typer
 
 from app.cli.console import console, say
 from app.cli.options import DataOption, Device, JsonOption, known_preset_or_mechanism
+from app.jobs.reports.job_progress import announced
 from model.config import (
     EVENT_WEIGHTS,
     MECHANISMS,
@@ -194,8 +195,8 @@ def evaluate(
     first = loaded[0]
     if reports.report is not None and isinstance(first, TrainedMechanism):
         raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
-    with console.status("reading") as status:
-        evaluation = evaluate_models(loaded, data, protocol, seen, grids, status.update)
+    with announced("reading the data", console) as notify:
+        evaluation = evaluate_models(loaded, data, protocol, seen, grids, notify)
     numbers = evaluation.to_json()
     if reports.json_file is not None:
         reports.json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

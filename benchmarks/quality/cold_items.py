@@ -68,6 +68,9 @@ def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
 class SilentProgress:
     """Prints nothing about the epochs of a training."""
 
+    def stage(self, name: str) -> None:
+        """Say nothing."""
+
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Say nothing."""
 

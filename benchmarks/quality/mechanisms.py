@@ -82,21 +82,21 @@ class TrainingRecorder:
         self._begun_s = time.process_time()
         self._codes = codes_at(directory / LAST_CHECKPOINT) if (directory / LAST_CHECKPOINT).exists() else None
 
+    def stage(self, name: str) -> None:
+        """Print nothing of a stage."""
+
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Record nothing of a batch."""
 
     def epoch(self, report: EpochReport) -> None:
         """Record the epoch, and print it."""
-        before, self._codes = self._codes, codes_at(self._directory / LAST_CHECKPOINT)
-        changed = None
-        if before is not None and self._codes is not None:
-            changed = float((self._codes != before).float().mean())
+        old, self._codes = self._codes, codes_at(self._directory / LAST_CHECKPOINT)
+        changed = None if old is None or self._codes is None else float((self._codes != old).float().mean())
         self._store_figure("codes_changed.json", report.epoch, changed)
-        spent_s = time.process_time() - self._begun_s
+        spent_s, self._begun_s = time.process_time() - self._begun_s, time.process_time()
         self._store_figure("cpu_s.json", report.epoch, spent_s)
-        self._begun_s = time.process_time()
-        about = f"epoch {report.epoch + 1}: loss {report.loss:.4f}, {report.elapsed_s / 60:.1f} minutes"
-        about += f", of one core {spent_s / 60:.1f}"
+        minutes = f"{report.elapsed_s / 60:.1f} minutes, of one core {spent_s / 60:.1f}"
+        about = f"epoch {report.epoch + 1}: loss {report.loss:.4f}, {minutes}"
         about += "" if changed is None else f", codes that changed {changed:.2%}"
         console.print(f"{self._directory.name}: {about}", highlight=False)
 

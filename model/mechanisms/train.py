@@ -32,7 +32,7 @@ from model.mechanisms.network import MechanismNetwork
 from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import sampled_softmax_loss
 from model.training.padding import padded_batches, padded_rows
-from model.training.train import prepare_training
+from model.training.train import READING, WRITING, prepare_training
 
 POSITIONS_AT_ONCE = 8_192  # when scoring
 
@@ -189,6 +189,7 @@ def train(
     raises      DataError   when the data cannot be read or split
                 TrainError  when ``out`` holds a model or an unfinished training, or the codes do not fit
     """
+    progress.stage(READING)
     inputs = prepare_training(directory, out, recipe, device, resume)
     torch.manual_seed(recipe.training.seed)
     network = MechanismNetwork(recipe.model, len(inputs.interactions.item_ids))
@@ -196,6 +197,7 @@ def train(
         _migrate(load(codes_from), network, inputs.recipe)
     trainer = MechanismTrainer(network, inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
+    progress.stage(WRITING)
     metrics = {"epochs": [report._asdict() for report in trainer.reports]}
     is_served = recipe.model.preset in SERVED_MECHANISMS
     if is_served:

@@ -7,11 +7,13 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -45,6 +47,10 @@ class EpochReport(NamedTuple):
 
 class Progress(Protocol):
     """Follows a training run; the command line draws its progress."""
+
+    def stage(self, name: str) -> None:
+        """Report what is done from now on, until the next batch or stage."""
+        ...
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Report a batch: the share of the epoch that is done, and the batch's loss."""
@@ -104,10 +110,10 @@ class TrainingLoop(ABC, Generic[Batch]):
             progress.epoch(report)
         if self.validation is not None:
             self.network.load_state_dict(load_file(self.directory / BEST_CHECKPOINT))
-        self._finish()
+        self._finish(progress)
         self.network.to("cpu").eval()
 
-    def _finish(self) -> None:
+    def _finish(self, progress: Progress) -> None:
         """Complete the best weights, on the device of the training."""
 
     def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
@@ -122,7 +128,7 @@ class TrainingLoop(ABC, Generic[Batch]):
             losses.append(self.train_batch(batch))
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1])
-        validated = self.validate()
+        validated = self.validate(lambda done: progress.stage(f"validating epoch {epoch + 1}, {done:.0%} of the users"))
         elapsed_s = time.monotonic() - started
         ndcg_at_10, hr_at_10 = validated.get("ndcg_at_10"), validated.get("hr_at_10")
         return EpochReport(epoch, sum(losses) / len(losses), ndcg_at_10, hr_at_10, elapsed_s)
@@ -145,12 +151,16 @@ class TrainingLoop(ABC, Generic[Batch]):
             group["lr"] = training.learning_rate * max(warm * cosine, 0.01)
 
     @torch.inference_mode()
-    def validate(self) -> dict[str, float]:
-        """Return the metrics of the present weights on the events held out; none where nothing is."""
+    def validate(self, on_progress: Callable[[float], None] = lambda _: None) -> dict[str, float]:
+        """Return the metrics of the present weights on the events held out; none where nothing is.
+
+        on_progress  is called with the share of them that is ranked
+        """
         if self.validation is None or not len(self.validation):
             return {}
         self.network.eval()
-        return metrics.metrics(holdout_ranks.ranks_full(self.validation, self._scorer(), self.recipe.data.seen_rule))
+        scorer = _reporting(self._scorer(), len(self.validation), on_progress)
+        return metrics.metrics(holdout_ranks.ranks_full(self.validation, scorer, self.recipe.data.seen_rule))
 
     def _best(self) -> int:
         """Return the epoch of the best validation NDCG@10; the last one where nothing is held out."""
@@ -207,6 +217,19 @@ def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) 
     if recipe.data.train_on != "train":
         return None
     return holdout_ranks.held_out_events(interactions, parts.validation, recipe)
+
+
+def _reporting(scorer: Scorer, histories: int, on_progress: Callable[[float], None]) -> Scorer:
+    """Return the scorer, which also reports its share of that many histories, which it scores block by block."""
+    done = 0
+
+    def scored(block: Histories) -> NDArray[np.float32]:
+        nonlocal done
+        on_progress(done / histories)
+        done += len(block.lengths)
+        return scorer(block)
+
+    return scored
 
 
 def _replace_file(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

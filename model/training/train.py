@@ -41,6 +41,7 @@ from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax
 from model.training.padding import STEPS_PER_EPOCH
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
+READING, WRITING = "reading the data", "writing the model"  # stages of every training
 SMALLEST_BATCH = 64  # of STEPS_PER_EPOCH rather than few steps, where data is small
 
 
@@ -109,15 +110,16 @@ class Trainer(TrainingLoop[PositionBatch]):
         self._dtype = matmul_dtype(self.device)
 
     @override
-    def _finish(self) -> None:
+    def _finish(self, progress: Progress) -> None:
         self.model.fold_norms_and_round()
         if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
-            self._choose_lift_strength()
+            self._choose_lift_strength(progress)
 
-    def _choose_lift_strength(self) -> None:
+    def _choose_lift_strength(self, progress: Progress) -> None:
         """Scale the gains of followers by the best strength on validation, which depends on how rare the items are."""
         unit = self.model.lift / DEFAULT_LIFT_STRENGTH
-        for strength in LIFT_STRENGTHS:
+        for place, strength in enumerate(LIFT_STRENGTHS, start=1):
+            progress.stage(f"choosing the lift's strength, {place} of {len(LIFT_STRENGTHS)}")
             self.model.lift.copy_(unit * strength)
             self.ndcg_at_10_by_strength[strength] = self.validate().get("ndcg_at_10", 0.0)
         best = max(LIFT_STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
@@ -210,10 +212,13 @@ def train(
     raises  DataError   when the data cannot be read or split
             TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
     """
+    progress.stage(READING)
     inputs = prepare_training(directory, out, config, device, resume)
+    progress.stage(f"computing the codes of {len(inputs.interactions.item_ids):,} items")
     trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
     reports = [report._asdict() for report in trainer.reports]
+    progress.stage(WRITING)
     metrics = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
     model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics)
     shutil.rmtree(out / CHECKPOINT)

@@ -46,6 +46,10 @@ class Silent:
     def __init__(self, stop_after: int | None = None) -> None:
         self.stop_after = stop_after
         self.reports: list[EpochReport] = []
+        self.stages: list[str] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
         assert 0 < share <= 1

@@ -1,25 +1,30 @@
-"""The progress of a training, on a terminal."""
+"""The progress of a training: a bar for the whole of it, and a line for every epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
 
+from app.jobs.reports.job_progress import JobProgress, ShareColumn, TimeLeftColumn
 from model.training.loop import EpochReport
 
 
 class TrainingProgress:
-    """A context manager that shows a bar for the whole training and a line for every epoch."""
+    """A context manager that shows what a training does, how much of it is done and how long the rest takes.
 
-    def __init__(self, epochs: int, console: Console) -> None:
+    The time left is that to the last epoch; a training that validation stops ends earlier.
+    """
+
+    def __init__(self, epochs: int, console: Console, get_time: Callable[[], float] | None = None) -> None:
         self._epochs = epochs
-        self._console = console
-        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, transient=True)
-        self._task = self._bar.add_task("preparing", total=epochs)
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), ShareColumn(), TimeLeftColumn()
+        self._bar = JobProgress(*columns, console=console, is_transient=True, get_time=get_time)
+        self._task = self._bar.add_task("preparing", start=False, total=epochs)
+        self._has_begun = False
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -30,15 +35,27 @@ class TrainingProgress:
     ) -> None:
         self._bar.stop()
 
+    def break_silence(self) -> None:
+        """Print how far the training is, if its output is no terminal and had no line for a while."""
+        self._bar.break_silence()
+
+    def stage(self, name: str) -> None:
+        """Show what the training does beside learning from batches."""
+        self._bar.update(self._task, description=name)
+
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Show how far the epoch is."""
+        completed = epoch + share
+        if not self._has_begun:  # a training that is resumed has done some epochs before
+            self._has_begun = True
+            self._bar.update(self._task, done_before=completed)
+            self._bar.start_task(self._task)
         description = f"epoch {epoch + 1} of {self._epochs}, loss {loss:.3f}"
-        self._bar.update(self._task, completed=epoch + share, description=description)
+        self._bar.update(self._task, completed=completed, description=description)
 
     def epoch(self, report: EpochReport) -> None:
         """Print the line of an epoch that has ended."""
         validation = ""
         if report.ndcg_at_10 is not None and report.hr_at_10 is not None:
             validation = f", validation HR@10 {report.hr_at_10:.4f} NDCG@10 {report.ndcg_at_10:.4f}"
-        line = f"epoch {report.epoch + 1}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._bar.say(f"epoch {report.epoch + 1}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)")

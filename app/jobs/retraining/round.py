@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from app.jobs import generations
+from app.jobs.reports.job_progress import announced, counted
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
 from app.serving import empty_model
@@ -117,9 +118,11 @@ class RetrainingRound:
                 return self._finish(waiting)
         past, holdout = self._hold_out(served)
         validation, test = holdout.halves()
-        candidate = _with_best_lift(self._train("past", None), validation)
-        ranks = test.ranks(candidate)
-        comparison = self._compare(ranks, _served_ranks(test, served, past), is_first=served is None)
+        trained = self._train("past", None)
+        with announced("comparing the models", self._console):
+            candidate = _with_best_lift(trained, validation)
+            ranks = test.ranks(candidate)
+            comparison = self._compare(ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
             strength = _lift_strength(candidate) or 0.0
             comparison = self._check_final_model(self._train("all", strength), test, ranks, comparison)
@@ -173,7 +176,8 @@ class RetrainingRound:
             reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"
             return self._outcome("waiting", reason, served, events=entries)
         kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
-        found = archived.newest(self._plan.max_events)
+        with announced("reading the archive", self._console):
+            found = archived.newest(self._plan.max_events)
         events = found.filter(pl.col("type").is_in(kinds))
         if unknown := len(found.filter(~pl.col("type").is_in([*EVENT_WEIGHTS]))):
             print_line(self._console, f"left out {unknown:,} events of types without a weight")
@@ -248,7 +252,9 @@ class RetrainingRound:
             replace(TrainerReport.read(self._models.folder), previous=previous).write(self._models.folder)
             self._models.publish(name)
             print_line(self._console, f"folding all events for {name}")
-            asyncio.run(generations.rebuild(self._settings, self._folder / name, lambda _: None))
+            with counted("events folded", self._console) as on_progress:
+                folder = self._folder / name
+                asyncio.run(generations.rebuild(self._settings, folder, lambda done: on_progress(done.events)))
             asyncio.run(generations.activate(self._settings, name))
         self._remove_old_models(name)
         reason = f"{name}; {notes['reason']}"

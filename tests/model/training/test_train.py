@@ -183,6 +183,22 @@ def ends_with(model: LisaMini, weights: dict[str, torch.Tensor]) -> bool:
     return same_weights(model.state_dict(), expected.state_dict())
 
 
+def test_every_stage_is_reported(shop: Path, tmp_path: Path, tiny_config: Make, silent: Make) -> None:
+    progress = silent()
+    made = train.train(shop, tmp_path / "model", tiny_config(), progress=progress)
+    first_words = [" ".join(stage.split()[:2]) for stage in progress.stages]
+    assert list(dict.fromkeys(first_words)) == [
+        "reading the",
+        "computing the",
+        "validating epoch",
+        "choosing the",
+        "writing the",
+    ]
+    assert f"computing the codes of {len(made.items)} items" in progress.stages
+    assert {"validating epoch 1, 0% of the users", "validating epoch 2, 0% of the users"} <= {*progress.stages}
+    assert sum(stage.startswith("choosing the lift") for stage in progress.stages) == len(LIFT_STRENGTHS)
+
+
 class TestEarlyStopping:
     def train_on_script(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, directory: Path, config: Config, script: list[float]
@@ -193,10 +209,11 @@ class TestEarlyStopping:
         config = config.model_copy(update={"training": training})
         trainer = train.Trainer(interactions, split(interactions, "loo"), config, directory, "cpu")
         results = iter(script)
-        monkeypatch.setattr(trainer, "validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
+        monkeypatch.setattr(trainer, "validate", lambda *_: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
         weights = []
 
         class Watching:
+            def stage(self, name: str) -> None: ...
             def batch(self, epoch: int, share: float, loss: float) -> None: ...
             def epoch(self, report: EpochReport) -> None:
                 weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})

@@ -1,0 +1,115 @@
+"""The progress of long jobs: a bar on a terminal; elsewhere a line, whenever none was printed for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from typing_extensions import override
+
+SILENCE_S = 20.0  # the longest one of a job whose output is no terminal; logs are watched for 30 s
+
+
+class ShareColumn(ProgressColumn):
+    """How much of the task is done; empty where nothing is, or where nobody knows the total."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.percentage:.0f} % done" if task.total and task.completed else "")
+
+
+class TimeLeftColumn(ProgressColumn):
+    """When the task ends if it goes on as it has since its start; empty where that cannot be told.
+
+    The field ``done_before`` of a task is how much of it was done at its start, by an earlier run of the job.
+    """
+
+    @override
+    def render(self, task: Task) -> Text:
+        done = task.completed - task.fields.get("done_before", 0.0)
+        if not (task.total and task.elapsed and done > 0) or task.finished:
+            return Text("")
+        left_s = task.elapsed * (task.total - task.completed) / done
+        return Text(f"{timedelta(seconds=round(left_s))} left")
+
+
+class JobProgress(Progress):
+    """Shows a bar for every task on a terminal.
+
+    Elsewhere it prints the texts of the columns as a line for every task, whenever nothing was printed for
+    ``silence_s`` seconds. What is printed by ``say`` breaks the silence, too.
+    """
+
+    def __init__(
+        self,
+        *columns: ProgressColumn,
+        console: Console,
+        is_transient: bool = False,
+        silence_s: float = SILENCE_S,
+        get_time: Callable[[], float] | None = None,
+    ) -> None:
+        self._writes_lines = not console.is_terminal
+        super().__init__(
+            *columns, console=console, transient=is_transient, auto_refresh=not self._writes_lines, get_time=get_time
+        )
+        self._silence_s = silence_s
+        self._spoke_s = self.get_time()
+        self._stopped = threading.Event()
+        self._writer = threading.Thread(target=self._write_lines, name="progress", daemon=True)
+
+    @override
+    def start(self) -> None:
+        super().start()
+        if self._writes_lines:
+            self._spoke_s = self.get_time()
+            self._writer.start()
+
+    @override
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._writer.is_alive():
+            self._writer.join()
+        super().stop()
+
+    def say(self, line: str) -> None:
+        """Print a line as it is, without markup or colours."""
+        self._spoke_s = self.get_time()
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def break_silence(self) -> None:
+        """Print how far the tasks are, if nothing was printed for so long that it is time to."""
+        if self.get_time() - self._spoke_s < self._silence_s:
+            return
+        for task in self.tasks:
+            self.say(self._line(task))
+
+    def _line(self, task: Task) -> str:
+        rendered = [column(task) for column in self.columns if isinstance(column, ProgressColumn)]
+        return ", ".join(text.plain.strip() for text in rendered if isinstance(text, Text) and text.plain.strip())
+
+    def _write_lines(self) -> None:
+        while not self._stopped.wait(min(1.0, self._silence_s)):
+            self.break_silence()
+
+
+@contextmanager
+def announced(what: str, console: Console) -> Iterator[Callable[[str], None]]:
+    """Show what a job does, and for how long it has; yields a function that says what it does next."""
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with JobProgress(*columns, console=console, is_transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda now: progress.update(task, description=now)
+
+
+@contextmanager
+def counted(noun: str, console: Console) -> Iterator[Callable[[int], None]]:
+    """Show how many of something a job has done, such as users, and for how long; yields a function to say it with."""
+    columns = TextColumn(f"{{task.completed:,}} {noun}"), TimeElapsedColumn()
+    with JobProgress(*columns, console=console) as progress:
+        task = progress.add_task(noun, total=None)
+        yield lambda done: progress.update(task, completed=done)

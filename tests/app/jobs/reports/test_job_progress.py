@@ -1,0 +1,133 @@
+"""Where the output is no terminal, no job is silent for long, and its lines say what it does."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+
+from app.jobs.reports.job_progress import SILENCE_S, JobProgress, ShareColumn, TimeLeftColumn, announced, counted
+from app.jobs.reports.training_progress import TrainingProgress
+from model.training.loop import EpochReport
+from tests.waiting import wait_until
+
+
+class Clock:
+    """A clock that only stands where it was set."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Output:
+    """What a job printed on something that is no terminal."""
+
+    def __init__(self, *, is_terminal: bool = False) -> None:
+        self._file = io.StringIO()
+        self.console = Console(file=self._file, force_terminal=is_terminal, width=40)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._file.getvalue().splitlines()
+
+
+def progress_of(output: Output, clock: Clock) -> JobProgress:
+    columns = TextColumn("{task.description}"), BarColumn(), ShareColumn(), TimeLeftColumn()
+    return JobProgress(*columns, console=output.console, get_time=clock)
+
+
+class TestLines:
+    def test_come_when_nothing_was_printed_for_a_while(self) -> None:
+        output, clock = Output(), Clock()
+        progress = progress_of(output, clock)
+        progress.add_task("reading", total=None)
+        clock.now_s += SILENCE_S - 1
+        progress.break_silence()
+        assert output.lines == []
+        clock.now_s += 1
+        progress.break_silence()
+        progress.break_silence()
+        assert output.lines == ["reading"]
+        clock.now_s += SILENCE_S - 1
+        progress.say("something else [as it is]")
+        clock.now_s += SILENCE_S - 1
+        progress.break_silence()
+        assert output.lines == ["reading", "something else [as it is]"]
+        clock.now_s += 1
+        progress.break_silence()
+        assert output.lines[2:] == ["reading"]
+
+    def test_say_how_much_is_done_and_how_long_the_rest_takes(self) -> None:
+        output, clock = Output(), Clock()
+        progress = progress_of(output, clock)
+        task = progress.add_task("items", total=400)
+        clock.now_s += 50
+        progress.update(task, completed=100)
+        progress.break_silence()
+        clock.now_s += 150
+        progress.update(task, completed=400)
+        progress.break_silence()
+        assert output.lines == ["items, 25 % done, 0:02:30 left", "items, 100 % done"]
+
+    def test_come_by_themselves_while_the_job_does_not_come_back(self) -> None:
+        output = Output()
+        with JobProgress(TextColumn("{task.description}"), console=output.console, silence_s=0.01) as progress:
+            progress.add_task("reading", total=None)
+            wait_until(lambda: output.lines.count("reading") >= 3)
+        assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+    def test_are_none_on_a_terminal(self) -> None:
+        output = Output(is_terminal=True)
+        with JobProgress(TextColumn("{task.description}"), console=output.console, silence_s=0.0) as progress:
+            progress.add_task("reading", total=None)
+            assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+class TestTraining:
+    def test_says_the_stage_the_epoch_the_share_and_the_time_left(self) -> None:
+        output, clock = Output(), Clock()
+        progress = TrainingProgress(4, output.console, clock)
+
+        def line() -> str:
+            clock.now_s += SILENCE_S
+            progress.break_silence()
+            return output.lines[-1]
+
+        progress.stage("reading the data")
+        assert line() == "reading the data"
+        progress.stage("computing the codes of 2,000 items")
+        assert line() == "computing the codes of 2,000 items"
+        progress.batch(0, 0.1, 7.5)
+        clock.now_s += 80
+        progress.batch(0, 0.6, 7.25)  # half an epoch in 80 s, and 20 s later a line; the reading is not counted
+        assert line() == "epoch 1 of 4, loss 7.250, 15 % done, 0:11:20 left"
+        progress.stage("validating epoch 1, 50% of the users")
+        assert line().startswith("validating epoch 1, 50% of the users, 15 % done, 0:")
+        progress.epoch(EpochReport(0, 7.0, 0.125, 0.25, 160.0))
+        assert output.lines[-1] == "epoch 1: loss 7.0000, validation HR@10 0.2500 NDCG@10 0.1250 (160 s)"
+        progress.batch(3, 1.0, 6.0)
+        progress.stage("writing the model")
+        assert line() == "writing the model, 100 % done"
+
+    def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
+        output, clock = Output(), Clock()
+        progress = TrainingProgress(4, output.console, clock)
+        progress.batch(2, 0.5, 7.0)
+        clock.now_s += 100
+        progress.batch(3, 0.0, 7.0)
+        progress.break_silence()
+        assert output.lines == ["epoch 4 of 4, loss 7.000, 75 % done, 0:03:20 left"]
+
+
+def test_what_is_announced_and_counted_stands_in_lines() -> None:
+    output = Output()
+    with announced("reading [1]", output.console) as announce:
+        announce("fitting [2]")
+    with counted("users", output.console) as on_progress:
+        on_progress(12_345)
+    assert any(line.startswith("12,345 users") for line in output.lines)
