@@ -18,6 +18,11 @@ ID_PATTERN = r"[A-Za-z0-9_.:@-]{1,128}"  # of users, items and event types; "." 
 EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 
 
+# A training's operations take milliseconds, and each ends when its last thread does. With a thread for each core, which
+# is PyTorch's own default, each waits for other processes on any of them: benchmarks/quality/training_threads.py.
+DEFAULT_THREADS = 1
+
+
 class Frozen(BaseModel):
     """Immutable settings; an unknown key or a number that is not finite is an error."""
 

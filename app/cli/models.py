@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import DataOption, Device, JsonOption, known_preset_or_mechanism
+from app.cli.options import DataOption, Device, JsonOption, ThreadsOption, known_preset_or_mechanism
 from app.jobs.reports.job_progress import announced
 from model.config import (
+    DEFAULT_THREADS,
     EVENT_WEIGHTS,
     MECHANISMS,
     PRESETS,
@@ -71,7 +72,7 @@ class RecipeOptions:
             metavar="DIR",
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model, with the same --threads.")] = 0
 
     def recipe(self) -> Config | MechanismRecipe:
         """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
@@ -111,15 +112,20 @@ def train(
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
     options: RecipeOptions,
     device: Device = "cpu",
+    threads: ThreadsOption = DEFAULT_THREADS,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
     """Train a model on a data directory."""
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
+    from model.training.threads import cores_in_use, use_threads
     from model.training.train import train as train_model
 
     recipe = options.recipe()
+    use_threads(threads)
+    gpu = " and the GPU" if device == "cuda" else ""
+    say(f"training {options.preset} on {cores_in_use()}{gpu} (--threads {threads})")
     try:
         with TrainingProgress(recipe.training.epochs, console) as progress:
             how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
@@ -180,6 +186,7 @@ def evaluate(
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
     seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
     *,
+    threads: ThreadsOption = DEFAULT_THREADS,
     baselines: BaselineOptions,
     reports: ReportOptions,
 ) -> None:
@@ -189,7 +196,9 @@ def evaluate(
     from model.evaluation.evaluate import evaluate as evaluate_models
     from model.evaluation.evaluate import load_model
     from model.mechanisms.train import TrainedMechanism
+    from model.training.threads import use_threads
 
+    use_threads(threads)
     grids = baselines.grids()
     loaded = [load_model(directory) for directory in model]
     first = loaded[0]

@@ -56,6 +56,9 @@ UrlOption = Annotated[str, typer.Option(help="Where the service listens.")]
 EventsKeyOption = Annotated[
     Path | None, typer.Option(help="File with a key that may write events, where keys are on.", metavar="FILE")
 ]
+ThreadsOption = Annotated[
+    int, typer.Option(min=1, help="Cores to compute with. More gain where no other process wants them, and lose else.")
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")]
 
 

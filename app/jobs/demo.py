@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from app.jobs.datasets import synthetic_shop
@@ -22,6 +21,7 @@ from model.artifact import model_directory
 from model.config import Config, preset
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions, read_items
+from model.training.threads import cores_in_use, use_threads
 from model.training.train import train
 from storage.state.event import Event
 
@@ -55,11 +55,10 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:
     """Train the default preset for a few epochs, in about half a minute."""
-    # matrices this small gain little from a second thread, and lose tenfold where another process wants its core
-    torch.set_num_threads(1)
+    use_threads()
     shape, training = preset("lisa-mini")
     config = Config(model=shape, training=training.model_copy(update={"epochs": EPOCHS}))
-    console.print(f"Training on {data} ...", highlight=False, markup=False)
+    console.print(f"Training on {data}, on {cores_in_use()} ...", highlight=False, markup=False)
     with TrainingProgress(EPOCHS, console) as progress:
         train(data, model, config, progress=progress)
 

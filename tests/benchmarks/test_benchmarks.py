@@ -17,7 +17,7 @@ from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.inference import attention, constant_cost, scan, worker_memory
-from benchmarks.quality import mechanisms, served_equals_offline
+from benchmarks.quality import mechanisms, served_equals_offline, training_threads
 from benchmarks.rollout import model_switch
 from benchmarks.service import long_logs, overload, throughput
 from benchmarks.storage import bucket, exactly_once, rebuild, redis_memory
@@ -213,6 +213,13 @@ def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest
     printed = capsys.readouterr().out
     assert f"3,000 {model.name}'s items" in printed
     assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*supported_paths(), "torch"))
+
+
+def test_trainings_are_timed_beside_busy_processes(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one thread: on a busy machine several would train for long."""
+    training_threads.main([data], threads=[1], busy=[1], epochs=1, repeats=1)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "as with one thread" in line]
+    assert data.name in line
 
 
 def test_mechanisms_are_trained_tested_and_weighed_once(

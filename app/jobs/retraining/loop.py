@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from app.jobs.retraining.metrics import TrainerMetrics
@@ -20,6 +19,7 @@ from app.serving import empty_model
 from app.serving.model_places import models_of
 from app.serving.model_registry import ModelRegistry
 from app.settings import StoreSettings
+from model.training.threads import use_threads
 from storage.errors import StorageError
 
 POLL_EVERY_S = 600.0  # until there are enough events for a first model
@@ -35,7 +35,7 @@ def run_trainer(
     raises  StorageError, ValueError, OSError  when the one round fails
     """
     os.nice(NICENESS)
-    torch.set_num_threads(1)
+    use_threads()
     models = models_of(settings)
     with locked(models.work):
         metrics.begin(models.work, TrainerReport.read(models.folder), every_s or 0.0)

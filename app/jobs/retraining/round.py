@@ -45,6 +45,7 @@ from model.evaluation.holdout_comparison import HoldoutComparison, split_for_com
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.metrics import difference, difference_interval_95, metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
+from model.training.threads import cores_in_use
 from model.training.train import train
 from storage.archive.training_events import TrainingEvents
 from storage.records import KnownGeneration
@@ -213,7 +214,8 @@ class RetrainingRound:
         if model_directory.exists(out):
             return model_directory.load(out)
         config = self._plan.config(lift_strength)
-        print_line(self._console, f"training on {'everything' if name == 'all' else 'the past'}")
+        events = "everything" if name == "all" else "the past"
+        print_line(self._console, f"training on {events}, on {cores_in_use()}")
         with TrainingProgress(config.training.epochs, self._console) as progress:
             return train(
                 self._work / name / "data", out, config, resume=(out / LAST_CHECKPOINT).exists(), progress=progress

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import polars as pl
 import pytest
+import torch
 from pydantic import ValidationError
 
 from app.cli.main import main
@@ -148,6 +149,17 @@ class TestTrainAndEvaluate:
         weights = [(path / "model.safetensors").read_bytes() for path in (model, tmp_path / "same", tmp_path / "other")]
         assert weights[0] == weights[1]
         assert weights[0] != weights[2]
+
+    def test_train_on_one_core_unless_asked_for_more(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Without data, since on a busy machine two threads would train for long."""
+        arguments = ("train", "--data", tmp_path / "nowhere", "--out", tmp_path / "model")
+        cores = len(os.sched_getaffinity(0))
+        shown = Outcome(capsys, *arguments, "--threads", 2)
+        assert shown.out.splitlines()[0] == f"training lisa-mini on 2 of {cores} cores (--threads 2)"
+        assert torch.get_num_threads() == 2
+        shown = Outcome(capsys, *arguments)
+        assert shown.out.splitlines()[0] == f"training lisa-mini on 1 of {cores} cores (--threads 1)"
+        assert torch.get_num_threads() == 1
 
     def test_a_model_of_everything_has_nothing_to_evaluate(
         self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

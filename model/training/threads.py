@@ -1,0 +1,19 @@
+"""The threads that a training computes with."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from model.config import DEFAULT_THREADS
+
+
+def use_threads(threads: int = DEFAULT_THREADS) -> None:
+    """Let PyTorch compute with so many threads from now on, in this process."""
+    torch.set_num_threads(threads)
+
+
+def cores_in_use() -> str:
+    """Return how many of the cores that this process may use its threads take, in words."""
+    return f"{torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
