@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.services import Services
 from app.main import create_app
+from app.serving import store_factory
 from app.serving.model_places import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
@@ -24,8 +26,10 @@ from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, ModelConfig
 from model.lisa.lisa_mini import LisaMini
+from storage.redis.store import RedisOptions
 from storage.state.event import Event
 from tests.storage.redis.servers import RedisServer, new_server
+from tests.waiting import PATIENCE_S
 
 ITEMS = 60
 SHAPE = ModelConfig(
@@ -105,14 +109,21 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 class Client:
-    """Blocking requests to an app whose lifespan is running; a fault in the app fails the test."""
+    """Blocking requests to an app whose lifespan is running; a fault in the app fails the test.
 
-    def __init__(self, settings: Settings) -> None:
+    Between requests the app's event loop rests, however long that is, so that what it waits for comes late: Redis has
+    `redis_timeout_s` to answer.
+    """
+
+    def __init__(self, settings: Settings, redis_timeout_s: float = PATIENCE_S) -> None:
         app = create_app(settings)
         self.settings = settings
         self.runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        state = self.runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
+        with pytest.MonkeyPatch.context() as patch:
+            patient = partial(RedisOptions, connect_timeout_s=PATIENCE_S, socket_timeout_s=redis_timeout_s)
+            patch.setattr(store_factory, "RedisOptions", patient)
+            state = self.runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
         assert state is not None
         self.services: Services = state["services"]
         self.service = self.services.by_tenant[settings.tenant]
@@ -166,8 +177,8 @@ class Client:
 def start(model_dir: Path) -> Callable[..., Client]:
     """Start a client of its own app; the caller closes it."""
 
-    def start_client(data_dir: Path, **settings: Any) -> Client:
-        return Client(Settings(model_dir=model_dir, data_dir=data_dir, **settings))
+    def start_client(data_dir: Path, redis_timeout_s: float = PATIENCE_S, **settings: Any) -> Client:
+        return Client(Settings(model_dir=model_dir, data_dir=data_dir, **settings), redis_timeout_s)
 
     return start_client
 

@@ -6,16 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
 import httpx
 import pytest
 
-from app.serving import store_factory
 from storage.redis.layout.keys import Keyspace
-from storage.redis.store import PARTITIONS, RedisOptions
+from storage.redis.store import PARTITIONS
 from tests.app.conftest import Client
 from tests.storage.redis.servers import RedisCluster
 from tests.waiting import until
@@ -46,16 +44,12 @@ def users(cluster: RedisCluster) -> dict[int, list[str]]:
 
 
 @pytest.fixture
-def serve(
-    cluster: RedisCluster, start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[float], Client]]:
+def serve(cluster: RedisCluster, start: Callable[..., Client], tmp_path: Path) -> Iterator[Callable[[float], Client]]:
     """Start a service that waits so long for a node."""
     clients: list[Client] = []
 
     def start_client(socket_timeout_s: float) -> Client:
-        options = partial(RedisOptions, socket_timeout_s=socket_timeout_s)
-        monkeypatch.setattr(store_factory, "RedisOptions", options)
-        clients.append(start(tmp_path, redis_url=cluster.url))
+        clients.append(start(tmp_path, socket_timeout_s, redis_url=cluster.url))
         return clients[-1]
 
     yield start_client

@@ -17,10 +17,12 @@ from app.serving.store_factory import opened_store
 from app.settings import Settings, with_password
 from model.artifact.model_directory import load
 from storage.errors import FailureCause, StorageUnavailable
+from storage.redis.store import RedisOptions
 from tests.app.conftest import Client
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import wait_until
 
+AS_SHIPPED_S = RedisOptions().socket_timeout_s
 GIVEN_UP_WITHIN_S = 60.0  # three calls; each gives up within seconds, on a machine with nothing else to do
 
 
@@ -63,7 +65,7 @@ FAILURES = {
 
 @pytest.fixture
 def client(start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path) -> Iterator[Client]:
-    client = start(tmp_path, redis_url=redis_server.url)
+    client = start(tmp_path, AS_SHIPPED_S, redis_url=redis_server.url)
     yield client
     client.close()
 
