@@ -67,6 +67,42 @@ def difference_interval_95(
     return _bootstrap(gains(ranks, metric) - gains(others, metric), draws, seed)
 
 
+def value_hit_rate(ranks: NDArray[np.int64], values: NDArray[np.float64], cutoff: int = 10) -> float:
+    """Compute the value-weighted hit rate: the share of the held-out events' value whose items are among the first.
+
+    values  (Q,) in any unit; events without a value, NaN, or with one of 0 or less weigh nothing
+
+    Returns 0 where no event weighs anything.
+    """
+    weights = np.where(values > 0, values, 0.0)
+    total = weights.sum()
+    return float(weights[ranks <= cutoff].sum() / total) if total else 0.0
+
+
+def value_difference_interval_95(
+    ranks: NDArray[np.int64],
+    others: NDArray[np.int64],
+    values: NDArray[np.float64],
+    draws: int = BOOTSTRAP_DRAWS,
+    seed: int = 0,
+) -> Interval:
+    """Compute the paired bootstrap interval of the difference of two value-weighted hit rates at 10.
+
+    A draw of users takes their values along, so that the interval is wide where few events have most of the value.
+    """
+    weighs = values > 0
+    weights, better = values[weighs], (ranks[weighs] <= 10).astype(np.int64) - (others[weighs] <= 10)
+    if not len(weights):
+        return 0.0, 0.0
+    rng = np.random.default_rng(seed)
+    differences = []
+    for _ in range(draws):
+        drawn = rng.integers(0, len(weights), len(weights))
+        differences.append(weights[drawn] @ better[drawn] / weights[drawn].sum())
+    low, high = np.percentile(differences, [2.5, 97.5])
+    return float(low), float(high)
+
+
 def _bootstrap(values: NDArray[np.float64], draws: int, seed: int) -> Interval:
     # gains of ranks take few distinct values, so drawing users is drawing how often each value occurs
     distinct, counts = np.unique(values, return_counts=True)

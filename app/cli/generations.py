@@ -135,8 +135,14 @@ class RoundOptions:
         2_000_000
     )
     max_loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
+        float, typer.Option(min=0, max=1, help="Share of the served model's quality that a new one may lack.")
     ] = 0.1
+    criterion: Annotated[
+        Literal["ndcg", "value"],
+        typer.Option(
+            help="What decides: NDCG@10, or which share of the held-out events' value is among the first ten."
+        ),
+    ] = "ndcg"
 
 
 def retrain(

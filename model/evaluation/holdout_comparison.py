@@ -8,7 +8,7 @@ item that it does not know is a miss. No event is held out that one of the model
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -33,11 +33,13 @@ class HoldoutComparison:
 
     histories  Q times (item id, event type), oldest first, never empty
     targets    (Q,) ids of the held-out items
+    values     (Q,) what each held-out event is worth, NaN for no value; or (0,) where nothing is known of it
     """
 
     histories: Sequence[Sequence[tuple[str, str]]]
     targets: Sequence[str]
     seen_rule: SeenRule
+    values: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -45,7 +47,8 @@ class HoldoutComparison:
     def halves(self) -> tuple[HoldoutComparison, HoldoutComparison]:
         """Split off every other event: one half to choose a model by, one to judge it by."""
         first, second = (
-            HoldoutComparison(self.histories[begin::2], self.targets[begin::2], self.seen_rule) for begin in range(2)
+            HoldoutComparison(self.histories[begin::2], self.targets[begin::2], self.seen_rule, self.values[begin::2])
+            for begin in range(2)
         )
         return first, second
 
@@ -70,7 +73,8 @@ class HoldoutComparison:
 def split_for_comparison(events: pl.DataFrame, unseen_after_ms: int) -> tuple[pl.DataFrame, HoldoutComparison]:
     """Split a log into the past to train on and held-out events after it, which no model was trained on before.
 
-    events           user_id, item_id, type, timestamp_us, logged_ms; each user's in order of time, none of weight 0
+    events           user_id, item_id, type, value, timestamp_us, logged_ms; each user's in order of time, none of
+                     weight 0
     unseen_after_ms  an existing model may know what was logged until then
 
     Where timestamps tell a time, the past ends where the last tenth of the events begins, or where the unseen events
@@ -106,15 +110,21 @@ def _only_counts(events: pl.DataFrame) -> bool:
 
 def _build_comparison(events: pl.DataFrame, held_out: pl.DataFrame) -> HoldoutComparison:
     users = held_out.select("user_id").sample(min(len(held_out), MAX_HELD_OUT_EVENTS), seed=0, shuffle=True)
-    histories = events.join(users, on="user_id", how="semi").group_by("user_id").agg("item_id", "type")
+    histories = (
+        events.join(users, on="user_id", how="semi")
+        .group_by("user_id")
+        .agg("item_id", "type", pl.col("value").last().fill_null(np.nan))
+    )
     of_users = users.join(histories, on="user_id", how="left", maintain_order="left")
-    full_histories = [list(zip(items, kinds, strict=True)) for _, items, kinds in of_users.iter_rows()]
+    pairs_of_users = of_users.select("item_id", "type").iter_rows()
+    full_histories = [list(zip(items, kinds, strict=True)) for items, kinds in pairs_of_users]
     pairs = events.select("user_id", "item_id")
     repeats = 1 - len(pairs.unique()) / max(len(pairs), 1)
     return HoldoutComparison(
         [history[:-1] for history in full_histories],
         [history[-1][0] for history in full_histories],
         "none" if repeats > REPEAT_SHARE_OF_SHOPS else "all",
+        of_users["value"].cast(pl.Float64).to_numpy(),
     )
 
 

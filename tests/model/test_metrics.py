@@ -131,3 +131,24 @@ def test_a_cold_item_counts_as_one_event_and_an_empty_list_as_nothing() -> None:
     assert metrics.beyond_accuracy(np.array([[0]]), counts)["novelty_at_10"] == 3
     nothing = metrics.beyond_accuracy(np.array([[-1, -1]]), counts)
     assert set(nothing.values()) == {0.0}
+
+
+def test_the_value_weighted_hit_rate_is_the_share_of_the_value() -> None:
+    ranks, values = np.array([1, 10, 11, 2, 3]), np.array([5.0, 20.0, 75.0, np.nan, -50.0])
+    assert metrics.value_hit_rate(ranks, values) == pytest.approx(0.25)
+    assert metrics.value_hit_rate(ranks, values, cutoff=5) == pytest.approx(0.05)
+    assert metrics.value_hit_rate(ranks, np.full(5, 3.0)) == metrics.metrics(ranks)["hr_at_10"]
+    assert metrics.value_hit_rate(ranks, np.full(5, np.nan)) == 0
+    assert metrics.value_difference_interval_95(ranks, ranks, np.full(5, np.nan)) == (0, 0)
+
+
+def test_the_interval_of_a_difference_of_value_covers_the_truth() -> None:
+    rng, covered = np.random.default_rng(1), 0
+    for _ in range(200):
+        values = rng.lognormal(size=300)
+        first, second = rng.random(300) < 0.5, rng.random(300) < 0.4  # whatever the value, so 0.1 of it
+        low, high = metrics.value_difference_interval_95(
+            np.where(first, 1, 99), np.where(second, 1, 99), values, draws=200, seed=int(rng.integers(1 << 30))
+        )
+        covered += low <= 0.1 <= high
+    assert covered / 200 == pytest.approx(0.95, abs=0.06)

@@ -47,8 +47,15 @@ class TrainerMetrics:
             ["model"],
             registry=registry,
         )
+        self._value = Gauge(
+            "lisarec_trainer_value_hr_at_10",
+            "Value-weighted hit rate at 10 of the last round that compared on events with values, by model",
+            ["model"],
+            registry=registry,
+        )
         for model in ("new", "served"):
             self._ndcg.labels(model).set(math.nan)
+            self._value.labels(model).set(math.nan)
 
     def listen(self, host: str, port: int) -> None:
         """Serve GET /metrics in a thread of its own.
@@ -77,6 +84,9 @@ class TrainerMetrics:
         if outcome.ndcg_at_10 is not None and outcome.served_ndcg_at_10 is not None:
             self._ndcg.labels("new").set(outcome.ndcg_at_10)
             self._ndcg.labels("served").set(outcome.served_ndcg_at_10)
+        if outcome.value_hr_at_10 is not None and outcome.served_value_hr_at_10 is not None:
+            self._value.labels("new").set(outcome.value_hr_at_10)
+            self._value.labels("served").set(outcome.served_value_hr_at_10)
         self._set_newest(folder, report)
 
     def _set_newest(self, folder: Path, report: TrainerReport) -> None:

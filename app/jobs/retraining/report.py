@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from app.jobs.retraining.gate import Criterion
 from storage.folders.folder import Folder
 
 WORK, ROUND, REPORT, LOCK = ".retraining", "round.json", "retrain.json", ".retraining.lock"
@@ -17,9 +18,11 @@ WORK, ROUND, REPORT, LOCK = ".retraining", "round.json", "retrain.json", ".retra
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """How a round ended. The NDCG@10 are those of the new model, and of the served one or of popular items.
+    """How a round ended. The metrics are those of the new model, and of the served one or of popular items.
 
-    served  tag of the model that was served when the round began
+    served         tag of the model that was served when the round began
+    valued_events  how many of the questions have a value; where none has, there are no metrics of value
+    decided_by     the metric that decided; None where nothing was compared
     """
 
     outcome: Literal["activated", "refused", "waiting"]
@@ -32,6 +35,11 @@ class RoundOutcome:
     ndcg_at_10: float | None = None
     served_ndcg_at_10: float | None = None
     difference_interval_95: tuple[float, float] | None = None
+    valued_events: int = 0
+    value_hr_at_10: float | None = None
+    served_value_hr_at_10: float | None = None
+    value_difference_interval_95: tuple[float, float] | None = None
+    decided_by: Criterion | None = None
     seconds: float = 0.0
 
 

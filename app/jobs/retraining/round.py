@@ -23,14 +23,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 from rich.console import Console
 
 from app.jobs import generations
 from app.jobs.reports.job_progress import announced, counted
 from app.jobs.reports.training_progress import TrainingProgress
+from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
 from app.serving import empty_model
 from app.serving.model_places import models_of
@@ -43,7 +42,7 @@ from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
 from model.data.table import SUFFIXES
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
-from model.metrics import difference, difference_interval_95, metrics
+from model.metrics import metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.training.threads import cores_in_use
 from model.training.train import train
@@ -52,16 +51,27 @@ from storage.records import KnownGeneration
 
 MIN_HELD_OUT_EVENTS = 100
 
-OUTCOME_NOTES = ("served", "events", "questions", "ndcg_at_10", "served_ndcg_at_10", "difference_interval_95")
-
-Ranks = NDArray[np.int64]
+OUTCOME_NOTES = (
+    "served",
+    "events",
+    "questions",
+    "ndcg_at_10",
+    "served_ndcg_at_10",
+    "difference_interval_95",
+    "valued_events",
+    "value_hr_at_10",
+    "served_value_hr_at_10",
+    "value_difference_interval_95",
+    "decided_by",
+)
 
 
 @dataclass(frozen=True)
 class RetrainingPlan:
     """The options of a round.
 
-    max_loss  the share of the served model's NDCG@10 that a new one may lack, where that may be chance
+    max_loss   the share of the served model's quality that a new one may lack, where that may be chance
+    criterion  what that quality is: NDCG@10, or the value-weighted hit rate where enough events have values
     """
 
     preset: str = "lisa-mini"
@@ -69,6 +79,7 @@ class RetrainingPlan:
     min_events: int = 2_000
     max_events: int = 2_000_000
     max_loss: float = 0.1
+    criterion: Criterion = "ndcg"
 
     def config(self, lift_strength: float | None) -> Config:
         """Return the configuration of a training on all of its data, which do not include the held-out events."""
@@ -77,17 +88,6 @@ class RetrainingPlan:
             update={"epochs": self.epochs or training.epochs, "lift_strength": lift_strength}
         )
         return Config(model=shape, training=training, data=DataCard(train_on="all"))
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """Whether the new model may replace the served one, and the NDCG@10 of both."""
-
-    passes: bool
-    reason: str
-    ndcg_at_10: float
-    served_ndcg_at_10: float
-    difference_interval_95: tuple[float, float]
 
 
 class RetrainingRound:
@@ -120,13 +120,14 @@ class RetrainingRound:
         past, holdout = self._hold_out(served)
         validation, test = holdout.halves()
         trained = self._train("past", None)
+        gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
         with announced("comparing the models", self._console):
             candidate = _with_best_lift(trained, validation)
             ranks = test.ranks(candidate)
-            comparison = self._compare(ranks, _served_ranks(test, served, past), is_first=served is None)
+            comparison = self._compare(gate, ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
             strength = _lift_strength(candidate) or 0.0
-            comparison = self._check_final_model(self._train("all", strength), test, ranks, comparison)
+            comparison = self._check_final_model(gate, test, self._train("all", strength), ranks, comparison)
         self._add_notes(**{**asdict(comparison), "questions": len(test)})
         if not comparison.passes:
             return self._finish(self._outcome("refused", comparison.reason, served))
@@ -221,30 +222,17 @@ class RetrainingRound:
                 self._work / name / "data", out, config, resume=(out / LAST_CHECKPOINT).exists(), progress=progress
             )
 
-    def _compare(self, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
-        """Compare the models. The first one must be better than popular items.
-
-        A later one may be worse than the served one, but not significantly, and not by more than `max_loss`.
-        """
-        new, old = (metrics(each)["ndcg_at_10"] for each in (ranks, served))
-        interval = difference_interval_95(ranks, served, "ndcg_at_10")
-        baseline = "popular items" if is_first else "the served model"
-        numbers = f"NDCG@10 {new:.4f}, of {baseline} {old:.4f}, on {len(ranks):,} users"
-        if is_first:
-            passes = difference(ranks, served, "ndcg_at_10") > 0
-        else:
-            passes = interval[1] >= 0 and new >= old * (1 - self._plan.max_loss)
-        return ModelComparison(passes, numbers, new, old, interval)
+    def _compare(self, gate: Gate, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
+        return gate.compare(ranks, served, is_first=is_first)
 
     def _check_final_model(
-        self, model: Artifact, test: HoldoutComparison, candidate: Ranks, comparison: ModelComparison
+        self, gate: Gate, test: HoldoutComparison, final: Artifact, candidate: Ranks, comparison: ModelComparison
     ) -> ModelComparison:
         """Refuse a model that training on all events made worse on the held-out ones, which it has now seen."""
-        found = metrics(test.ranks(model))["ndcg_at_10"]
-        if found >= metrics(candidate)["ndcg_at_10"] * (1 - self._plan.max_loss):
+        fell = gate.fell(test.ranks(final), candidate)
+        if fell is None:
             return comparison
-        reason = f"trained on everything, its NDCG@10 fell to {found:.4f}; {comparison.reason}"
-        return replace(comparison, passes=False, reason=reason)
+        return replace(comparison, passes=False, reason=f"trained on everything, {fell}; {comparison.reason}")
 
     def _go_live(self, served: Artifact | None) -> RoundOutcome:
         notes = self._read_notes()

@@ -88,7 +88,9 @@ class Shop:
             for moment, item in zip(own, visit, strict=True)
         )
         for begin in range(0, len(clicks), 1000):
-            events = [{"user_id": user_id, "item_id": item} for _, user_id, item in clicks[begin : begin + 1000]]
+            events = [
+                {"user_id": user_id, "item_id": item, "value": 2.5} for _, user_id, item in clicks[begin : begin + 1000]
+            ]
             assert self.client.post("/v1/events", json=events).json()["accepted"] == len(events)
         self.archive()
 
@@ -139,6 +141,10 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
         assert outcome.ndcg_at_10 is not None
         assert outcome.served_ndcg_at_10 is not None
         assert outcome.name is not None
+        assert (outcome.valued_events, outcome.decided_by) == (outcome.questions, "ndcg")
+        assert outcome.value_hr_at_10 is not None
+        assert 0 < outcome.value_hr_at_10 <= 1
+        assert shop.report()["last"]["value_hr_at_10"] == outcome.value_hr_at_10
         before = model_directory.load(shop.models / made[-1]).tag if made else empty_model.TAG.hex()
         assert (outcome.served, outcome.questions >= 50) == (before, True)
         made.append(outcome.name)
@@ -168,6 +174,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     assert shop.sample("succeeded_timestamp_seconds") == datetime.fromisoformat(outcome.at).timestamp()
     assert shop.sample("generation_timestamp_seconds") == (shop.models / shop.names()[-1] / MANIFEST).stat().st_mtime
     assert 0 < (shop.sample("ndcg_at_10", model="new") or 0) <= 1
+    assert 0 < (shop.sample("value_hr_at_10", model="new") or 0) <= 1
 
 
 def test_archive_and_models_may_be_in_a_bucket(

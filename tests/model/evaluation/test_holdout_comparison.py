@@ -57,7 +57,14 @@ def table(*rows: tuple[str, str, int, int], kind: str = "click") -> pl.DataFrame
     """Of user, item, second and millisecond of logging, in any order."""
     frame = pl.DataFrame(rows, schema=["user_id", "item_id", "second", "logged_ms"], orient="row")
     return (
-        frame.select("user_id", "item_id", pl.lit(kind).alias("type"), pl.col("second") * 1_000_000, "logged_ms")
+        frame.select(
+            "user_id",
+            "item_id",
+            pl.lit(kind).alias("type"),
+            pl.lit(None, pl.Float64).alias("value"),
+            pl.col("second") * 1_000_000,
+            "logged_ms",
+        )
         .rename({"second": "timestamp_us"})
         .sort("user_id", "timestamp_us", maintain_order=True)
     )
@@ -104,8 +111,10 @@ class TestRanks:
             pairs = zip(histories, comparison.targets, strict=True)
             expected = [rank_by_hand(model, *pair, seen_rule) for pair in pairs]
             assert comparison.ranks(model).tolist() == expected
+        comparison = replace(comparison, values=np.arange(60.0))
         first, second = comparison.halves()
         assert (len(first), len(second), second.targets[0]) == (30, 30, comparison.targets[1])
+        assert (first.values[1], second.values[1]) == (2, 3)
 
     def test_popular_items_stand_by_their_counts_and_a_tie_counts_against_them(self) -> None:
         comparison = HoldoutComparison(
@@ -153,6 +162,16 @@ class TestCut:
         assert (len(past), sorted(comparison.targets)) == (6, ["c", "c"])
         past, comparison = split_for_comparison(table(*rows), 5)
         assert (len(past), comparison.histories) == (7, [[("a", "click"), ("b", "click")]])
+
+    def test_each_question_has_the_value_of_its_event(self) -> None:
+        events = table(*[(f"u{n % 10}", f"i{n}", n, n) for n in range(100)])
+        worth = events.with_columns(
+            value=pl.when(pl.col("item_id").ne("i95")).then(pl.col("logged_ms").cast(pl.Float64))
+        )
+        _, comparison = split_for_comparison(worth, -1)
+        expected = [np.nan if item == "i95" else float(item[1:]) for item in comparison.targets]
+        assert len(expected) == 10
+        np.testing.assert_array_equal(comparison.values, expected)
 
     def test_seen_items_stay_where_people_buy_again(self) -> None:
         again = table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)])

@@ -1,0 +1,115 @@
+"""The gate of a round: whether the new model may replace the one that is served, and by which metric that is decided.
+
+NDCG@10 asks how well the held-out events are predicted, whatever they are worth. Value-weighted HR@10 asks which share
+of their value is among the first ten: it counts an event of 100 a hundred times as much as one of 1. Where held-out
+events have values both are measured; the operator chooses which of them decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.metrics import Interval, difference_interval_95, metrics, value_difference_interval_95, value_hit_rate
+
+MIN_VALUED_EVENTS = 50  # that are held out; a few large ones would decide by chance
+
+Criterion = Literal["ndcg", "value"]
+Ranks = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Whether the new model may replace the served one, and the metrics of both.
+
+    valued_events  how many of the held-out events have a value above 0; the metrics of value are None where none has
+    decided_by     the metric that decided
+    """
+
+    passes: bool
+    reason: str
+    ndcg_at_10: float
+    served_ndcg_at_10: float
+    difference_interval_95: Interval
+    valued_events: int = 0
+    value_hr_at_10: float | None = None
+    served_value_hr_at_10: float | None = None
+    value_difference_interval_95: Interval | None = None
+    decided_by: Criterion = "ndcg"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Compares models on held-out events.
+
+    values     (Q,) what each of the events is worth; NaN for those without a value
+    criterion  what the operator wants to decide by
+    max_loss   the share of the served model's quality that a new one may lack, where that may be chance
+    """
+
+    values: Values
+    criterion: Criterion
+    max_loss: float
+
+    def compare(self, new: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
+        """Compare the ranks of the held-out events. The first model must be better than popular items.
+
+        A later one may be worse than the served one, but not significantly, and not by more than `max_loss`.
+        """
+        quality, served_quality = (metrics(each)["ndcg_at_10"] for each in (new, served))
+        interval, decided_by = difference_interval_95(new, served, "ndcg_at_10"), self.decided_by
+        passes = self._passes(quality, served_quality, interval, is_first=is_first)
+        baseline = "popular items" if is_first else "the served model"
+        reason = f"NDCG@10 {quality:.4f}, of {baseline} {served_quality:.4f}, on {len(new):,} users"
+        by_hits = ModelComparison(passes, f"{reason}{self._note}", quality, served_quality, interval)
+        if not self.valued_events:
+            return by_hits
+        worth, served_worth = (value_hit_rate(each, self.values) for each in (new, served))
+        worth_interval = value_difference_interval_95(new, served, self.values)
+        if decided_by == "value":
+            passes = self._passes(worth, served_worth, worth_interval, is_first=is_first)
+        of_value = f"value-weighted HR@10 {worth:.4f}, of {baseline} {served_worth:.4f}"
+        return replace(
+            by_hits,
+            passes=passes,
+            reason=f"{reason}; {of_value}, on {self.valued_events:,} events with a value{self._note}",
+            valued_events=self.valued_events,
+            value_hr_at_10=worth,
+            served_value_hr_at_10=served_worth,
+            value_difference_interval_95=worth_interval,
+            decided_by=decided_by,
+        )
+
+    def fell(self, final: Ranks, candidate: Ranks) -> str | None:
+        """Return how the model that was trained on everything fell behind the candidate; None if by little."""
+        found, before = (self._quality(each) for each in (final, candidate))
+        name = "value-weighted HR@10" if self.decided_by == "value" else "NDCG@10"
+        return None if found >= before * (1 - self.max_loss) else f"its {name} fell to {found:.4f}"
+
+    @property
+    def valued_events(self) -> int:
+        """How many of the held-out events have a value above 0."""
+        return int((self.values > 0).sum())
+
+    @property
+    def decided_by(self) -> Criterion:
+        """What decides: what the operator wants, if there are enough events with a value for it."""
+        return "value" if self.criterion == "value" and self.valued_events >= MIN_VALUED_EVENTS else "ndcg"
+
+    @property
+    def _note(self) -> str:
+        if self.criterion == "ndcg":
+            return ""
+        if self.decided_by == "value":
+            return "; value-weighted HR@10 decided"
+        return f"; NDCG@10 decided, since {MIN_VALUED_EVENTS} events with a value are needed to go by value"
+
+    def _quality(self, ranks: Ranks) -> float:
+        return value_hit_rate(ranks, self.values) if self.decided_by == "value" else metrics(ranks)["ndcg_at_10"]
+
+    def _passes(self, new: float, served: float, interval: Interval, *, is_first: bool) -> bool:
+        return new > served if is_first else interval[1] >= 0 and new >= served * (1 - self.max_loss)

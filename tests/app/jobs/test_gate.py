@@ -1,0 +1,55 @@
+"""What the gate of retraining decides by, and what it says of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.jobs.retraining.gate import MIN_VALUED_EVENTS, Gate
+
+MISS = 99
+CHEAP, DEAR = np.arange(200) < 190, np.arange(200) >= 190
+VALUES = np.where(DEAR, 1_000.0, 1.0)
+FINDS_MANY, FINDS_DEAR = np.where(CHEAP, 1, MISS), np.where(DEAR, 1, MISS)
+
+
+def test_the_operator_chooses_between_hits_and_value() -> None:
+    by_hits, by_value = Gate(VALUES, "ndcg", 0.1), Gate(VALUES, "value", 0.1)
+    for gate, passes in ((by_hits, False), (by_value, True)):
+        found = gate.compare(FINDS_DEAR, FINDS_MANY, is_first=False)
+        assert found.passes is passes
+        assert gate.compare(FINDS_MANY, FINDS_DEAR, is_first=False).passes is not passes
+        assert gate.compare(FINDS_DEAR, FINDS_MANY, is_first=True).passes is passes
+        assert (found.ndcg_at_10, found.served_ndcg_at_10) == (0.05, 0.95)
+        assert found.value_hr_at_10 == pytest.approx(10_000 / 10_190)
+        assert found.served_value_hr_at_10 == pytest.approx(190 / 10_190)
+        assert found.value_difference_interval_95 is not None
+        assert found.value_difference_interval_95[0] > 0.9
+        assert "value-weighted HR@10 0.9814, of the served model 0.0186, on 200 events with a value" in found.reason
+        assert (found.valued_events, found.decided_by) == (200, gate.criterion)
+    assert "decided" not in by_hits.compare(FINDS_DEAR, FINDS_MANY, is_first=False).reason
+    assert by_value.compare(FINDS_DEAR, FINDS_MANY, is_first=False).reason.endswith("; value-weighted HR@10 decided")
+
+
+def test_level_models_pass_and_the_first_one_has_to_be_better() -> None:
+    for criterion in ("ndcg", "value"):
+        gate = Gate(VALUES, criterion, 0.1)
+        assert gate.compare(FINDS_MANY, FINDS_MANY, is_first=False).passes
+        assert not gate.compare(FINDS_MANY, FINDS_MANY, is_first=True).passes
+
+
+@pytest.mark.parametrize("valued", [0, MIN_VALUED_EVENTS - 1])
+def test_few_values_decide_nothing(valued: int) -> None:
+    values = np.where(np.arange(200) >= 200 - valued, 1_000.0, np.nan)
+    gate = Gate(values, "value", 0.1)
+    found = gate.compare(FINDS_DEAR, FINDS_MANY, is_first=False)
+    assert (found.passes, found.decided_by, found.valued_events) == (False, "ndcg", valued)
+    assert found.reason.endswith("; NDCG@10 decided, since 50 events with a value are needed to go by value")
+    assert (found.value_hr_at_10 is None) == (not valued)
+    assert gate.fell(FINDS_DEAR, FINDS_MANY) == "its NDCG@10 fell to 0.0500"
+
+
+def test_the_final_model_is_held_to_what_decided() -> None:
+    gate = Gate(VALUES, "value", 0.1)
+    assert gate.fell(FINDS_DEAR, FINDS_MANY) is None
+    assert gate.fell(FINDS_MANY, FINDS_DEAR) == "its value-weighted HR@10 fell to 0.0186"
