@@ -66,7 +66,7 @@ LANES = (
         "tests/deploy/test_pods.py",
         "tests/docker/test_topology.py",
         "tests/storage/archive/test_archiver_kills.py",
-        "tests/app/jobs/test_retraining_processes.py",
+        "tests/app/jobs/retraining/test_retraining_processes.py",
     ),
 )
 # what computes for long comes next, so that the last that runs is short
@@ -75,7 +75,7 @@ LONGEST_OF_THE_OTHERS = (
     "tests/storage/contract/test_store_contract.py",
     "tests/storage/contract/test_rebuild.py",
     "tests/storage/archive/test_repair.py",
-    "tests/app/jobs/test_retraining.py",
+    "tests/app/jobs/retraining/test_retraining.py",
     "tests/storage/contract/test_undo_and_merge.py",
     "tests/storage/contract/test_trends.py",
     "tests/app/observability/test_metrics.py",
@@ -98,7 +98,7 @@ SLOW_PATHS = (
     "tests/app/jobs/datasets/test_download.py",
     "tests/app/jobs/test_loadtest.py",
     "tests/app/jobs/reports/test_quality_page.py",
-    "tests/app/jobs/test_retraining.py",
+    "tests/app/jobs/retraining/test_retraining.py",
     "tests/app/jobs/lists/",
     "tests/app/observability/test_metrics.py",
     "tests/app/observability/test_prometheus.py",

@@ -14,7 +14,7 @@ from app.settings import Settings
 from benchmarks.rollout.retraining import LoopSizes, measure
 from tests.app.conftest import Client
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
