@@ -121,7 +121,8 @@ class BucketModels(ModelRegistry):
     @override
     def publish(self, name: str) -> None:
         for file in (*FILES, MANIFEST):
-            add_file(self.folder, f"{name}/{file}", self.work / name / file)
+            if (self.work / name / file).exists():  # a model of data without orders has no complements
+                add_file(self.folder, f"{name}/{file}", self.work / name / file)
 
     @override
     def remove(self, name: str) -> None:

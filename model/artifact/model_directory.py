@@ -4,10 +4,12 @@
 ``config.json``        what ``model.config.ServedRecipe`` says
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
 ``items.safetensors``  the same in the layout of ``model.artifact.item_table``, which is mapped and used as it is
+``complements.safetensors``  what was bought together with each item, where the data tell of orders
 ``metrics.json``       how training went
 ``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
 
-Models of earlier versions have no ``items.safetensors``; loading computes its content.
+Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements change no state, and
+so make no other generation.
 """
 
 from __future__ import annotations
@@ -34,18 +36,21 @@ from torch import Tensor
 
 from model.artifact.item_table import LAYOUT, ItemTable
 from model.config import ModelConfig, Recipe, ServedRecipe
+from model.lisa.item_complements import NO_COMPLEMENTS, Complements
 from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini
 from model.lisa.lisa_paper import LisaPaper
 
-WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
+WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, METRICS, MANIFEST = (
     "model.safetensors",
     "config.json",
     "items.parquet",
     "items.safetensors",
+    "complements.safetensors",
     "metrics.json",
     "manifest.json",
 )
-FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, METRICS)
+FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, METRICS)
+OPTIONAL_FILES = {PACKED, COMPLEMENTS}
 ITEM_DTYPES = {
     "codes.history": torch.uint8,
     "codes.target": torch.uint8,
@@ -83,6 +88,7 @@ class Artifact:
     model: Lisa
     tables: AttentionTables
     metrics: dict[str, Any]
+    complements: Complements = NO_COMPLEMENTS
 
     def release_pages(self) -> None:
         """Give back the memory of the mapped file's pages; a later access reads the file again."""
@@ -113,18 +119,30 @@ class Artifact:
         return self.model.target_codes.numpy()
 
 
-def save(directory: Path, model: Lisa, config: ServedRecipe, items: ItemTable, metrics: dict[str, Any]) -> None:
+def save(
+    directory: Path,
+    model: Lisa,
+    config: ServedRecipe,
+    items: ItemTable,
+    metrics: dict[str, Any],
+    complements: Complements = NO_COMPLEMENTS,
+) -> None:
     """Write a trained model as a model directory."""
     with torch.no_grad():
         tables = model.tables()
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
     tensors |= {"tables.match": tables.match, "tables.values": tables.values}
     tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
-    write(directory, tensors, config, items.to_frame(), metrics)
+    write(directory, tensors, config, items.to_frame(), metrics, complements)
 
 
 def write(
-    directory: Path, tensors: dict[str, Tensor], config: Recipe, items: pl.DataFrame, metrics: dict[str, Any]
+    directory: Path,
+    tensors: dict[str, Tensor],
+    config: Recipe,
+    items: pl.DataFrame,
+    metrics: dict[str, Any],
+    complements: Complements = NO_COMPLEMENTS,
 ) -> None:
     """Write a model directory; the manifest comes last, so a directory is complete or has none."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -134,7 +152,11 @@ def write(
     items.write_parquet(directory / ITEMS)
     _save(directory / PACKED, ItemTable.from_frame(items).to_tensors(), {"layout": LAYOUT})
     _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-    hashes = {name: _sha256(directory / name) for name in FILES}
+    (directory / COMPLEMENTS).unlink(missing_ok=True)
+    if complements.exist:
+        parts = {name: torch.from_numpy(part) for name, part in complements._asdict().items()}
+        _save(directory / COMPLEMENTS, parts)
+    hashes = {name: _sha256(directory / name) for name in FILES if (directory / name).exists()}
     unfinished = directory / f"{MANIFEST}.unfinished"
     unfinished.write_text(json.dumps(hashes, indent=2) + "\n")
     os.replace(unfinished, directory / MANIFEST)
@@ -173,7 +195,17 @@ def load(directory: Path) -> Artifact:
             raise ArtifactError(
                 f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes"
             )
-        return Artifact(directory.resolve().name, tag.result(), config, items, model, tables, metrics)
+        complements = NO_COMPLEMENTS
+        if COMPLEMENTS in hashes:
+            try:
+                complements = _load_complements(directory, len(items))
+            except BROKEN_FILE_ERRORS as exc:
+                tag.result()
+                raise ArtifactError(
+                    f"{directory / COMPLEMENTS} was made by another version: {str(exc)[:1000]}"
+                ) from exc
+        name = directory.resolve().name
+        return Artifact(name, tag.result(), config, items, model, tables, metrics, complements)
 
 
 def model_class(shape: ModelConfig) -> type[Lisa]:
@@ -215,7 +247,7 @@ def _read_manifest(directory: Path) -> dict[str, str]:
         )
     try:
         hashes = dict(json.loads((directory / MANIFEST).read_bytes()))
-        is_whole = all(isinstance(hashes[name], str) for name in FILES if name != PACKED)
+        is_whole = all(isinstance(hashes[name], str) for name in FILES if name not in OPTIONAL_FILES)
     except (LookupError, TypeError, ValueError, RecursionError):
         is_whole = False
     if not is_whole:
@@ -324,3 +356,18 @@ def _load_items(directory: Path, is_packed: bool) -> ItemTable:
     if is_packed:
         return ItemTable.from_tensors(load_file(directory / PACKED))
     return ItemTable.from_frame(pl.read_parquet(directory / ITEMS))
+
+
+def _load_complements(directory: Path, items: int) -> Complements:
+    """Use the tensors of the file without a copy; raises ValueError, KeyError, TypeError where they do not fit."""
+    tensors = load_file(directory / COMPLEMENTS)
+    rows, scores = tensors["items"], tensors["scores"]
+    if rows.dtype != torch.int32 or scores.dtype != torch.float32:
+        raise TypeError("the complements are of another type")
+    if rows.ndim != 2 or rows.shape != scores.shape or len(rows) != items:
+        raise ValueError("the complements do not have the shape of the catalogue")
+    if rows.numel() and not (-1 <= int(rows.amin()) <= _largest(rows) < items):
+        raise ValueError("complements point beyond the catalogue")
+    if not _is_finite(scores) or scores.lt(0).any():
+        raise ValueError("a complement has no score")
+    return Complements(rows.numpy(), scores.numpy())

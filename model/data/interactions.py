@@ -31,6 +31,7 @@ class Interactions:
     time_is_order     whether the timestamps only number the events of a user
     sha256            hex digest of the uncompressed table as it lay in the file
     is_log            whether these are a service's events, which may have types that no model knows
+    order             (events,)  int32, the order that an event belongs to, -1 for none; None where the table has none
     """
 
     user_ids: list[str]
@@ -44,6 +45,7 @@ class Interactions:
     time_is_order: bool
     sha256: str
     is_log: bool = False
+    order: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.user)
@@ -82,8 +84,10 @@ class Interactions:
                 named,
                 f" and of {more} others" if more > 0 else "",
             )
-        if keep.all():
-            return self
+        return self if keep.all() else self.where(keep)
+
+    def where(self, keep: NDArray[np.bool_]) -> Interactions:
+        """Return the chosen events of the same users, items and types."""
         return replace(
             self,
             user=self.user[keep],
@@ -91,6 +95,7 @@ class Interactions:
             type=self.type[keep],
             timestamp_us=self.timestamp_us[keep],
             value=self.value[keep],
+            order=None if self.order is None else self.order[keep],
         )
 
 

@@ -14,7 +14,8 @@ from model.data.interactions import DataError, Interactions
 from model.data.table import Table, find_table, read_table
 
 REQUIRED = ("user_id", "item_id", "timestamp")
-OPTIONAL = ("type", "value")
+OPTIONAL = ("type", "value", "order_id")
+MAX_ORDER_ID_CHARS = 128
 AVAILABLE = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -42,6 +43,7 @@ def read_interactions(directory: Path) -> Interactions:
     user, user_ids = _indices(frame["user_id"])
     item, item_ids = _indices(frame["item_id"])
     type_, type_names = _indices(kind)
+    order_id = _order_numbers(table) if "order_id" in frame.columns else None
     order = np.lexsort((timestamp_us, user))  # stable: equal times keep the order of the file
     user, timestamp_us = user[order], timestamp_us[order]
     return Interactions(
@@ -56,6 +58,7 @@ def read_interactions(directory: Path) -> Interactions:
         _only_counts(user, timestamp_us),
         table.sha256,
         is_log=archived is not None,
+        order=None if order_id is None else order_id[order],
     )
 
 
@@ -106,6 +109,18 @@ def _read_interactions_table(directory: Path) -> Table:
     if path is None:
         raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
     return read_table(path, REQUIRED, OPTIONAL)
+
+
+def _order_numbers(table: Table) -> NDArray[np.int32]:
+    """Number the orders; -1 where a cell is empty. Raises DataError."""
+    cells = table.frame["order_id"].fill_null("")
+    table.refuse(
+        cells.str.len_chars() > MAX_ORDER_ID_CHARS,
+        f"order_id {{!r}} has more than {MAX_ORDER_ID_CHARS} letters",
+        "order_id",
+    )
+    numbers, _ = _indices(cells)
+    return np.where((cells == "").to_numpy(), -1, numbers).astype(np.int32)
 
 
 def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:

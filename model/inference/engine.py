@@ -224,6 +224,20 @@ class Engine:
             queries.products = products.transpose(0, 1).contiguous(), lifts
         return queries.products
 
+    @torch.inference_mode()
+    def lift(self, queries: Queries, lifted: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> None:
+        """Let the scores of some items gain something, be they lifted already.
+
+        lifted  of each query, different items (F,) and their gains (F,)
+        """
+        products, before = self.products(queries)
+        shape = len(queries), max((len(items) for items, _ in lifted), default=0)
+        all_items, all_gains = np.zeros(shape, np.int64), np.zeros(shape, np.float32)  # a gain of 0 changes no score
+        for place, (items, gains) in enumerate(lifted):
+            all_items[place, : len(items)], all_gains[place, : len(gains)] = items, gains
+        added = (torch.from_numpy(part).to(self.device) for part in (all_items, all_gains))
+        queries.products = products, Lifted(*(torch.cat(parts, 1) for parts in zip(before, added, strict=True)))
+
     def _scorer_of(self, queries: Queries) -> Scan | TorchScan:
         """Return the scan that scores these queries."""
         return self._distances if queries.nearest else self._catalogue

@@ -20,6 +20,7 @@ from model import holdout_ranks
 from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, ModelConfig, Recipe
+from model.data import orders
 from model.data.interactions import (
     REPEAT_SHARE_OF_SHOPS,
     DataError,
@@ -33,6 +34,7 @@ from model.data.splits import Split, split
 from model.holdout_ranks import Scorer
 from model.lisa import item_codes
 from model.lisa.histogram import running_histograms
+from model.lisa.item_complements import Complements, strongest_complements
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, strongest_followers
 from model.lisa.lisa_mini import build_lisa_mini
 from model.lisa.recent_attention import recent_windows
@@ -177,6 +179,12 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     parts: Split
     texts: ItemTexts
 
+    def complements(self) -> Complements:
+        """Return what was bought together in the training events."""
+        order, item = orders.order_numbers(self.interactions), self.interactions.item
+        counted = self.parts.train & (order != orders.NO_ORDER)
+        return strongest_complements(order[counted], item[counted], len(self.interactions.item_ids))
+
     def catalogue(self) -> ItemTable:
         """Return the items of the data, with their training counts."""
         ids = self.interactions.item_ids
@@ -220,7 +228,7 @@ def train(
     reports = [report._asdict() for report in trainer.reports]
     progress.stage(WRITING)
     metrics = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
-    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics)
+    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics, inputs.complements())
     shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out)
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from model.artifact import model_directory
 from model.artifact.model_directory import ITEM_DTYPES, ITEMS, WEIGHTS, Artifact
+from model.lisa.item_complements import Complements
 
 Codes = Literal["trained", "random"]
 
@@ -24,7 +25,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
              from an item that is like it, so that scores lie as close together as a shop's
     random   every code is drawn anew, which leaves no structure
 
-    The followers of a copy are those of its original, in the same round.
+    The followers and complements of a copy are those of its original, in the same round.
     """
     trained = model_directory.load(model)
     rng, count = np.random.default_rng(seed), len(trained.items)
@@ -32,10 +33,12 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     original = rows % count
     tensors = load_file(model / WEIGHTS)
     tensors |= {name: tensors[name][torch.from_numpy(original)] for name in ITEM_DTYPES if name in tensors}
-    followers = tensors["weights.followers"].numpy()
-    shifted = followers + (rows - original).astype(np.int32)[:, None]
-    exists = (followers >= 0) & (shifted < items)
-    tensors["weights.followers"] = torch.from_numpy(np.where(exists, shifted, -1).astype(np.int32))
+    rounds = (rows - original).astype(np.int32)[:, None]
+    tensors["weights.followers"] = torch.from_numpy(_in_round(tensors["weights.followers"].numpy(), rounds))
+    complements = trained.complements
+    if complements.exist:
+        shifted = _in_round(complements.items[original], rounds)
+        complements = Complements(shifted, np.where(shifted >= 0, complements.scores[original], 0))
     if codes == "trained":
         tensors["codes.target"] = torch.from_numpy(_mix_fine_codes(trained.target_codes, original, rng))
     else:
@@ -43,12 +46,18 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     catalogue = pl.read_parquet(model / ITEMS)[original].with_columns(
         pl.format("item-{}", pl.Series(rows)).alias("item_id")
     )
-    model_directory.write(directory, tensors, trained.config, catalogue, {})
+    model_directory.write(directory, tensors, trained.config, catalogue, {}, complements)
 
 
 def item_id(number: int) -> str:
     """Return the id of the item in this row of the catalogue."""
     return f"item-{number}"
+
+
+def _in_round(others: NDArray[np.int32], rounds: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the copies of other items (N, K) that belong to the same rounds (N, 1); -1 beyond the last one."""
+    shifted = others + rounds
+    return np.where((others >= 0) & (shifted < len(others)), shifted, -1).astype(np.int32)
 
 
 def _random_codes(trained: Artifact, items: int, rng: np.random.Generator) -> dict[str, torch.Tensor]:

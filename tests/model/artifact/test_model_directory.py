@@ -21,6 +21,7 @@ from model import config
 from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.inference.engine import Engine
+from model.lisa.item_complements import Complements
 from model.lisa.lisa_mini import LisaMini
 
 SHAPE = config.ModelConfig(
@@ -35,6 +36,7 @@ SHAPE = config.ModelConfig(
 ITEMS = ItemTable(
     ["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40])
 )
+COMPLEMENTS = Complements(np.array([[2], [-1], [0]], np.int32), np.array([[1.5], [0], [0.25]], np.float32))
 METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
 ALL_FILES = (*model_directory.FILES, model_directory.MANIFEST)
 
@@ -47,7 +49,7 @@ def model(random_model: Callable[..., LisaMini]) -> LisaMini:
 @pytest.fixture
 def saved(tmp_path: Path, model: LisaMini) -> Path:
     directory = tmp_path / "models" / "mine"
-    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS)
+    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS, COMPLEMENTS)
     return directory
 
 
@@ -276,3 +278,33 @@ def test_loading_never_unpickles(saved: Path, name: str) -> None:
     forge(saved, name, pickle.dumps(Exploding()))
     with pytest.raises(model_directory.ArtifactError):
         model_directory.load(saved)
+
+
+class TestComplements:
+    """What was bought together lies in a file of its own, which a model may lack."""
+
+    def test_they_come_back(self, saved: Path) -> None:
+        for found, expected in zip(model_directory.load(saved).complements, COMPLEMENTS, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+    def test_a_model_without_them_has_none_and_is_the_same_generation(self, saved: Path, model: LisaMini) -> None:
+        before = model_directory.load(saved)
+        model_directory.save(saved, model, config.Config(model=SHAPE), ITEMS, METRICS)
+        after = model_directory.load(saved)
+        assert not (saved / model_directory.COMPLEMENTS).exists()
+        assert (after.tag, after.complements.exist) == (before.tag, False)
+
+    @pytest.mark.parametrize(
+        "tensors",
+        [
+            {"items": torch.zeros((3, 1), dtype=torch.int64), "scores": torch.zeros((3, 1), dtype=torch.float32)},
+            {"items": torch.zeros((2, 1), dtype=torch.int32), "scores": torch.zeros((2, 1), dtype=torch.float32)},
+            {"items": torch.full((3, 1), 3, dtype=torch.int32), "scores": torch.zeros((3, 1), dtype=torch.float32)},
+            {"items": torch.zeros((3, 1), dtype=torch.int32), "scores": -torch.ones((3, 1), dtype=torch.float32)},
+            {"items": torch.zeros((3, 1), dtype=torch.int32)},
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, saved: Path, tensors: dict[str, torch.Tensor]) -> None:
+        forge(saved, model_directory.COMPLEMENTS, save(tensors))
+        with pytest.raises(model_directory.ArtifactError, match="another version"):
+            model_directory.load(saved)

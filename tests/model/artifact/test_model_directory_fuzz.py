@@ -19,7 +19,17 @@ import pytest
 from model import config
 from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
-from model.artifact.model_directory import CONFIG, ITEMS, MANIFEST, METRICS, PACKED, WEIGHTS, ArtifactError
+from model.artifact.model_directory import (
+    COMPLEMENTS,
+    CONFIG,
+    ITEMS,
+    MANIFEST,
+    METRICS,
+    PACKED,
+    WEIGHTS,
+    ArtifactError,
+)
+from model.lisa.item_complements import Complements
 from model.lisa.lisa_mini import LisaMini
 
 CASES = 200  # of each kind of file
@@ -44,7 +54,9 @@ ODD_VALUES: tuple[Any, ...] = (*ODD_NUMBERS, None, True, *ODD_TEXTS, [], {}, [[]
 def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "whole"
     items = ItemTable(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
-    model_directory.save(directory, random_model(SHAPE, 3), config.Config(model=SHAPE), items, {"loss": 1.5})
+    complements = Complements(np.array([[1, 2], [0, -1], [1, -1]], np.int32), np.ones((3, 2), np.float32))
+    served = config.Config(model=SHAPE)
+    model_directory.save(directory, random_model(SHAPE, 3), served, items, {"loss": 1.5}, complements)
     return directory
 
 
@@ -98,12 +110,13 @@ def header_changed(content: bytes, rng: random.Random) -> bytes:
 def cases(content: bytes, name: str) -> Iterator[bytes]:
     rng = random.Random(name)
     of_tensors = [bytes_changed, header_changed]
-    changes = {WEIGHTS: of_tensors, PACKED: of_tensors, ITEMS: [bytes_changed]}.get(name, [bytes_changed, json_changed])
+    of_file = {**dict.fromkeys((WEIGHTS, PACKED, COMPLEMENTS), of_tensors), ITEMS: [bytes_changed]}
+    changes = of_file.get(name, [bytes_changed, json_changed])
     for number in range(CASES):
         yield changes[number % len(changes)](content, rng)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST])
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, METRICS, MANIFEST])
 def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tmp_path: Path, name: str) -> None:
     directory = tmp_path / "forged"
     directory.mkdir()
@@ -134,6 +147,9 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
             assert all(isinstance(text, str) for text in texts), number
             assert all(loaded.items.rows.get(text) in (None, 0, 1, 2) for text in texts), number
             assert all(tensor.isfinite().all() for tensor in loaded.tables), number
+            found, scores = loaded.complements.of(np.arange(1))
+            assert set(found.tolist()) <= {1, 2}, number
+            assert np.isfinite(scores).all(), number
             assert loaded.history_codes.max() < loaded.config.model.history_codewords, number
     assert len(messages) > CASES / 10
     assert max(map(len, messages)) < 4_000

@@ -275,3 +275,18 @@ def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in
     states = random_states(on_cpu, 5)
     torch.testing.assert_close(on_cpu.step(*states).vectors, on_gpu.step(*states).vectors.cpu(), rtol=0, atol=1e-5)
     assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)
+
+
+def test_lifted_scores_gain_what_they_are_lifted_by(engine: Engine) -> None:
+    rng = np.random.default_rng(5)
+    lifted = [(rng.permutation(ITEMS)[:count], rng.random(count).astype(np.float32)) for count in (4, 0, ITEMS)]
+    before = engine.scores(random_queries(engine, 3)).clone()
+    queries = random_queries(engine, 3)
+    engine.lift(queries, lifted)
+    for row, (items, gains) in enumerate(lifted):
+        before[row, torch.from_numpy(items).to(before.device)] += torch.from_numpy(gains).to(before.device)
+    torch.testing.assert_close(engine.scores(queries), before)
+    rows, scores = engine.top_k(queries, 7)
+    best = torch.sort(before, dim=1, descending=True, stable=True)
+    np.testing.assert_array_equal(rows, best.indices[:, :7].cpu())
+    np.testing.assert_allclose(scores, best.values[:, :7].cpu(), rtol=1e-5)

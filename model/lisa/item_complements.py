@@ -1,0 +1,128 @@
+"""The complements of items, counted: what stands in one order with them more often than chance puts it there.
+
+Neighbours in the space of codes are alike, and so replace each other; complements are bought together. An item scores
+``(c / (n + SHRINKAGE) / p ** POPULARITY) ** SHARPNESS`` as a complement of another one: c counts the orders that have
+both, n those that have the other one, and p is the share of orders that have the item. An order of m items counts for
+``1 / sqrt(d * (m - 1))`` where the two are the d-th from each other in it, up to NEAR: what was chosen in one go
+belongs together. The complements of a basket are those of its items, with their scores added.
+``benchmarks/quality/together.py`` has chosen the constants.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+COUNT = 32  # complements of an item that are kept
+NEAR = 20  # items between which an order counts, from the first of them to the second
+SHRINKAGE = 20.0  # orders at which an item's shares count half
+POPULARITY = 0.1  # 0: what stands in most of the orders; 1: what would else hardly stand there
+SHARPNESS = 1.5  # above 1: one strong complement of a basket goes before several faint ones
+ITEMS_PER_BLOCK = 4096
+FAINT_SCORE = 0.05  # far smaller scores lift nothing
+LIFT_STRENGTH = 64.0  # of a basket, in units of log(1 + score / FAINT_SCORE)
+
+
+class Complements(NamedTuple):
+    """The K strongest complements of each item, strongest first: 8 bytes each.
+
+    items   (N, K)  int32, -1 where there are fewer
+    scores  (N, K)  float32, 0 there
+    """
+
+    items: NDArray[np.int32]
+    scores: NDArray[np.float32]
+
+    @property
+    def exist(self) -> bool:
+        """Whether anything was counted."""
+        return self.items.size > 0
+
+    def of(self, basket: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the complements of all items of a basket, strongest first, and their scores; ties by item order.
+
+        basket   (M,)          rows; those beyond the table have no complements
+        returns  (C,) and (C,)  without the items of the basket
+        """
+        rows = basket[basket < len(self.items)]
+        items, scores = self.items[rows].ravel(), self.scores[rows].ravel().astype(np.float64)
+        found, place = np.unique(items, return_inverse=True)
+        total: NDArray[np.float64] = np.bincount(place, scores, len(found)).astype(np.float64)
+        keep = (found >= 0) & ~np.isin(found, basket)
+        found, total = found[keep].astype(np.int64), total[keep]
+        strongest_first = np.argsort(-total, kind="stable")
+        return found[strongest_first], total[strongest_first]
+
+
+NO_COMPLEMENTS = Complements(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
+
+
+class Baskets(NamedTuple):
+    """The different items of orders of two items and more, one order behind the other, each in its own sequence.
+
+    order  (E,)  numbers of the orders, ascending
+    item   (E,)
+    """
+
+    order: NDArray[np.int64]
+    item: NDArray[np.int64]
+
+
+def strongest_complements(
+    order: NDArray[np.integer], item: NDArray[np.integer], items: int, count: int = COUNT
+) -> Complements:
+    """Find the ``count`` strongest complements of every item.
+
+    order  (events,)  the number of the order that each event belongs to
+    item   (events,)  what was bought, that of each order in its sequence
+    items  N, the size of the catalogue
+    """
+    baskets = _baskets(order, item)
+    if not len(baskets.order):
+        return NO_COMPLEMENTS
+    counts = _counts(baskets, items)
+    orders_with = np.bincount(baskets.item, minlength=items)
+    expected = (np.maximum(orders_with, 1) / len(np.unique(baskets.order))) ** POPULARITY
+    found = Complements(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
+    for begin in range(0, items, ITEMS_PER_BLOCK):
+        block = counts[begin : begin + ITEMS_PER_BLOCK]
+        rows = np.repeat(np.arange(begin, begin + block.shape[0]), np.diff(block.indptr))
+        scores = (block.data / (orders_with[rows] + SHRINKAGE) / expected[block.indices]) ** SHARPNESS
+        strongest_first = np.lexsort((block.indices, -scores, rows))
+        place = np.arange(len(rows)) - block.indptr[rows - begin]
+        kept = strongest_first[place < count]
+        cells = rows[kept], place[place < count]
+        found.items[cells], found.scores[cells] = block.indices[kept], scores[kept]
+    return found
+
+
+def basket_gains(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return what the scores of a user's items gain as complements of a basket: (C,) -> (C,)."""
+    gains: NDArray[np.float32] = (LIFT_STRENGTH * np.log1p(scores / FAINT_SCORE)).astype(np.float32)
+    return gains
+
+
+def _baskets(order: NDArray[np.integer], item: NDArray[np.integer]) -> Baskets:
+    by_order = np.argsort(order, kind="stable")
+    order, item = order[by_order].astype(np.int64), item[by_order].astype(np.int64)
+    _, first = np.unique(np.stack([order, item]), axis=1, return_index=True)
+    first.sort()
+    order, item = order[first], item[first]
+    is_one_of_several = np.bincount(order)[order] > 1 if len(order) else np.zeros(0, bool)
+    return Baskets(order[is_one_of_several], item[is_one_of_several])
+
+
+def _counts(baskets: Baskets, items: int) -> sparse.csr_array:
+    """Count the orders that have two items, nearer ones for more: symmetric (N, N)."""
+    order, item = baskets
+    weight = 1 / np.sqrt(np.bincount(order)[order] - 1).astype(np.float32)
+    counts = sparse.csr_array((items, items), dtype=np.float32)
+    for distance in range(1, NEAR + 1):
+        both = order[distance:] == order[:-distance]
+        pairs = item[:-distance][both], item[distance:][both]
+        own = weight[:-distance][both] / np.sqrt(np.float32(distance))
+        counts += sparse.coo_array((own, pairs), shape=(items, items)).tocsr()
+    return sparse.csr_array(counts + counts.T)
