@@ -9,7 +9,7 @@ from typing import TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from app.errors import InvalidRequest, SealingNotConfigured, TooManyEvents, details_of
+from app.errors import InvalidRequest, ItemNotFound, SealingNotConfigured, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
 from app.events.user_data import visitor_of
@@ -31,7 +31,7 @@ from app.recommendation.state_reader import log_queries
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts, SealedState
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
-from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
+from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery, TogetherQuery
 from app.schemas.scenarios import ScenarioPreview, ScenarioSettings, ScenarioVersion
 from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
 from app.serving import property_types
@@ -158,6 +158,18 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     (resolved,) = _resolve(service, [request])
     await _charge(services, caller, [resolved])
     return orjson.dumps(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
+
+
+async def together(services: Services, caller: Caller, item_id: str, query: TogetherQuery) -> bytes:
+    """Charge the caller, and return the body with the items that were bought together with the item.
+
+    raises  ItemNotFound, and as `recommend`
+    """
+    if item_id not in services.by_tenant[caller.tenant].catalogue.row_of:
+        raise ItemNotFound("no model has learned this item, so nothing is known to go with it")
+    wishes = query.model_dump(exclude_unset=True)
+    request = RecommendationRequest(history=[], basket=[item_id], basket_only=True, current_item=item_id, **wishes)
+    return await recommend(services, caller, request)
 
 
 async def put_scenario(services: Services, caller: Caller, name: str, body: object) -> ScenarioVersion:

@@ -20,7 +20,7 @@ from app.serving.lifespan import Service
 
 LONG_BODY_BYTES = 1 << 14  # parsing more takes a good part of a millisecond
 REPEATABLE = frozenset(
-    {"boost", "categories", "categories_all", "categories_none", "exclude", "exclude_events", "max_per"}
+    {"basket", "boost", "categories", "categories_all", "categories_none", "exclude", "exclude_events", "max_per"}
 )
 
 

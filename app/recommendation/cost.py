@@ -27,6 +27,7 @@ CATEGORY = 1 / 100  # of a category in a filter or a boost
 CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
 COUNTED = 1.0  # of counting what each part of a request leaves out
+BASKET = 1 / 4  # of a list in which the complements of a basket rise
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
 STATE = 1 / 4  # of a sealed state that is opened
 SEEN = 1.0  # of each field for which a log is read: of asking for a log's length, and reading a short one
@@ -68,6 +69,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "history": ITEM_ID * len(request.history or ()),
         "candidates": ITEM_ID * len(request.candidates or ()),
         "exclude": ITEM_ID * len(request.exclude),
+        "basket": BASKET * bool(request.basket) + ITEM_ID * len(request.basket),
         "cursor": ITEM_ID * len(request.cursor or ()),
         "pin": PINNED * len(request.pin),
         "boost": _cost_of_boost(request.boost),

@@ -29,6 +29,7 @@ from storage.records import EPOCH
 
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000
+MAX_BASKET = 50
 MAX_ROTATION_DAYS = 365
 MAX_CATEGORY_CHARS = 256
 MAX_CATEGORIES = 100  # that an item must have all of
@@ -277,6 +278,7 @@ Id = Annotated[
 IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({ID_PATTERN})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough; a list of a million would else collect a million errors
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
+Basket = Annotated[list[Id], Field(max_length=MAX_BASKET, fail_fast=True)]
 Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
 Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
 FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]

@@ -11,6 +11,7 @@ from app.schemas.event_rules import EventRule, EventTypes, EventTypesText, Withi
 from app.schemas.events import SealedStateText
 from app.schemas.fields import (
     MAX_K,
+    Basket,
     Boost,
     Categories,
     Closed,
@@ -78,6 +79,9 @@ class ListSettings(Closed):
         "an item loses with each impression; it gets them back over `rotation_days`",
     )
     rotation_days: RotationDays = Field(7.0, description="after so many days without an impression, an item has rested")
+    basket_only: Flag = Field(
+        False, description="with a `basket`, list just what was bought together with its items, for whomever it is"
+    )
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
     )
@@ -102,6 +106,10 @@ class RecommendationQuery(ListSettings):
     )
     cursor: Cursor | None = Field(
         None, description="answer in pages: empty for the first one, then that of the page before"
+    )
+    basket: Basket = Field(
+        default_factory=list,
+        description="what is in the cart: left out, while what was bought together with it rises in the list",
     )
     because: IdOrEmpty | None = Field(
         None, description="instead, what is most like this item; empty: like the user's newest one"
@@ -237,7 +245,19 @@ class SimilarQuery(Closed):
     debug: Flag = Field(False, description="as of recommendations")
 
 
-Source = Literal["personalised", "popular", "blended", "similar"]
+class TogetherQuery(Closed):
+    """What may be answered."""
+
+    scenario: Id | None = SCENARIO
+    k: ResultCount = 10
+    categories: Categories = Field([], description="an item needs one of them")
+    exclude: ItemIds = Field([])
+    filter: Expression | None = Field(None, description="as of recommendations; `current` is this item")
+    params: ParamsText = Field("{}", description="as of recommendations")
+    debug: Flag = Field(False, description="as of recommendations")
+
+
+Source = Literal["personalised", "popular", "blended", "similar", "together"]
 
 
 class Recommendations(TypedDict):

@@ -34,7 +34,7 @@ class RecentItem(TypedDict):
 
 
 class Explanation(TypedDict):
-    """What the score is the sum of (from `codewords` to `follows`, `boost` and `rotation`), and why it is so."""
+    """What the score is the sum of (from `codewords` to `follows`, and from `boost` to `basket`), and why it is so."""
 
     codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
     other_codewords: Annotated[float, Field(description="what the others add")]
@@ -46,6 +46,7 @@ class Explanation(TypedDict):
     rotation: NotRequired[
         Annotated[float, Field(description="what the item loses since it was shown and not chosen; 0 or less")]
     ]
+    basket: NotRequired[Annotated[float, Field(description="what is added since it goes with the basket")]]
 
 
 class ScoredItem(TypedDict):
@@ -69,12 +70,14 @@ Part = Literal[
     "candidates",
     "current_item",
     "exclude",
+    "basket",
     "exclude_events",
     "categories",
     "categories_all",
     "categories_none",
     "filter",
     "because",
+    "basket_only",
     "exclude_seen",
     "cursor",
     "max_per",

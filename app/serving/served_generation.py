@@ -132,7 +132,9 @@ class ServedGeneration:
         """Build a recommender for an arm of the experiment of that name, "" for none."""
         context, generation, tenant = self.context, self.generation, self.context.settings.tenant
         return Recommender(
-            GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),
+            GenerationContext(
+                self.named.name, generation, self.catalogue, self.engine, self.trending, self.artifact.complements
+            ),
             Readers(
                 StateReader(context.store, tenant, generation, context.metrics.store),
                 context.log_reader,

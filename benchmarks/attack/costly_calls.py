@@ -15,6 +15,7 @@ from app.recommendation.state_reader import log_queries
 from app.schemas.cursor import cursor_after
 from app.schemas.events import MAX_EVENTS
 from app.schemas.fields import (
+    MAX_BASKET,
     MAX_BOOST_EXPRESSIONS,
     MAX_BOOSTS,
     MAX_CATEGORIES,
@@ -104,6 +105,8 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "unknown history": {"history": [f"unknown-{n}" for n in range(MAX_ITEM_IDS)]},
         "candidates": {"candidates": ids, "k": MAX_K},
         "exclude": {"exclude": ids},
+        "basket": {"basket": ids[:MAX_BASKET], "k": MAX_K},
+        "basket_only": {"basket": ids[:MAX_BASKET], "basket_only": True, "k": MAX_K},
         "cursor": {"cursor": cursor_after(distinct[: MAX_ITEM_IDS - 1]), "diversity": 0.5},
         "pin": {"k": MAX_K, "pin": [{"item_id": one, "place": n + 1} for n, one in enumerate(distinct[:MAX_K])]},
         "boost": {"boost": dict.fromkeys(labels[:MAX_BOOSTS], 0.5)},
@@ -124,7 +127,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
     for fields in largest.values():
         together |= fields
     together |= {"user_id": USER}
-    del together["history"], together["because"], together["exclude"]
+    del together["history"], together["because"], together["exclude"], together["basket_only"]
     requests = {
         name: fields if "history" in fields else {"user_id": USER, **fields} for name, fields in largest.items()
     }
@@ -176,11 +179,13 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
     item = item_ids[0]
     listed = "&".join(f"categories={quote(one)}" for one in categories[:100])
     similar = RecommendationRequest(history=[], k=MAX_K, explain=True)
+    with_item = RecommendationRequest(history=[], k=MAX_K, basket=[item], basket_only=True)
     by_query = RecommendationRequest(user_id=USER, k=MAX_K, explain=True, diversity=0.5)
     query = f"k={MAX_K}&explain=true&diversity=0.5"
     return [
         Call("by query", "GET", f"/v1/users/{USER}/recommendations?{query}", None, charge_for([by_query], MOST)),
         Call("similar", "GET", f"/v1/items/{item}/similar?k={MAX_K}&explain=true", None, charge_for([similar], MOST)),
+        Call("goes with", "GET", f"/v1/items/{item}/together?k={MAX_K}", None, charge_for([with_item], MOST)),
         Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, 1 + MAX_K // cost.LISTED_ITEMS),
         Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, 1 + MAX_K // cost.LISTED_ITEMS),
         Call("search", "GET", f"/v1/items?limit={MAX_K}&query=e", None, 1 + MAX_K // cost.FOUND_ITEMS),

@@ -27,6 +27,7 @@ from app.recommendation.ranking.removals import RemovalCounter, short
 from app.recommendation.ranking.reranking import RerankingRules
 from app.recommendation.ranking.rotation import RotatedRanking
 from app.recommendation.ranking.stored_users import StoredUsers
+from app.recommendation.ranking.together import NO_LIFT, ComplementRanking
 from app.recommendation.selection import Selection
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
@@ -94,7 +95,7 @@ class BatchRanker:
         """Return the answers to requests, in order."""
         queries = self._builder.build(requests, read.users, read.selections)
         similar = [query for query in queries if query.similar_to is not None]
-        personal = [query for query in queries if query.similar_to is None and query.history.model_input]
+        personal = [query for query in queries if _is_personal(query)]
         ranked: dict[CatalogueQuery, RankedItems] = {}
         stages_s = {"step": 0.0, "scan": 0.0}
         if personal:
@@ -105,9 +106,12 @@ class BatchRanker:
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
         inputs = [query.history.model_input for query in queries if query.history.model_input]
-        return self._engine.step(
+        vectors = self._engine.step(
             [one.histogram for one in inputs], [one.last_item for one in inputs], [one.recent_items for one in inputs]
         )
+        if any(query.basket is not None for query in queries):
+            self._engine.lift(vectors, [NO_LIFT if one.basket is None else one.basket.lifted for one in queries])
+        return vectors
 
     def _item_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
         return self._engine.neighbours_of([query.similar_to for query in queries if query.similar_to is not None])
@@ -197,6 +201,9 @@ class BatchRanker:
             if (rotation := query.history.rotation) is not None:
                 best, ranking = rotation.first(ranking, best, query.rules.depth), RotatedRanking(ranking, rotation)
             return self._rerank(query, query.rules, ranking, best)
+        if query.is_together:
+            rows, scores = self._ranking(query, ranked).best(query.depth, query.excluded)
+            return Listed(rows, self._catalogue.scored_items(rows, scores.tolist()), None)
         if ranked is None:
             candidates = query.candidates
             excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
@@ -210,6 +217,8 @@ class BatchRanker:
         return Listed(rows, self._catalogue.scored_items(rows, ranked.scores[shown].tolist()), None)
 
     def _ranking(self, query: CatalogueQuery, ranked: RankedItems | None) -> Ranking:
+        if query.is_together and query.basket is not None:
+            return ComplementRanking(self._engine, query.basket, query.boosts, query.candidates)
         if ranked is None:
             return PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
         return PersonalRanking(self._engine, ranked.vectors.one(ranked.position), query.boosts, query.candidates)
@@ -252,10 +261,19 @@ class BatchRanker:
         if history.rotation is not None:
             for explanation, gain in zip(explanations, history.rotation.of_rows(rows).tolist(), strict=True):
                 explanation["rotation"] = gain
+        if query.basket is not None and query.similar_to is None:
+            for explanation, gain in zip(explanations, query.basket.gains_of(rows).tolist(), strict=True):
+                explanation["basket"] = gain
         return explanations
 
 
+def _is_personal(query: CatalogueQuery) -> bool:
+    return query.similar_to is None and not query.is_together and query.history.model_input is not None
+
+
 def _source(query: CatalogueQuery, ranked: RankedItems | None) -> Source:
+    if query.is_together:
+        return "together"
     if ranked is None:
         return "popular"
     if query.is_blended:

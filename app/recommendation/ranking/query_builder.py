@@ -1,7 +1,7 @@
 """Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
 from app.recommendation.ranking.rotation import Rotation
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows, StoredUsers
+from app.recommendation.ranking.together import Basket
 from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scored_items import Part
@@ -49,6 +50,7 @@ class CatalogueQuery:
     candidates  the only items that may be recommended; None for every item
     is_blended  whether the ranking is blended with trending items
     depth       how many of the best items are ranked at first
+    basket      what is in the cart; None for nothing
     """
 
     request: RecommendationRequest
@@ -61,6 +63,12 @@ class CatalogueQuery:
     candidates: Rows | None
     is_blended: bool
     depth: int
+    basket: Basket | None = None
+
+    @property
+    def is_together(self) -> bool:
+        """Whether nothing but complements of the basket is wanted."""
+        return self.basket is not None and self.request.basket_only and self.similar_to is None
 
 
 class QueryBuilder:
@@ -71,6 +79,7 @@ class QueryBuilder:
         self._catalogue = context.catalogue
         self._engine = context.engine
         self._trending = context.trending
+        self._complements = context.complements
         self._has_model = len(context.generation.codes) > 0
 
     def build(
@@ -86,7 +95,7 @@ class QueryBuilder:
             self._query(
                 request,
                 selection,
-                self._history(request, known, seen or NOTHING_SEEN),
+                self._with_basket(request, self._history(request, known, seen or NOTHING_SEEN)),
             )
             for request, selection, seen in zip(requests, selections, users.seen, strict=True)
         ]
@@ -127,6 +136,12 @@ class QueryBuilder:
         (model_input,) = model_inputs(np.array([state]), self._catalogue)
         return History(model_input, self._catalogue.known_rows_of_state_items(recent_items(state)), seen)
 
+    def _with_basket(self, request: RecommendationRequest, history: History) -> History:
+        """Return the history of the request; of who has none, the basket is what the model goes by."""
+        if not request.basket or history.model_input is not None:
+            return history
+        return replace(history, model_input=self._history_of_items(request.basket).model_input)
+
     def _history_of_items(self, item_ids: Sequence[str]) -> History:
         """Treat each of the known items, oldest first, as an event of weight 1."""
         rows = self._catalogue.rows(item_ids)
@@ -165,13 +180,15 @@ class QueryBuilder:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
         return CatalogueQuery(
-            request, selection, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth
+            *(request, selection, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth),
+            basket=Basket.of(request, self._catalogue, self._complements),
         )
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
         if model_input is None or model_input.events > rank_fusion.MAX_EVENTS:
             return False
-        return request.candidates is None and not request.explain and self._trending.has_enough_events
+        is_plain = request.candidates is None and not request.explain and not request.basket
+        return is_plain and self._trending.has_enough_events
 
     def _similar_to(self, request: RecommendationRequest, model_input: ModelInput | None) -> int | None:
         """Return the item whose similar items are requested, if it is known."""
@@ -195,6 +212,9 @@ def filter_out(
     if request.exclude:
         bitmap.add(excluded, catalogue.rows(request.exclude))
         yield "exclude", None
+    if request.basket:
+        bitmap.add(excluded, catalogue.rows(request.basket))
+        yield "basket", None
     if (request.exclude_events or has_scenario) and request.event_rules:
         bitmap.add(excluded, left_out)
         yield "exclude_events", None

@@ -54,6 +54,10 @@ class RemovalCounter:
         if query.similar_to is not None:
             bitmap.add(gone, np.array([query.similar_to]))
             yield "because", None
+        if query.is_together and query.basket is not None:
+            gone |= ~catalogue.bitmap_of(query.basket.complements)
+            bitmap.discard(gone, pins)
+            yield "basket_only", None
         if request.exclude_seen != "none":
             bitmap.add(gone, seen_rows(request, query.history))
             bitmap.discard(gone, pins)

@@ -31,7 +31,8 @@ DECLARED = {"max": {"type": "number"}, "brands": {"type": "set"}, "sizes": {"typ
 PARAMS = {"max": 2.0, "brands": ["a", "ab"], "sizes": [2.5]}
 EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
 OF_A_REQUEST = {
-    *("scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "state", "candidates")
+    *("scenario", "current_item", "cursor", "because", "explain", "debug", "user_id", "history", "state", "candidates"),
+    "basket",
 }
 
 all_settings = st.fixed_dictionaries(
