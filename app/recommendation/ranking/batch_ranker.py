@@ -106,10 +106,11 @@ class BatchRanker:
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
         inputs = [query.history.model_input for query in queries if query.history.model_input]
+        has_baskets = any(query.basket is not None for query in queries)
         vectors = self._engine.step(
             [one.histogram for one in inputs], [one.last_item for one in inputs], [one.recent_items for one in inputs]
         )
-        if any(query.basket is not None for query in queries):
+        if has_baskets:
             self._engine.lift(vectors, [NO_LIFT if one.basket is None else one.basket.lifted for one in queries])
         return vectors
 

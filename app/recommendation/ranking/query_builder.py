@@ -51,6 +51,7 @@ class CatalogueQuery:
     is_blended  whether the ranking is blended with trending items
     depth       how many of the best items are ranked at first
     basket      what is in the cart; None for nothing
+    is_together whether nothing but complements of the basket is wanted
     """
 
     request: RecommendationRequest
@@ -64,11 +65,7 @@ class CatalogueQuery:
     is_blended: bool
     depth: int
     basket: Basket | None = None
-
-    @property
-    def is_together(self) -> bool:
-        """Whether nothing but complements of the basket is wanted."""
-        return self.basket is not None and self.request.basket_only and self.similar_to is None
+    is_together: bool = False
 
 
 class QueryBuilder:
@@ -181,7 +178,8 @@ class QueryBuilder:
             candidates = rows[~bitmap.has(excluded, rows)]
         return CatalogueQuery(
             *(request, selection, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth),
-            basket=Basket.of(request, self._catalogue, self._complements),
+            basket=Basket.of(request, self._catalogue, self._complements) if request.basket else None,
+            is_together=bool(request.basket) and request.basket_only and similar_to is None,
         )
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:

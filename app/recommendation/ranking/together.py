@@ -37,10 +37,8 @@ class Basket(NamedTuple):
     scores: NDArray[np.float64]
 
     @classmethod
-    def of(cls, request: RecommendationRequest, catalogue: TrainedCatalogue, complements: Complements) -> Self | None:
-        """Return the basket of a request; None where it has none."""
-        if not request.basket:
-            return None
+    def of(cls, request: RecommendationRequest, catalogue: TrainedCatalogue, complements: Complements) -> Self:
+        """Return the basket of a request."""
         rows = catalogue.rows(request.basket)
         return cls(rows, *complements.of(rows))
 
