@@ -11,8 +11,8 @@ float32, summed in the same order as by ``scores``. The paths only differ in how
 The *deficit* of a codeword is how far it stays behind the best one of its codebook, in units of 1/254 of what an item
 may lose in all and still reach the k-th best score, rounded down. Deficits are added up with saturation, and an item
 that saturates has lost more than that. Rounding down never rules out too many, so the answer is exact. The bias is one
-more codebook of 256 levels, each the largest bias of those that it stands for. When the k-th best score has risen
-enough, the deficits are computed again.
+more codebook of 256 levels, each the largest bias of those that it stands for. What an item gains beside is made a
+deficit of its own when its block is scanned. When the k-th best score has risen enough, deficits are computed again.
 """
 
 from __future__ import annotations

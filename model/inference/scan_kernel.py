@@ -31,6 +31,7 @@ SMALLEST_RANGE = 1e-30
 SPARE_KEYS = 32  # keys beside twice the wanted number
 SIGN, BELOW_SIGN = np.uint32(1 << 31), np.uint32((1 << 31) - 1)  # of a float32's bits
 FILTER_BITS = 1024  # of a Bloom filter with one hash, for the lifted items
+LARGE_GAIN = 1.0  # with smaller ones, ruling items out by what each of them gains takes longer than it saves
 MAX_ABSOLUTE_SCORE = 1e38  # of the absolute sum of a score's parts
 
 
@@ -68,6 +69,7 @@ class Batch(NamedTuple):
     boost_gains    (G,)         float32, their gains
     item_boosts    (N,) or (0,) float32, what the score of each item gains beside
     is_boosted     whether there are boosts
+    item_peak      the largest gain of an item beside, 0 where none is above
     max_boost      the largest sum of gains
     found          (Q,)         int64, the number of kept items
     keys           (Q, room)    uint64, their sort keys in any order; there is room for more than k, and a full array
@@ -86,6 +88,7 @@ class Batch(NamedTuple):
     boost_gains: Any
     item_boosts: Any
     is_boosted: bool
+    item_peak: float
     max_boost: float
     found: Any
     keys: Any
@@ -149,7 +152,7 @@ def scores_of(catalogue, table, lifted, gains, boosts, items, scores):
 def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
     """Find the k best items of each query, as ``Scan.top_k`` does."""
     queries, lifts = lifted.shape
-    max_boost = max(0.0, boosts.highest)
+    max_boost = item_peak = max(0.0, boosts.highest)
     for boost in boosts.gains:
         max_boost += max(0.0, boost)
     batch = Batch(
@@ -165,6 +168,7 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         boosts.gains,
         boosts.by_item,
         len(boosts.gains) + len(boosts.by_item) > 0,
+        item_peak,
         max_boost,
         np.empty(queries, np.int64),
         np.empty((queries, 2 * k + SPARE_KEYS), np.uint64),
@@ -224,6 +228,8 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
     lifted, lifted_filter = batch.lifted[q], batch.lifted_filter[q]
     best_products, bounds = batch.best_products[q], batch.bounds[q]
     keys, found = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1]
+    item_boosts, item_deficits = batch.item_boosts, np.zeros(BLOCK, np.uint8)
+    has_large_gains = len(item_boosts) > 0 and batch.item_peak >= LARGE_GAIN
     for block in range(begin, end, stride):
         first = block * WORDS_PER_BLOCK
         if ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0:
@@ -232,7 +238,10 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
             return  # no other item can reach the k best
         if bounds[2] > SMALLEST_RANGE and bounds[0] - bounds[1] < REQUANTISE_BELOW * bounds[2]:
             _requantise(catalogue, table, best_products, bounds, scratch)
-        passing = _find_survivors(lanes, bias, block, table, bounds[1], scratch)
+        if has_large_gains and bounds[2] > 0:  # an item may lose the less, the less it gains
+            gains = item_boosts[block * BLOCK : (block + 1) * BLOCK]
+            _quantise(gains, np.float32(batch.item_peak), np.float32(MAX_DEFICIT / bounds[2]), item_deficits)
+        passing = _find_survivors(lanes, bias, block, table, bounds[1], item_deficits, scratch)
         for word in range(WORDS_PER_BLOCK):
             left = passing[word] & ~excluded[first + word]
             while left:
@@ -241,7 +250,7 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
                 score = _score_item(lanes, bias, table, item)
                 if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
                     if batch.is_boosted:  # numba counts a reference for each array that is taken from a tuple
-                        score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, batch.item_boosts)
+                        score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, item_boosts)
                     _offer(item, score, room, keys, found, bounds, batch.max_boost)
 
 
@@ -439,8 +448,11 @@ def _requantise(catalogue, table, best_products, bounds, scratch):
     """Prepare ``_find_survivors`` for the k-th best score so far."""
 
 
-def _find_survivors(lanes, bias, block, table, worst, scratch):
-    """Find the items of a block whose scores may reach the worst kept one: four words of a bitmap."""
+def _find_survivors(lanes, bias, block, table, worst, item_deficits, scratch):
+    """Find the items of a block whose scores may reach the worst kept one: four words of a bitmap.
+
+    item_deficits  (256,)  uint8, what the items lose beside, as deficits; the portable path passes over them
+    """
 
 
 @overload(_requantise, jit_options={"nogil": True})
@@ -449,7 +461,7 @@ def _choose_requantise(catalogue, table, best_products, bounds, scratch):
 
 
 @overload(_find_survivors, jit_options={"nogil": True})
-def _choose_find_survivors(lanes, bias, block, table, worst, scratch):
+def _choose_find_survivors(lanes, bias, block, table, worst, item_deficits, scratch):
     if scratch.dtype == types.float32:
         return _survivors_by_score
     return _survivors_by_permute if scratch.ndim == 2 else _survivors_by_shuffle
@@ -479,7 +491,7 @@ def _quantise(products, peak, scale, deficits):
         deficits[word] = np.int32(loss if loss < np.float32(255) else np.float32(255))
 
 
-def _survivors_by_score(lanes, bias, block, table, worst, scratch):
+def _survivors_by_score(lanes, bias, block, table, worst, item_deficits, scratch):
     _score_block(lanes, bias, block, table, scratch)
     some = False
     for place in range(BLOCK):
@@ -502,12 +514,12 @@ def _mask(scores, worst):
     return bits
 
 
-def _survivors_by_permute(lanes, bias, block, table, worst, scratch):
-    return _sum_by_permute(lanes, block, scratch)
+def _survivors_by_permute(lanes, bias, block, table, worst, item_deficits, scratch):
+    return _sum_by_permute(lanes, block, scratch, item_deficits)
 
 
-def _survivors_by_shuffle(lanes, bias, block, table, worst, scratch):
-    return _sum_by_shuffle(lanes, block, scratch)
+def _survivors_by_shuffle(lanes, bias, block, table, worst, item_deficits, scratch):
+    return _sum_by_shuffle(lanes, block, scratch, item_deficits)
 
 
 @intrinsic
@@ -519,7 +531,7 @@ def _lowest_bit(typing_context, word):
 
 
 @intrinsic
-def _sum_by_permute(typing_context, lanes, block, deficits):
+def _sum_by_permute(typing_context, lanes, block, deficits, item_deficits):
     """Find the items of a block that do not saturate: codes (rows, 256), deficits (rows, 256) -> four words."""
     vector = ir.VectorType(ir.IntType(8), 64)
 
@@ -530,13 +542,12 @@ def _sum_by_permute(typing_context, lanes, block, deficits):
             low, high = (builder.call(permute, [tables[half], one, tables[half + 1]]) for half in (0, 2))
             yield builder.select(builder.icmp_signed("<", one, vector(None)), high, low)
 
-    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(lanes, types.intp, deficits), _saturating_sum(
-        look_up, vector, at_once=4
-    )
+    args = lanes, types.intp, deficits, item_deficits
+    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(*args), _saturating_sum(look_up, vector, at_once=4)
 
 
 @intrinsic
-def _sum_by_shuffle(typing_context, lanes, block, deficits):
+def _sum_by_shuffle(typing_context, lanes, block, deficits, item_deficits):
     """Find the same items with deficits (rows, 16, 16) by the high and low half of the code."""
     vector, half = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(8), 16)
 
@@ -562,23 +573,23 @@ def _sum_by_shuffle(typing_context, lanes, block, deficits):
 
         yield from among(0, 16)
 
-    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(lanes, types.intp, deficits), _saturating_sum(
-        look_up, vector, at_once=2
-    )
+    args = lanes, types.intp, deficits, item_deficits
+    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(*args), _saturating_sum(look_up, vector, at_once=2)
 
 
 def _saturating_sum(look_up, vector, at_once):
-    """Return a code generator that adds up deficits with saturation, for several vectors of items at once."""
+    """Return a code generator that adds deficits up with saturation, for several vectors of items at once."""
 
     def generate(context, builder, signature, args):
-        lanes, deficits = (context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 2))
+        lanes, deficits, own = (context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 2, 3))
         rows = builder.extract_value(lanes.shape, 1)
         codes = builder.gep(lanes.data, [builder.mul(args[1], builder.mul(rows, rows.type(BLOCK)))])
         deficits = deficits.data
         add = _declare(builder, f"llvm.uadd.sat.v{vector.count}i8", vector, 2)
         masks = []
         for begin in range(0, BLOCK, at_once * vector.count):
-            sums = [cgutils.alloca_once_value(builder, vector(None)) for _ in range(at_once)]
+            first = [_load(builder, own.data, begin + place * vector.count, vector) for place in range(at_once)]
+            sums = [cgutils.alloca_once_value(builder, one) for one in first]
             with cgutils.for_range(builder, rows) as loop:
                 row = builder.mul(loop.index, loop.index.type(BLOCK))
                 columns, table = builder.gep(codes, [row]), builder.gep(deficits, [row])

@@ -96,5 +96,7 @@ def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Fl
     boosts = Boosts(from_mask(members), np.array(gains, np.float32))
     if rng.random() < 0.5:
         return boosts, scores
-    by_item = rng.choice([0, 0.5, rng.normal() * 20], expected.shape[1]).astype(np.float32)
+    items = expected.shape[1]
+    few, many = rng.choice([0, 0.5, rng.normal() * 20], items), rng.normal(size=items) * rng.choice([0.01, 1.0, 20.0])
+    by_item = (few if rng.random() < 0.5 else many).astype(np.float32)
     return Boosts(boosts.sets, boosts.gains, *Boosts.of_items(by_item)[2:]), scores + by_item
