@@ -1,4 +1,4 @@
-"""Filters and boosts of requests: compiled once for each text, and evaluated once for each text and its values."""
+"""Filters, boosts and objectives of requests: compiled once for each text, evaluated once for it and its values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
-from app.catalogue.expressions import syntax_tree
-from app.catalogue.expressions.columns import Column, TextColumn
+from app.catalogue.expressions import objective, syntax_tree
+from app.catalogue.expressions.columns import Column, NumberColumn, TextColumn
 from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
 from app.catalogue.expressions.evaluator import Evaluation, compile_loops
 from app.catalogue.expressions.labels import LabelSnapshot
@@ -105,6 +105,25 @@ class ItemExpressions:
                 self._results.keep(self._labels_key(name), found)
         return found
 
+    def find_value_gains(self, name: str, strength: float) -> Selected | None:
+        """Return what scores gain by the value of a number, if it is known; do not change it."""
+        found: Selected | None = self._results.find((*self._values_key(name), strength))
+        return found
+
+    def value_gains(self, name: str, strength: float) -> Selected:
+        """Return what scores gain by the value of a number, as `gains_of`; do not change it."""
+        with self._properties.lock:
+            column, key = self._properties.column(name), self._values_key(name)
+            values: Selected | None = self._results.find(key)
+            if values is None:
+                if not isinstance(column, NumberColumn):  # no item ever had it
+                    column = NumberColumn(self._properties.rows)
+                values = objective.log_values(column)
+                self._results.keep(key, values)
+            gains = objective.gains_of(values, strength, MAX_BOOST)
+            self._results.keep((*key, strength), gains)
+        return gains
+
     def split(self, expression: Expression) -> list[Expression]:
         """Return the conditions that ``&&`` joins in a valid filter; in an order in which each needs no other one."""
         node = self._compile(expression).node
@@ -148,6 +167,9 @@ class ItemExpressions:
         values = [_now_s() if name == NOW else expression.values.get(name) for name in compiled.others]
         changes = [self._properties.changes(name.removeprefix(ITEM)) for name in compiled.of_items]
         return self._text_key(expression), tuple(values), tuple(changes)
+
+    def _values_key(self, name: str) -> tuple[Hashable, ...]:
+        return "values", name, self._properties.types_version, self._properties.changes(name)
 
     def _labels_key(self, name: str) -> Hashable:
         return name, self._properties.types_version, self._properties.changes(name)

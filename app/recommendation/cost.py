@@ -26,6 +26,7 @@ PINNED = 1 / 100
 CATEGORY = 1 / 100  # of a category in a filter or a boost
 CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
+WEIGHED = 1 / 2  # of an objective
 COUNTED = 1.0  # of counting what each part of a request leaves out
 BASKET = 1 / 4  # of a list in which the complements of a basket rise
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
@@ -73,6 +74,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "cursor": ITEM_ID * len(request.cursor or ()),
         "pin": PINNED * len(request.pin),
         "boost": _cost_of_boost(request.boost),
+        "objective": WEIGHED * (request.objective is not None),
         "filter": filters,
         "fallback": _cost_of_fallback(request),
         "debug": (COUNTED + filters) * request.debug,
@@ -124,7 +126,8 @@ def update_charge(items: Sequence[object]) -> int:
 def scenario_charge(settings: ScenarioSettings) -> int:
     """Return what it costs to compile a scenario's expressions and keep it."""
     filters = f"{settings.filter or ''}{settings.fallback or ''}"
-    return floor(SCENARIOS + CHARACTER * len(filters) + _cost_of_boost(settings.boost))
+    objective = WEIGHED * (settings.objective is not None)
+    return floor(SCENARIOS + CHARACTER * len(filters) + _cost_of_boost(settings.boost) + objective)
 
 
 def archive_charge(files: int) -> int:

@@ -218,4 +218,4 @@ def _needs_reading(request: RecommendationRequest) -> bool:
     may_have_filters = request.filter is not None or request.scenario is not None
     has_expressions = may_have_filters or isinstance(request.boost, tuple)
     needs_log = request.exclude_seen == "all" or bool(request.exclude_events)
-    return has_expressions or needs_log or bool(request.max_per)
+    return has_expressions or needs_log or bool(request.max_per) or request.objective is not None

@@ -15,7 +15,7 @@ from app.catalogue.item_expressions import Expression, Result
 from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest
-from app.recommendation.selection import require_labels, types_of
+from app.recommendation.selection import require_labels, require_number, types_of
 from app.schemas.fields import Param
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import ScenarioParam, ScenarioRequest, ScenarioSettings
@@ -28,7 +28,7 @@ RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 APART = ("filter", "fallback", "categories", "exclude_events", "within")
 JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
-FIXED = ("diversity", "rotation", "rotation_days", "boost", "pin", "basket_only")
+FIXED = ("objective", "diversity", "rotation", "rotation_days", "boost", "pin", "basket_only")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
 NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # in an expression
 MAX_NAMES = 20  # of scenarios in an error, and of parameters
@@ -106,6 +106,8 @@ async def check(
     """
     for name in settings.max_per.keys() - {CATEGORIES}:
         require_labels(name, types["item"].get(name), path)
+    if settings.objective is not None:
+        require_number(settings.objective.property, types["item"].get(settings.objective.property), path)
     names = types_of({name: one.type for name, one in settings.params.items()}, types["user"])
     boosts = settings.boost if isinstance(settings.boost, tuple) else ()
     expressions: list[tuple[str, str | None, Result]] = [
@@ -128,7 +130,8 @@ def properties_of(settings: ScenarioSettings) -> set[tuple[PropertyOwner, str]]:
     texts = (settings.filter or "", settings.fallback or "", *settings.boost)
     named = [match for text in texts for match in NAMED.findall(text) if match[0] != "params"]
     found: set[tuple[PropertyOwner, str]] = {("user" if of == "user" else "item", name) for of, name in named}
-    return found | {("item", name) for name in settings.max_per}
+    weighed = () if settings.objective is None else (settings.objective.property,)
+    return found | {("item", name) for name in (*settings.max_per, *weighed)}
 
 
 def _merged(name: str, given: Any, setting: Any, path: str) -> Any:

@@ -21,6 +21,7 @@ from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.fields import ParamType, param_type
+from app.schemas.limits import Objective
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scored_items import CurrentItem, WithoutValue, WithoutValueReason
 from model.inference.bitmap import Bitmap
@@ -43,6 +44,7 @@ class Selection(NamedTuple):
     caps        of the properties that `max_per` names
     conditions  where they are to be counted one by one: what ``&&`` joins in the filter, and its items
     current_item   why the filters know nothing of the page's item; None where they do, or do not name it
+    worth          what the objective adds to each item's score; None for nothing
     without_value  where parts are counted: names of the expressions that have no value
     """
 
@@ -52,6 +54,7 @@ class Selection(NamedTuple):
     caps: Sequence[Cap] = ()
     conditions: Sequence[tuple[str, Bitmap]] = ()
     current_item: CurrentItem | None = None
+    worth: NDArray[np.float32] | None = None
     without_value: Sequence[WithoutValue] = ()
 
 
@@ -83,8 +86,9 @@ class Selector:
 
     async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
         caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
+        worth = None if request.objective is None else await self._worth(request.objective, path, requester)
         if not request.filters and not isinstance(request.boost, tuple):
-            return Selection(None, None, caps=caps)
+            return Selection(None, None, caps=caps, worth=worth)
         boosts = request.boost if isinstance(request.boost, tuple) else ()
         values: dict[str, Scalar] = {f"{PARAMS}{name}": value for name, value in request.params.items()}
         types = types_of({name: param_type(value) for name, value in request.params.items()}, self._users.types)
@@ -107,6 +111,7 @@ class Selector:
             reduce(np.add, gains) if gains else None,
             _in_all([*others, *allowed[1:]]) if others else None,
             caps,
+            worth=worth,
         )
         if names_current and not of_current and any(CURRENT in one.text for one in (*filters, *fallbacks)):
             selection = selection._replace(current_item="missing" if request.current_item is None else "unknown")
@@ -152,6 +157,18 @@ class Selector:
             labels = await self._thread.run(partial(expressions.labels, name), len(self._catalogue), requester)
         return Cap(labels, most)
 
+    async def _worth(self, objective: Objective, path: str, requester: Requester) -> Selected | None:
+        name, strength = objective.property, objective.strength
+        require_number(name, self._catalogue.properties.types.get(name), path)
+        if not strength:
+            return None
+        expressions = self._catalogue.expressions
+        found = expressions.find_value_gains(name, strength)
+        if found is not None:
+            return found
+        work = partial(expressions.value_gains, name, strength)
+        return await self._thread.run(work, len(self._catalogue), requester)
+
     async def _evaluate(self, expression: Expression, field: str, requester: Requester) -> Selected:
         expressions = self._catalogue.expressions
         found = expressions.find(expression)
@@ -166,6 +183,16 @@ class Selector:
 def _in_all(bitmaps: Sequence[Bitmap]) -> Bitmap | None:
     """Return the items that are in each of the bitmaps, without a copy of a single one; None where there are none."""
     return reduce(np.bitwise_and, bitmaps) if bitmaps else None
+
+
+def require_number(name: str, type_: ValueType | None, path: str) -> None:
+    """Raise InvalidRequest where scores cannot be weighed by the items' property of this type."""
+    if type_ != "number":
+        reason = f"items have no property '{name}'" if type_ is None else f"'{name}' is a {type_}"
+        raise InvalidRequest(
+            "an objective cannot be used",
+            [ErrorDetail(field=f"{path}objective", reason=f"{reason}; it takes a number")],
+        )
 
 
 def require_labels(name: str, type_: ValueType | None, path: str) -> None:

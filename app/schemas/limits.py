@@ -1,14 +1,24 @@
-"""Limits of a list: how many items with the same text in a property it may have."""
+"""What a list goes by properties for: how many items with the same text it may have, and what weighs its scores."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import MAX_K
 from app.schemas.properties import NAME_PATTERN, matches_name
 
 MAX_LIMITS = 4  # properties
+
+
+class Objective(BaseModel):
+    """A number of items by which scores are weighed: the odds of an item are multiplied by it to a power."""
+
+    model_config = ConfigDict(frozen=True)
+
+    property: str
+    strength: float = 1.0
 
 
 def _max_per(value: object) -> dict[str, int]:
@@ -27,6 +37,32 @@ def _max_per(value: object) -> dict[str, int]:
 def _max_per_texts(texts: list[str]) -> list[str]:
     _max_per(texts)
     return texts
+
+
+def _objective(value: object) -> Objective:
+    """Return the objective in an object or a text. A refusal echoes none of it."""
+    if isinstance(value, Objective):
+        return value
+    if isinstance(value, str) and (found := _match_objective(value)) is not None:
+        return Objective(property=found[1], strength=float(found[2] or 1.0))
+    if isinstance(value, dict) and value.keys() <= {"property", "strength"}:
+        name, strength = value.get("property"), value.get("strength", 1.0)
+        if isinstance(name, str) and matches_name(name) is not None and _is_strength(strength):
+            return Objective(property=name, strength=float(strength))
+    raise PydanticCustomError(
+        "no_objective",
+        "takes a property of items, and how much it counts, from 0 to 1: {example}",
+        {"example": '{"property": "margin", "strength": 0.5}, or as a text margin:0.5'},
+    )
+
+
+def _objective_text(text: str) -> str:
+    _objective(text)
+    return text
+
+
+def _is_strength(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1  # NaN is neither
 
 
 def _limit_of_text(text: object) -> tuple[str, int]:
@@ -69,3 +105,28 @@ MaxPerTexts = Annotated[
     AfterValidator(_max_per_texts),
     WithJsonSchema({"type": "array", "items": _LIMIT_SCHEMA, "maxItems": MAX_LIMITS}),
 ]
+_OBJECTIVE_PATTERN = f"({NAME_PATTERN})(?::(0(?:\\.[0-9]{{1,9}})?|1(?:\\.0{{1,9}})?))?"
+_match_objective = re.compile(_OBJECTIVE_PATTERN).fullmatch
+_OBJECTIVE_TEXT_SCHEMA = {"type": "string", "pattern": f"^{_OBJECTIVE_PATTERN}$"}
+ObjectiveOrText = Annotated[
+    Objective,
+    PlainValidator(_objective),
+    PlainSerializer(lambda objective: objective.model_dump(), return_type=dict[str, Any]),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {
+                        "property": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
+                        "strength": {"type": "number", "minimum": 0, "maximum": 1, "default": 1},
+                    },
+                    "required": ["property"],
+                    "additionalProperties": False,
+                },
+                _OBJECTIVE_TEXT_SCHEMA,
+            ]
+        }
+    ),
+]
+ObjectiveText = Annotated[str, AfterValidator(_objective_text), WithJsonSchema(_OBJECTIVE_TEXT_SCHEMA)]

@@ -31,7 +31,7 @@ from app.schemas.fields import (
     RotationDays,
     plain_digits,
 )
-from app.schemas.limits import MaxPer, MaxPerTexts
+from app.schemas.limits import MaxPer, MaxPerTexts, ObjectiveOrText, ObjectiveText
 from app.schemas.scored_items import NamedItem, Removals, ScoredItem, Short
 from model.config import SeenRule
 
@@ -71,6 +71,12 @@ class ListSettings(Closed):
         None,
         description="an expression of CEL that is true for items that may be recommended, such as "
         "`item.price < params.max_price`",
+    )
+    objective: ObjectiveOrText | None = Field(
+        None,
+        description="a number of items, such as their margin, by which scores are weighed: the odds of an item are "
+        "multiplied by its value to the power of the strength, in units of the median of the values above 0; an item "
+        "without a value counts as the median, and one of 0 or less as worth nothing",
     )
     diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
     rotation: Rotation = Field(
@@ -128,6 +134,9 @@ class RecommendationUrlQuery(RecommendationQuery):
         default_factory=list, description="items with the same text in a property, in all pages together: `brand:2`"
     )
 
+    objective: ObjectiveText | None = Field(  # type: ignore[assignment]
+        None, description="as in a body: a property of items, and after a colon its strength, 1 without: `margin:0.5`"
+    )
     boost: Expressions = Field(
         default_factory=list, description="each adds its number to the scores of the items that have one"
     )

@@ -43,6 +43,9 @@ class Explanation(TypedDict):
     history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
     recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
     boost: NotRequired[Annotated[float, Field(description="what the request adds for its categories")]]
+    objective: NotRequired[
+        Annotated[float, Field(description="what is added for the item's value, below 0 for less than the median")]
+    ]
     rotation: NotRequired[
         Annotated[float, Field(description="what the item loses since it was shown and not chosen; 0 or less")]
     ]

@@ -274,6 +274,10 @@ def corrections(log: int) -> list[Call]:
 def operations() -> list[Call]:
     """Return the calls of operators, the one that ends what the others began last."""
     shares = dict.fromkeys(ARMS, 1.0)
+
+    def weighed(number: int) -> dict[str, Any]:
+        return {"user_id": USER, "objective": {"property": PROPERTIES[0], "strength": (1 + number % 999) / 1_000}}
+
     return [
         Call("activate", "POST", "/v1/admin/generations/shop/activate", charge=cost.LOADED_MODEL),
         Call(
@@ -285,6 +289,7 @@ def operations() -> list[Call]:
         ),
         Call("end experiment", "DELETE", "/v1/admin/experiment"),
         Call("declare types", "PUT", "/v1/admin/properties", lambda _: {"items": dict.fromkeys(PROPERTIES, "number")}),
+        Call("objective", "POST", "/v1/recommendations", weighed, _charge([weighed(0)])),
         *_scenarios(),
     ]
 
@@ -296,7 +301,9 @@ def _scenarios() -> list[Call]:
         padding = {"exclude": [f"{number}-{n}".ljust(128, "-") for n in range(40)]}
         declared = {"n": {"type": "number", "default": number}}
         filters = {"filter": f"params.n < 0.0 && ({OPERATIONS})", "fallback": f"params.n >= 0.0 && ({OPERATIONS})"}
-        return {**EXPRESSIONS["boost by expressions"], **padding, **filters, "params": declared}
+        objective = {"property": PROPERTIES[0], "strength": 0.5}
+        boosts = EXPRESSIONS["boost by expressions"]
+        return {**boosts, **padding, **filters, "objective": objective, "params": declared}
 
     def previewed(number: int) -> dict[str, Any]:
         return {"settings": largest(number), "request": {"user_id": USER}}

@@ -115,8 +115,8 @@ class AsyncClient:
         k        10, unless said otherwise, by a scenario too
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
                  exclude, exclude_seen, exclude_events, within, candidates, history, state, boost, pin, diversity,
-                 rotation, rotation_days, max_per_category, max_per, cursor, because, basket, basket_only, explain,
-                 filter, params, current_item, scenario, debug
+                 objective, rotation, rotation_days, max_per_category, max_per, cursor, because, basket, basket_only,
+                 explain, filter, params, current_item, scenario, debug
         """
         given = {"user_id": user_id, "k": k}
         request = {name: value for name, value in given.items() if value is not None} | options

@@ -21,7 +21,7 @@ def test_every_kind_of_request_is_measured(model: Path, tmp_path: Path) -> None:
     seconds, took, change_s = asyncio.run(measure(model, tmp_path, 10))
     assert seconds.keys() == requests().keys()
     assert min(seconds.values()) > 0
-    assert took.keys() == {"price", "brand", "sold_out", "labels"}
+    assert took.keys() == {"price", "brand", "sold_out", "labels", "margin"}
     assert change_s > 0
 
 

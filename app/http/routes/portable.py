@@ -86,9 +86,9 @@ async def post_portable_events(body: RawBody, services: ServicesDep, caller: Cal
 async def post_portable_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
     """The best items for the visitor whose sealed state this is; for one without a state, popular ones.
 
-    It takes what `POST /v1/recommendations` takes for one user, but a key of pages brings no `filter`, no `max_per` and
-    no `boost` by expressions: it names a `scenario`. `exclude_seen=all` and `exclude_events` go by the events that the
-    state carries, and `seen_events_limit` says how many these are where there were more.
+    It takes what `POST /v1/recommendations` takes for one user, but a key of pages brings no `filter`, no `max_per`, no
+    `objective` and no `boost` by expressions: it names a `scenario`. `exclude_seen=all` and `exclude_events` go by the
+    events that the state carries, and `seen_events_limit` says how many these are where there were more.
     """
     return Response(await recommend_portable(services, caller, body), media_type="application/json")
 
@@ -135,5 +135,8 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
 
 def _refuse_expressions(request: RecommendationRequest) -> None:
     """Refuse what would let everybody who reads a page's key find out properties of items, such as margins."""
-    if request.filter is not None or isinstance(request.boost, tuple) or request.max_per:
-        raise Forbidden("a key of pages names a scenario, and brings no filter, no boost by expressions and no max_per")
+    has_properties = request.max_per or request.objective is not None
+    if request.filter is not None or isinstance(request.boost, tuple) or has_properties:
+        raise Forbidden(
+            "a key of pages names a scenario, and brings no filter, boost by expressions, max_per or objective"
+        )

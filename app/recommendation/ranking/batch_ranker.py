@@ -24,7 +24,7 @@ from app.recommendation.ranking.rankings import (
     without_padding,
 )
 from app.recommendation.ranking.removals import RemovalCounter, short
-from app.recommendation.ranking.reranking import RerankingRules
+from app.recommendation.ranking.reranking import RerankingRules, boosts_of
 from app.recommendation.ranking.rotation import RotatedRanking
 from app.recommendation.ranking.stored_users import StoredUsers
 from app.recommendation.ranking.together import NO_LIFT, ComplementRanking
@@ -250,15 +250,19 @@ class BatchRanker:
         return Listed(page.rows, items, cursor)
 
     def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[Explanation]:
-        vector, history = ranked.vectors.one(ranked.position), query.history
+        vector, history, worth = ranked.vectors.one(ranked.position), query.history, query.selection.worth
+        boosts = query.boosts
+        if worth is not None:
+            boosts = boosts_of(query.request, query.selection._replace(worth=None), self._catalogue)
         if query.similar_to is not None or history.model_input is None:
-            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.similar_to]), None, query.boosts)
+            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.similar_to]), None, boosts)
         else:
             model_input = history.model_input
-            explained = ExplainedQuery(
-                vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts
-            )
+            explained = ExplainedQuery(vector, model_input.recent_items, history.recent, model_input.histogram, boosts)
         explanations = self._explainer.explain(explained, rows)
+        if worth is not None:
+            for explanation, gain in zip(explanations, worth[rows].tolist(), strict=True):
+                explanation["objective"] = gain
         if history.rotation is not None:
             for explanation, gain in zip(explanations, history.rotation.of_rows(rows).tolist(), strict=True):
                 explanation["rotation"] = gain

@@ -246,9 +246,10 @@ def page_rows(request: RecommendationRequest, catalogue: LiveCatalogue) -> Rows:
 
 
 def _has_rules(request: RecommendationRequest, selection: Selection) -> bool:
-    """Return whether the request has boosts, pins, diversity, limits or paging."""
+    """Return whether the request has boosts, an objective, pins, diversity, limits or paging."""
     return (
         selection.gains is not None
+        or selection.worth is not None
         or (isinstance(request.boost, dict) and any(request.boost.values()))
         or bool(request.pin or request.diversity or request.max_per_category or selection.caps)
         or request.cursor is not None

@@ -175,11 +175,6 @@ def reranking_rules(
     selection     what it selects by properties
     filtered_out  items that its filters exclude, pinned or not
     """
-    boosts = None
-    if isinstance(request.boost, dict):
-        boosts = catalogue.build_boosts(request.boost)
-    elif selection.gains is not None:
-        boosts = Boosts.of_items(selection.gains)
     caps = [*selection.caps]
     if request.max_per_category is not None:
         caps.append(Cap(catalogue.categories, request.max_per_category))
@@ -187,7 +182,7 @@ def reranking_rules(
     known = catalogue.rows(shown) if shown else NO_ROWS
     pins, pin_places = _pins(request, catalogue, filtered_out) if request.pin else (NO_ROWS, ())
     return RerankingRules(
-        boosts=boosts,
+        boosts=boosts_of(request, selection, catalogue),
         diversity=request.diversity,
         caps=caps,
         k=request.k,
@@ -197,6 +192,16 @@ def reranking_rules(
         pin_places=pin_places,
         reserved=np.concatenate([known, pins]) if len(pins) else known,
     )
+
+
+def boosts_of(request: RecommendationRequest, selection: Selection, catalogue: TrainedCatalogue) -> Boosts | None:
+    """Return what the scores gain by the request's boosts and its objective; None for nothing."""
+    boosts = catalogue.build_boosts(request.boost) if isinstance(request.boost, dict) else None
+    gains = [one for one in (selection.gains, selection.worth) if one is not None]
+    if not gains:
+        return boosts
+    of_items = Boosts.of_items(gains[0] if len(gains) == 1 else gains[0] + gains[1])
+    return of_items if boosts is None else of_items._replace(sets=boosts.sets, gains=boosts.gains)
 
 
 def _pins(

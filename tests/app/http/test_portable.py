@@ -294,7 +294,13 @@ class TestPages:
 
     @pytest.mark.parametrize(
         "wish",
-        [{"filter": "item.margin > 0.3"}, {"boost": ["item.margin"]}, {"max_per": {"supplier": 1}}, {"debug": True}],
+        [
+            {"filter": "item.margin > 0.3"},
+            {"boost": ["item.margin"]},
+            {"max_per": {"supplier": 1}},
+            {"objective": {"property": "margin"}},
+            {"debug": True},
+        ],
     )
     def test_find_out_no_properties(self, page: Callable[..., httpx.Response], wish: dict[str, Any]) -> None:
         assert_refused(page(LISTS, wish), 403)

@@ -1,0 +1,36 @@
+"""What scores gain when they are weighed by a number of items.
+
+A score is the logarithm of an item's odds, so what is added to it multiplies the odds. With the logarithm of a value
+added, lists are in order of the expected value; with a share of it, between that and the order of the odds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue.expressions.columns import NumberColumn
+from model.inference import bitmap
+
+
+def log_values(column: NumberColumn) -> NDArray[np.float32]:
+    """Return the logarithm of each item's value (N,), less the median of these.
+
+    An item without a value has the median, 0; one whose value is 0 or less has minus infinity. The unit of the values
+    makes no difference.
+    """
+    known = bitmap.to_mask(column.known, len(column.values))
+    above_0 = known & (column.values > 0)
+    logs = np.log(column.values[above_0])
+    values = np.where(known, np.float32(-np.inf), np.float32(0))
+    values[above_0] = logs - np.median(logs) if len(logs) else 0.0
+    return values
+
+
+def gains_of(values: NDArray[np.float32], strength: float, most: float) -> NDArray[np.float32]:
+    """Return what each score gains (N,) for the logarithms of values, at most `most` either way.
+
+    strength  above 0
+    """
+    gains: NDArray[np.float32] = np.clip(values * np.float32(strength), -most, most)
+    return gains
