@@ -144,7 +144,7 @@ def test_followers_gain_what_validation_likes_best(
     unit = trainer.model.lift / DEFAULT_LIFT_STRENGTH
     assert unit.any()
 
-    def quality() -> dict[str, float]:
+    def quality(_on_progress: object = None) -> dict[str, float]:
         return {"ndcg_at_10": 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
 
     monkeypatch.setattr(trainer, "validate", quality)
