@@ -235,8 +235,9 @@ class Engine:
         all_items, all_gains = np.zeros(shape, np.int64), np.zeros(shape, np.float32)  # a gain of 0 changes no score
         for place, (items, gains) in enumerate(lifted):
             all_items[place, : len(items)], all_gains[place, : len(gains)] = items, gains
-        added = (torch.from_numpy(part).to(self.device) for part in (all_items, all_gains))
-        queries.products = products, Lifted(*(torch.cat(parts, 1) for parts in zip(before, added, strict=True)))
+        lists, sums = (part.numpy(force=True) for part in before)
+        parts = np.concatenate([lists, all_items], 1), np.concatenate([sums, all_gains], 1)
+        queries.products = products, Lifted(*(torch.from_numpy(part).to(self.device) for part in parts))
 
     def _scorer_of(self, queries: Queries) -> Scan | TorchScan:
         """Return the scan that scores these queries."""

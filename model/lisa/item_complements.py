@@ -41,20 +41,34 @@ class Complements(NamedTuple):
         """Whether anything was counted."""
         return self.items.size > 0
 
-    def of(self, basket: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def of(self, basket: NDArray[np.integer], most: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the complements of all items of a basket, strongest first, and their scores; ties by item order.
 
         basket   (M,)          rows; those beyond the table have no complements
+        most     how many are wanted; None for all
         returns  (C,) and (C,)  without the items of the basket
         """
         rows = basket[basket < len(self.items)]
-        items, scores = self.items[rows].ravel(), self.scores[rows].ravel().astype(np.float64)
-        found, place = np.unique(items, return_inverse=True)
-        total: NDArray[np.float64] = np.bincount(place, scores, len(found)).astype(np.float64)
-        keep = (found >= 0) & ~np.isin(found, basket)
-        found, total = found[keep].astype(np.int64), total[keep]
-        strongest_first = np.argsort(-total, kind="stable")
-        return found[strongest_first], total[strongest_first]
+        items, scores = self.items[rows].ravel(), self.scores[rows].ravel()
+        by_item = items.argsort()
+        items = items[by_item]
+        is_first = np.empty(len(items), bool)
+        is_first[:1] = True
+        np.not_equal(items[1:], items[:-1], out=is_first[1:])
+        begins = is_first.nonzero()[0]
+        found, keep = items[begins].astype(np.int64), np.ones(len(begins), bool)
+        if len(found):
+            total = np.add.reduceat(scores[by_item].astype(np.float64), begins)
+            places = found.searchsorted(basket).clip(max=len(found) - 1)
+            keep[places[found[places] == basket]] = False
+            keep[0] = keep[0] and found[0] >= 0
+            found, total = found[keep], total[keep]
+            if most is not None and most < len(total):
+                is_strong = total >= np.partition(total, -most)[-most]  # and those that tie, for the order to decide
+                found, total = found[is_strong], total[is_strong]
+            strongest_first = (-total).argsort(kind="stable")
+            return found[strongest_first[:most]], total[strongest_first[:most]]
+        return found, np.zeros(0)
 
 
 NO_COMPLEMENTS = Complements(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))

@@ -156,7 +156,9 @@ class QueryBuilder:
 
     def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
         excluded, similar_to = self._catalogue.unavailable.copy(), self._similar_to(request, history.model_input)
-        for _ in filter_out(excluded, request, selection, self._catalogue, history.log.left_out):
+        basket = Basket.of(request, self._catalogue, self._complements) if request.basket else None
+        in_cart = NO_ROWS if basket is None else basket.rows
+        for _ in filter_out(excluded, request, selection, self._catalogue, history.log.left_out, in_cart):
             pass
         if similar_to is not None:
             bitmap.add(excluded, np.array([similar_to]))
@@ -178,8 +180,8 @@ class QueryBuilder:
             candidates = rows[~bitmap.has(excluded, rows)]
         return CatalogueQuery(
             *(request, selection, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth),
-            basket=Basket.of(request, self._catalogue, self._complements) if request.basket else None,
-            is_together=bool(request.basket) and request.basket_only and similar_to is None,
+            basket=basket,
+            is_together=basket is not None and request.basket_only and similar_to is None,
         )
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
@@ -198,20 +200,26 @@ class QueryBuilder:
 
 
 def filter_out(
-    excluded: Bitmap, request: RecommendationRequest, selection: Selection, catalogue: LiveCatalogue, left_out: Rows
+    excluded: Bitmap,
+    request: RecommendationRequest,
+    selection: Selection,
+    catalogue: LiveCatalogue,
+    left_out: Rows,
+    in_cart: Rows,
 ) -> Iterator[tuple[Part, str | None]]:
     """Add the items to `excluded` that the filters of a request leave out, pinned or not, one filter after the other.
 
     Yields each filter after its items are added; of one condition of a `filter` its text too.
 
     left_out  rows of the items that the user's events leave out
+    in_cart   rows of the items of the basket
     """
     has_scenario = request.scenario is not None
     if request.exclude:
         bitmap.add(excluded, catalogue.rows(request.exclude))
         yield "exclude", None
     if request.basket:
-        bitmap.add(excluded, catalogue.rows(request.basket))
+        bitmap.add(excluded, in_cart)
         yield "basket", None
     if (request.exclude_events or has_scenario) and request.event_rules:
         bitmap.add(excluded, left_out)

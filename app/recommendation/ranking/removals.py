@@ -50,7 +50,8 @@ class RemovalCounter:
         if request.current_item is not None and query.similar_to not in page.tolist():  # else it is left out by that
             bitmap.add(gone, np.setdiff1d(page, pins))
             yield "current_item", None
-        yield from filter_out(gone, request, query.selection, catalogue, query.history.log.left_out)
+        in_cart = NO_ROWS if query.basket is None else query.basket.rows
+        yield from filter_out(gone, request, query.selection, catalogue, query.history.log.left_out, in_cart)
         if query.similar_to is not None:
             bitmap.add(gone, np.array([query.similar_to]))
             yield "because", None

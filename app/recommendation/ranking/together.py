@@ -25,7 +25,7 @@ NO_LIFT = NO_ROWS, np.zeros(0, np.float32)
 
 
 class Basket(NamedTuple):
-    """The known items of a basket and their complements, strongest first.
+    """The known items of a basket and their complements, strongest first: all where nothing else is listed.
 
     rows         (M,)
     complements  (C,)
@@ -40,12 +40,12 @@ class Basket(NamedTuple):
     def of(cls, request: RecommendationRequest, catalogue: TrainedCatalogue, complements: Complements) -> Self:
         """Return the basket of a request."""
         rows = catalogue.rows(request.basket)
-        return cls(rows, *complements.of(rows))
+        return cls(rows, *complements.of(rows, None if request.basket_only else MAX_LIFTED))
 
     @property
     def lifted(self) -> tuple[Rows, NDArray[np.float32]]:
         """The items that rise in a user's list, and what their scores gain."""
-        return self.complements[:MAX_LIFTED], basket_gains(self.scores[:MAX_LIFTED])
+        return self.complements, basket_gains(self.scores)
 
     def gains_of(self, rows: Rows) -> NDArray[np.float64]:
         """Return what the scores of some items gain: (len(rows),)."""

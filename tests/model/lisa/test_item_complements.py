@@ -75,6 +75,9 @@ def test_those_of_a_basket_are_those_of_its_items_added(orders: list[list[int]],
     np.testing.assert_allclose(scores, [expected[item] for item in items.tolist()], rtol=2e-3)
     assert np.all(np.diff(scores) <= 0)
     assert np.all(basket_gains(scores) > 0)
+    for most in (1, 3, ITEMS + 9):
+        for some, every in zip(counted(orders).of(np.array(basket, np.int64), most), (items, scores), strict=True):
+            np.testing.assert_array_equal(some, every[:most])
 
 
 def test_what_everybody_buys_goes_with_nothing_in_particular() -> None:
