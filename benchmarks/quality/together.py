@@ -2,9 +2,9 @@
 
 Orders are what one user bought within an hour of the purchase before, or under one ``order_id``. Those that begin in
 the first 80 % of the time (a quantile of the events) are counted, one item drawn of each of the next 10 % is held out
-to choose by, and the last 10 % are read once, with the choice, counted from the first 90 %. Items that the counts do
-not know are left out of orders, and so are orders of fewer than two items; the rest of an order is a basket of 50 items
-at most. All items but the basket's are ranked, seen or not; ties count against the method.
+to choose by, and with ``--test`` the last 10 % are read, with the choice, counted from the first 90 %. Items that the
+counts do not know are left out of orders, and so are orders of fewer than two items; the rest of an order is a basket
+of 50 items at most. All items but the basket's are ranked, seen or not; ties count against the method.
 
 ``complements``    the table that training makes, with the constants of ``model.lisa.item_complements``
 ``one order``      how often the items stood in one order: the sum of ``P(item | item of the basket)``
@@ -15,7 +15,8 @@ With a model of ``lisarec train --protocol temporal`` the lists of the service a
 training. A user's history is what came before the order. One half of the users chooses how far complements rise, and
 the other half is the test.
 
-    python -m benchmarks.quality.together --data $LISAREC_DATA/online-retail [--model models/retail]
+    python -m benchmarks.quality.together --data $LISAREC_DATA/online-retail [--test]
+    python -m benchmarks.quality.together --data $LISAREC_DATA/online-retail --model models/retail
 """
 
 from __future__ import annotations
@@ -169,19 +170,12 @@ def co_visitation(train: Interactions, items: int, decay: float) -> Weights:
     return _shares(item_codes.follower_counts(train.item, train.starts, items, FOLLOW_WINDOW, decay))
 
 
-def measure(interactions: Interactions, most: int, seed: int) -> Mapping[str, NDArray[np.float64]]:
-    """Choose on validation, and return the hits of each method on the test."""
-    items, time_us = len(interactions.item_ids), interactions.timestamp_us
-    first_us, last_us = np.quantile(time_us, [TRAIN_SHARE, VALIDATION_SHARE], method="lower").tolist()
+def choose(interactions: Interactions, most: int, seed: int) -> float:
+    """Print the hit rates on validation, and return the decay with which co-visitation does best."""
+    items, first_us, last_us = _parts(interactions)
     by_window = {window_s: Orders.of(interactions, window_s) for window_s in WINDOWS_S}
-    orders = by_window[WINDOW_S]
-
-    def prior_of(counted: Orders) -> NDArray[np.float64]:
-        return np.bincount(counted.item, minlength=items).astype(np.float64) * 1e-9
-
-    counted = orders.between(-np.inf, first_us)
-    prior = prior_of(counted)
-    asked = questions_of(orders.between(first_us, last_us), prior > 0, most, seed)
+    prior = _prior(by_window[WINDOW_S].between(-np.inf, first_us), items)
+    asked = questions_of(by_window[WINDOW_S].between(first_us, last_us), prior > 0, most, seed)
     table = Table("validation", f"HR@{K}", title=f"{len(asked):,} orders")
     decays = {
         one: float(hits(co_visitation(_before(interactions, first_us), items, one), prior, asked).mean())
@@ -198,19 +192,33 @@ def measure(interactions: Interactions, most: int, seed: int) -> Mapping[str, ND
         name = ", ".join(f"{name.lower()} {value:g}" for name, value in changed.items()) or "as served"
         table.add_row(f"complements, window {window_s / 60:g} min, {name}", f"{share:.4f}")
     console.print(table)
+    return max(decays, key=decays.__getitem__)
 
+
+def measure(interactions: Interactions, decay: float, most: int, seed: int) -> Mapping[str, NDArray[np.float64]]:
+    """Return the hits of each method on the test."""
+    items, _, last_us = _parts(interactions)
+    orders = Orders.of(interactions, WINDOW_S)
     counted = orders.between(-np.inf, last_us)
-    prior = prior_of(counted)
+    prior = _prior(counted, items)
     asked = questions_of(orders.between(last_us, np.inf), prior > 0, most, seed + 1)
     methods: dict[str, Callable[[], Weights | None]] = {
         "complements": lambda: weights_of(strongest_complements(counted.numbers, counted.item, items)),
         "one order": lambda: one_order(counted, items),
-        "co-visitation": lambda: co_visitation(
-            _before(interactions, last_us), items, max(decays, key=decays.__getitem__)
-        ),
+        "co-visitation": lambda: co_visitation(_before(interactions, last_us), items, decay),
         "popularity": lambda: None,
     }
     return {name: hits(make(), prior, asked) for name, make in methods.items()}
+
+
+def _parts(interactions: Interactions) -> tuple[int, float, float]:
+    """Return how many items there are, and when validation and test begin."""
+    first_us, last_us = np.quantile(interactions.timestamp_us, [TRAIN_SHARE, VALIDATION_SHARE], method="lower").tolist()
+    return len(interactions.item_ids), first_us, last_us
+
+
+def _prior(counted: Orders, items: int) -> NDArray[np.float64]:
+    return np.bincount(counted.item, minlength=items).astype(np.float64) * 1e-9
 
 
 def _before(interactions: Interactions, end_us: float) -> Interactions:
@@ -304,6 +312,7 @@ def main(
     model: Annotated[Path | None, typer.Option(help="Trained model directory, whose lists are compared.")] = None,
     most: Annotated[int, typer.Option("--orders", help="Orders at most, of each part.")] = 5_000,
     seed: Annotated[int, typer.Option(help="Of the items that are held out, and of the orders that are taken.")] = 0,
+    test: Annotated[bool, typer.Option("--test", help="Read the test too, which is for once.")] = False,
 ) -> None:
     """Choose on validation, and compare on the test."""
     interactions = read_interactions(data_dir)
@@ -312,7 +321,9 @@ def main(
         f"none, ties against the method, seed {seed}"
     )
     if model is None:
-        report(measure(interactions, most, seed))
+        decay = choose(interactions, most, seed)
+        if test:
+            report(measure(interactions, decay, most, seed))
         return
     trained = model_directory.load(model)
     report(asyncio.run(measure_served(trained, model, interactions, most, seed)))
