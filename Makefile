@@ -1,4 +1,4 @@
-# `make demo` and `make test` need python3 (3.11 or newer) with venv and pip, and nothing else.
+# `make install`, `make demo` and `make test` need python3 (3.11 or newer) with venv and pip, and nothing else.
 #
 #   PYTHON=python3.12   another interpreter
 #   TORCH_INDEX=URL     a package index to take torch from, where the default one would bring gigabytes for GPUs:
@@ -16,11 +16,13 @@ KERNELS := $(CURDIR)/var/kernels
 
 suite test-quick: export NUMBA_CACHE_DIR := $(KERNELS)
 
-.PHONY: demo test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
+.PHONY: demo install test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
 	bench-redis bench-shop clean container-images
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
+
+install: $(VENV)/.service-installed
 
 # types are checked beside the compilation of the kernels and the suite, which waits a quarter of its time
 test: style

@@ -116,13 +116,20 @@ def test_recipe(shop: Shop, recipe: str) -> None:
 
 
 def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    products = ["SKU,Name,Brand,Price,Launched", 'a-1,Kettle ,Hill,"1,299.00",15.07.2025 10:00', "a-2, Pot,,22,"]
+    products = [
+        "SKU;Name;Brand;Price;In stock;Launched",
+        "a-1;Kettle ;Hill;1,299.00;yes;15.07.2025 10:00",
+        "a-2; Pot;;22;yes;",
+        "a-2;Iron pot;Forge;23;No;",
+        "a-3;Lid, blue;Forge;1.006,50;;",
+    ]
     events = [
         "Customer,SKU,When,Action",
         *["ann,a-1,01.12.2025 09:30,view"] * 2,
         "bob,a-2,01.07.2025 09:30,add_to_cart",
+        ",a-2,02.07.2025 09:30,add_to_cart",
     ]
-    (tmp_path / "products.csv").write_text("\ufeff" + "\n".join([*products, "a-2,Iron pot,Forge,23,"]))
+    (tmp_path / "products.csv").write_text("\ufeff" + "\n".join(products))
     (tmp_path / "events.csv").write_text("\n".join(events))
     (script,) = blocks(TABLE, "python")
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT_S)
@@ -131,10 +138,17 @@ def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.L
         {
             "item_id": "a-1",
             "title": "Kettle",
+            "available": True,
             "published_at": "2025-07-15T10:00:00+02:00",
             "properties": {"brand": "Hill", "price": 1299.0},
         },
-        {"item_id": "a-2", "title": "Iron pot", "properties": {"brand": "Forge", "price": 23.0}},
+        {
+            "item_id": "a-2",
+            "title": "Iron pot",
+            "available": False,
+            "properties": {"brand": "Forge", "price": 23.0},
+        },
+        {"item_id": "a-3", "title": "Lid, blue", "properties": {"brand": "Forge", "price": 1006.5}},
     ]
     assert not caplog.messages
     interactions = read_interactions(tmp_path / "shop")

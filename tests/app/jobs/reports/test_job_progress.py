@@ -109,7 +109,7 @@ class TestTraining:
         progress.stage("validating epoch 1, 50% of the users")
         assert line().startswith("validating epoch 1, 50% of the users, 15 % done, 0:")
         progress.epoch(EpochReport(0, 7.0, 0.125, 0.25, 160.0))
-        assert output.lines[-1] == "epoch 1: loss 7.0000, validation HR@10 0.2500 NDCG@10 0.1250 (160 s)"
+        assert output.lines[-1] == "epoch 1 of 4: loss 7.0000, validation HR@10 0.2500 NDCG@10 0.1250 (160 s)"
         progress.batch(3, 1.0, 6.0)
         progress.stage("writing the model")
         assert line() == "writing the model, 100 % done"
