@@ -31,7 +31,7 @@ from app.recommendation.state_reader import log_queries
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts, SealedState
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
-from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery, TogetherQuery
+from app.schemas.recommendations import ItemListQuery, RecommendationBatch, RecommendationRequest, SimilarQuery
 from app.schemas.scenarios import ScenarioPreview, ScenarioSettings, ScenarioVersion
 from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
 from app.serving import property_types
@@ -160,7 +160,7 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     return orjson.dumps(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
 
 
-async def together(services: Services, caller: Caller, item_id: str, query: TogetherQuery) -> bytes:
+async def together(services: Services, caller: Caller, item_id: str, query: ItemListQuery) -> bytes:
     """Charge the caller, and return the body with the items that were bought together with the item.
 
     raises  ItemNotFound, and as `recommend`

@@ -241,8 +241,8 @@ class RecommendationBatch(Closed):
     requests: Annotated[list[RecommendationRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
 
 
-class SimilarQuery(Closed):
-    """What may be answered."""
+class ItemListQuery(Closed):
+    """What a list that belongs to an item may be answered for."""
 
     scenario: Id | None = SCENARIO
     k: ResultCount = 10
@@ -250,20 +250,13 @@ class SimilarQuery(Closed):
     exclude: ItemIds = Field([])
     filter: Expression | None = Field(None, description="as of recommendations; `current` is this item")
     params: ParamsText = Field("{}", description="as of recommendations")
+    debug: Flag = Field(False, description="as of recommendations")
+
+
+class SimilarQuery(ItemListQuery):
+    """What similar items may be answered for."""
+
     explain: Flag = Field(False, description="say which codewords each item shares")
-    debug: Flag = Field(False, description="as of recommendations")
-
-
-class TogetherQuery(Closed):
-    """What may be answered."""
-
-    scenario: Id | None = SCENARIO
-    k: ResultCount = 10
-    categories: Categories = Field([], description="an item needs one of them")
-    exclude: ItemIds = Field([])
-    filter: Expression | None = Field(None, description="as of recommendations; `current` is this item")
-    params: ParamsText = Field("{}", description="as of recommendations")
-    debug: Flag = Field(False, description="as of recommendations")
 
 
 Source = Literal["personalised", "popular", "blended", "similar", "together"]

@@ -34,7 +34,7 @@ from app.schemas.items import (
     TrendingItems,
     TrendingQuery,
 )
-from app.schemas.recommendations import Recommendations, SimilarQuery, TogetherQuery
+from app.schemas.recommendations import ItemListQuery, Recommendations, SimilarQuery
 
 router = APIRouter(route_class=GuardedRoute, tags=["items"])
 READS, WRITES = needs("recs:read"), needs("catalogue:write")
@@ -124,7 +124,7 @@ async def get_similar_items(
 
 @router.get("/v1/items/{item_id}/together", response_model=Recommendations, responses=errors(404), dependencies=[READS])
 async def get_items_together(
-    item_id: ItemId, query: Annotated[TogetherQuery, Query()], services: ServicesDep, caller: CallerDep
+    item_id: ItemId, query: Annotated[ItemListQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
     """The items that were bought in one order with this item, more often than their popularity tells."""
     return Response(await calls.together(services, caller, item_id, query), media_type="application/json")
