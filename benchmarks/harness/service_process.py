@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,14 +19,26 @@ import httpx
 START_TIMEOUT_S = 120.0
 LISTENING_PORTS = 10_000, 20_000
 
+_holders: deque[int] = deque(maxlen=512)  # file descriptors, which the end of the process closes
+
 
 def free_port() -> int:
-    """Return a port on which nobody listens, of those that no connection gets by itself meanwhile."""
+    """Return a TCP port on which nobody listens, of those that no connection gets by itself meanwhile.
+
+    Another call, in this process or another one, returns another port: servers that share ports, as HAProxy does, would
+    take each other's connections. Its UDP namesake says that a port is taken, until the process ends or takes 512 more.
+    """
     while True:
         port = random.randrange(*LISTENING_PORTS)
+        holder = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as probe, suppress(OSError):
+            holder.bind(("127.0.0.1", port))
             probe.bind(("127.0.0.1", port))
+            if len(_holders) == _holders.maxlen:
+                os.close(_holders.popleft())
+            _holders.append(holder.detach())
             return port
+        holder.close()
 
 
 def fetch(url: str, timeout_s: float = 5.0) -> httpx.Response:

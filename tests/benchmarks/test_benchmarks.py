@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ import typer
 from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
+from benchmarks.harness import service_process
 from benchmarks.inference import attention, constant_cost, scan, worker_memory
 from benchmarks.quality import mechanisms, served_equals_offline, training_threads
 from benchmarks.rollout import model_switch
@@ -167,6 +170,19 @@ def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "2,000 items" in printed
     assert printed.count(" MB") == 12
+
+
+def test_a_free_port_is_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in this process nor in another one, before a server listens there."""
+    ports = range(19_990, 19_998)
+    monkeypatch.setattr(service_process, "LISTENING_PORTS", (ports.start, ports.stop))
+    others = "from benchmarks.harness import service_process as s; s.LISTENING_PORTS = {}, {}; print(s.free_port())"
+    mine = {service_process.free_port() for _ in range(3)}
+    other = subprocess.run(
+        [sys.executable, "-c", others.format(ports.start, ports.stop)], capture_output=True, text=True, check=True
+    )
+    assert len(mine) == 3
+    assert int(other.stdout) not in mine
 
 
 def test_a_soak_misses_memory_that_grows_and_requests_that_fail() -> None:
