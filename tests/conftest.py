@@ -33,6 +33,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # that wait for each other make it ten times slower where other processes want the same cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# every client of httpx, and many a test makes hundreds, would load the authorities of the internet: 30 ms of CPU each
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.devnull
+
 # before anything imports Triton, which then runs its kernels on the CPU
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")

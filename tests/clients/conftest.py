@@ -25,6 +25,7 @@ from app.settings import Settings
 from clients.lisarec_client import AsyncClient, Client
 from tests.app.conftest import write_model
 from tests.app.service_process import launch
+from tests.waiting import PATIENCE_S
 
 __all__ = ["launch"]  # the fixture that starts processes
 
@@ -184,11 +185,11 @@ Connect = Callable[..., Any]
 
 @pytest.fixture(params=[Client, InLoop], ids=["Client", "AsyncClient"])
 def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connect]:
-    """Make a client of either kind with a key for everything; it is closed afterwards."""
+    """Make a patient client of either kind with a key for everything; it is closed afterwards."""
     made: list[Any] = []
 
-    def connect_client(url: str = service.url, **options: Any) -> Any:
-        made.append(request.param(url, service.key, **options))
+    def connect_client(url: str = service.url, *, timeout_s: float = PATIENCE_S, **options: Any) -> Any:
+        made.append(request.param(url, service.key, timeout_s=timeout_s, **options))
         return made[-1]
 
     yield connect_client

@@ -233,7 +233,7 @@ class TestEvents:
 
 class TestRecommendations:
     def test_are_the_service_s(self, service: Service, connect: Connect) -> None:
-        client = connect(timeout_s=PATIENT_S)
+        client = connect()
         for item_id in ITEMS:
             client.event("reader", item_id)
         assert client.flush(PATIENT_S)
@@ -250,13 +250,13 @@ class TestRecommendations:
     def test_have_the_settings_of_a_scenario(self, service: Service, connect: Connect) -> None:
         described = {"k": 12, "filter": "item.title != params.not", "params": {"not": {"type": "text"}}}
         assert service.ask("PUT", "/v1/admin/scenarios/client", json=described).status_code == 200
-        client = connect(timeout_s=PATIENT_S)
+        client = connect()
         assert len(client.recommendations("ann", scenario="client", params={"not": ""}).items) == 12
         assert len(client.recommendations("ann", 3, scenario="client", params={"not": ""}).items) == 3
         assert client.recommendations("ann", scenario="client").source == "fallback"  # it lacks a parameter
 
     def test_come_in_pages(self, service: Service, connect: Connect) -> None:
-        client, shown = connect(timeout_s=PATIENT_S), list[str]()
+        client, shown = connect(), list[str]()
         cursor: str | None = ""
         while cursor is not None:
             page = client.recommendations("pager", k=7, cursor=cursor)
@@ -303,14 +303,14 @@ class TestRecommendations:
 
     def test_are_not_asked_for_while_the_service_wants_rest(self, front: Front, connect: Connect) -> None:
         front.play = lambda exchange: exchange.refuse(503, "overloaded", "60")
-        client = connect(front.url, timeout_s=PATIENT_S)
+        client = connect(front.url)
         assert [client.recommendations("ann").source for _ in range(3)] == ["fallback"] * 3
         assert len(front.requests) == 1
 
     def test_are_asked_for_again_when_a_connection_was_closed(self, front: Front, connect: Connect) -> None:
         plays = iter([lambda _exchange: None, Exchange.forward])
         front.play = lambda exchange: next(plays)(exchange)
-        assert connect(front.url, timeout_s=PATIENT_S).recommendations("ann").source == "popular"
+        assert connect(front.url).recommendations("ann").source == "popular"
 
 
 class TestUsers:
