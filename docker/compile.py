@@ -30,7 +30,7 @@ from model.mechanisms import train as mechanisms
 from model.training.loop import EpochReport
 from model.training.train import train
 
-SHOPPERS = 200  # of whom half have to do something after the others, for the trainer to compare models
+SHOPPERS = 120  # nearly all do something after the others, and 100 have to, for the trainer to compare models
 BATCH = 1000
 CONSOLE = Console(quiet=True)
 Click = dict[str, str]
@@ -94,7 +94,7 @@ async def use(settings: Settings, clicks: list[Click]) -> None:
                 (await client.post("/v1/events", json=clicks[begin : begin + BATCH])).raise_for_status()
             user_id, item_ids = clicks[0]["user_id"], sorted({click["item_id"] for click in clicks[:3]})
             few = {"user_id": user_id, "candidates": item_ids}
-            asked = [{"user_id": user_id}, {"user_id": "visitor"}, few, {"history": item_ids}]
+            asked = [{"user_id": user_id, "explain": True}, {"user_id": "visitor"}, few, {"history": item_ids}]
             (await client.post("/v1/recommendations", json={"requests": asked})).raise_for_status()
             (await client.get("/v1/items", params={"query": "red"})).raise_for_status()
 

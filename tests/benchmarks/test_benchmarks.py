@@ -231,11 +231,12 @@ def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest
     assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*supported_paths(), "torch"))
 
 
-def test_trainings_are_timed_beside_busy_processes(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainings_are_timed_beside_busy_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With one thread: on a busy machine several would train for long."""
-    training_threads.main([data], threads=[1], busy=[1], epochs=1, repeats=1)
+    shop = training_threads.make_shop(tmp_path / "shop", items=200, users=60)
+    training_threads.main([shop], threads=[1], busy=[1], epochs=1, repeats=1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "as with one thread" in line]
-    assert data.name in line
+    assert shop.name in line
 
 
 def test_mechanisms_are_trained_tested_and_weighed_once(
