@@ -13,8 +13,10 @@ from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from uuid import uuid4
 
+import certifi
 import hypothesis
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -33,9 +35,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # that wait for each other make it ten times slower where other processes want the same cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# every client of httpx, and many a test makes hundreds, would load the authorities of the internet: 30 ms of CPU each
-os.environ.pop("SSL_CERT_FILE", None)
-os.environ["SSL_CERT_DIR"] = os.devnull
+# of the internet's authorities the first one alone: to load them all takes every client of httpx 30 ms of CPU
+AUTHORITY = NamedTemporaryFile(suffix=".pem")  # noqa: SIM115  # it is there as long as this process
+AUTHORITY.write(b"".join(Path(certifi.where()).read_bytes().partition(b"-----END CERTIFICATE-----\n")[:2]))
+AUTHORITY.flush()
+os.environ["SSL_CERT_FILE"] = AUTHORITY.name
+os.environ.pop("SSL_CERT_DIR", None)
 
 # before anything imports Triton, which then runs its kernels on the CPU
 if shutil.which("nvidia-smi") is None:

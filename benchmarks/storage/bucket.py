@@ -43,6 +43,7 @@ BATCH = 500
 LANES = 4
 FREEZE_EVERY = 10  # kills
 FREEZE_S = 3.0
+RETRY_AFTER_S = 0.05
 KILL_WITHIN_S = 8.0  # after an archiver has opened the archive
 PART = 64 << 20
 PARTS = 3
@@ -71,6 +72,7 @@ async def append(url: str, archive: Folder, events: int, users: int) -> None:
                 with suppress(StorageUnavailable):  # and sent again, which counts once
                     await store.append("main", batch)
                     break
+                await asyncio.sleep(RETRY_AFTER_S)
 
     await asyncio.gather(*(lane() for _ in range(LANES)))
     await store.close()
