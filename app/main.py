@@ -104,15 +104,14 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         # it would read the environment for every request
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        responses=openapi.errors(401, 403, 422, 429, 431, 503),
     )
-    for routes in (events, recommendations, portable, users, items, model, client, health):
-        app.include_router(routes.router)
+    resources = [events, recommendations, portable, users, items, model, client, health]
     if settings.keys_file is not None or is_loopback(settings.host):  # nobody else can call them
-        app.include_router(admin.router)
-        app.include_router(scenarios.router)
+        resources += [admin, scenarios]
     if settings.playground:
-        app.include_router(playground.router)
+        resources.append(playground)
+    for resource in resources:  # an included router would be built anew, at the first request
+        app.router.routes.extend(resource.router.routes)
     install_error_handlers(app)
     openapi.describe_keys(app, settings)
     openapi.add_document(app)

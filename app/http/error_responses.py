@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -262,7 +262,7 @@ async def _handle_http(request: Request, exc: Exception) -> JSONResponse:
 
 def _allowed_methods(request: Request) -> str:
     """Return all methods of the path; the framework would name only those of the first route that has the path."""
-    declared = [context.original_route for context in iter_route_contexts(request.app.routes)]
+    declared = request.app.routes
     routes = [one for one in declared if isinstance(one, APIRoute) and one.path_regex.match(request.scope["path"])]
     return ", ".join(sorted({method for one in routes if one.path == routes[0].path for method in one.methods or ()}))
 

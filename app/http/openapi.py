@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -64,8 +64,7 @@ def describe_keys(app: FastAPI, settings: Settings) -> None:
         document = framework()
         if settings.keys_file is not None:
             document["components"]["securitySchemes"] = {"key": BEARER}
-        for context in iter_route_contexts(app.routes):
-            route = context.original_route
+        for route in app.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
                 (scope,) = declared_scopes(route.dependencies)
                 if settings.keys_file is None or (scope == "metrics:read" and settings.open_metrics):

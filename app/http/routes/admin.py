@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from app.http.access import charge_operation, needs
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import LOADED_MODEL
 from app.schemas.fields import Id
 from app.schemas.operations import Activated, Experiment, Experiments
@@ -15,7 +15,7 @@ from app.schemas.properties import DeclaredTypes, HeldTypes
 from app.serving.property_types import declare_types, shown_types
 from app.serving.switcher import experiment_of
 
-router = APIRouter(route_class=GuardedRoute, tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
+router = GuardedRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
 
 EXPERIMENT = json_request(
     Experiment.model_json_schema(),

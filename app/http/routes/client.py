@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.http.access import NO_SCOPE
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 
 # in the repository as in an installation, a sibling of the package
 SCRIPT = (Path(__file__).parents[3] / "clients" / "client.js").read_bytes()
@@ -18,7 +17,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "cross-origin",
 }
 
-router = APIRouter(route_class=GuardedRoute)
+router = GuardedRouter()
 
 
 @router.get("/client.js", include_in_schema=False, dependencies=[NO_SCOPE])

@@ -1,15 +1,13 @@
 """The route that takes in events."""
 
-from fastapi import APIRouter
-
 from app.http.access import needs
 from app.http.calls import append_events
 from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 
-router = APIRouter(route_class=GuardedRoute, tags=["events"], dependencies=[needs("events:write")])
+router = GuardedRouter(tags=["events"], dependencies=[needs("events:write")])
 
 EXAMPLE = {
     "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",

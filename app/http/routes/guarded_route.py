@@ -1,15 +1,16 @@
-"""The class of all routes: nothing of a request is read before its key is checked."""
+"""The classes of all routes and their routers: nothing of a request is read before its key is checked."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from typing_extensions import override
 
 from app.errors import InvalidRequest
 from app.http.access import authorise, declared_scopes
 from app.http.dependencies import refuse_repeated_parameters
+from app.http.openapi import errors
 
 MAX_OPEN_QUERY_BYTES = 256  # of a call without a key, such as "?v=3" behind a script's address
 
@@ -34,3 +35,10 @@ class GuardedRoute(APIRoute):
             return await handle(request)
 
         return guarded
+
+
+class GuardedRouter(APIRouter):
+    """The routes of one resource, with the errors that any of them may answer with."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(route_class=GuardedRoute, responses=errors(401, 403, 422, 429, 431, 503), **options)

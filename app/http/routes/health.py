@@ -2,20 +2,19 @@
 
 import asyncio
 
-from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.errors import Draining
 from app.http.access import NO_SCOPE, needs
 from app.http.dependencies import NO_QUERY, ChargeDep, ServicesDep
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import METRICS
 from app.schemas.operations import Health
 
 EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 
-router = APIRouter(route_class=GuardedRoute, tags=["operations"], dependencies=[NO_QUERY])
+router = GuardedRouter(tags=["operations"], dependencies=[NO_QUERY])
 
 
 @router.head("/healthz", include_in_schema=False, dependencies=[NO_SCOPE])  # some balancers probe with it

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from app.http import calls
 from app.http.access import needs
@@ -19,7 +19,7 @@ from app.http.dependencies import (
     StockedItemId,
 )
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation import cost
 from app.schemas.items import (
     MAX_ITEMS,
@@ -36,7 +36,7 @@ from app.schemas.items import (
 )
 from app.schemas.recommendations import ItemListQuery, Recommendations, SimilarQuery
 
-router = APIRouter(route_class=GuardedRoute, tags=["items"])
+router = GuardedRouter(tags=["items"])
 READS, WRITES = needs("recs:read"), needs("catalogue:write")
 
 WORDS = {

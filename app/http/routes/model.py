@@ -1,13 +1,11 @@
 """The routes of the served model and of the statistics of its recommendations."""
 
-from fastapi import APIRouter
-
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, ServiceDep
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.operations import ServedModel, Stats
 
-router = APIRouter(route_class=GuardedRoute, tags=["model"], dependencies=[needs("recs:read")])
+router = GuardedRouter(tags=["model"], dependencies=[needs("recs:read")])
 
 
 @router.get("/v1/stats", dependencies=[NO_QUERY])

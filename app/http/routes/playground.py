@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from fastapi import APIRouter, HTTPException
+from fastapi import HTTPException
 from fastapi.responses import FileResponse, RedirectResponse
 
 from app.http.access import NO_SCOPE
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 
 STATIC = Path(__file__).parents[1] / "static"
 PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))
@@ -20,7 +20,7 @@ HEADERS = {
 }
 
 # The page says nothing about tenants. Its requests need the visitor's key, where there are keys.
-router = APIRouter(route_class=GuardedRoute, dependencies=[NO_SCOPE], include_in_schema=False)
+router = GuardedRouter(dependencies=[NO_SCOPE], include_in_schema=False)
 
 
 @router.get("/")

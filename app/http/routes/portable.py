@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from app.errors import ErrorDetail, Forbidden, InvalidRequest
 from app.http.access import Caller, needs
@@ -21,15 +21,13 @@ from app.http.calls import (
 )
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.http.services import Services
 from app.schemas.events import MAX_EVENTS, PortableEventCounts, PortableEventsRequest, PostedEvent
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 from storage.state.portable_state import PortableState
 
-router = APIRouter(
-    prefix="/v1/portable", route_class=GuardedRoute, tags=["portable"], dependencies=[needs("portable"), NO_QUERY]
-)
+router = GuardedRouter(prefix="/v1/portable", tags=["portable"], dependencies=[needs("portable"), NO_QUERY])
 OF_USERS = frozenset({"user_id", "history", "requests"})  # these are for keys that read users
 RESPONSES = errors(400, 408, 409, 413, 415)
 

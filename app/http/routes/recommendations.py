@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from app.http.access import needs
 from app.http.calls import recommend, recommend_body
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep, UserId
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.recommendations import (
     MAX_REQUESTS,
     RecommendationRequest,
@@ -17,7 +17,7 @@ from app.schemas.recommendations import (
     RecommendationUrlQuery,
 )
 
-router = APIRouter(route_class=GuardedRoute, tags=["recommendations"], dependencies=[needs("recs:read")])
+router = GuardedRouter(tags=["recommendations"], dependencies=[needs("recs:read")])
 
 REQUEST_SCHEMA = RecommendationRequest.model_json_schema()
 BODY = json_request(

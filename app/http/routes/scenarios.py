@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 
 from app.http.access import charge_operation, needs
 from app.http.calls import INVALID, parse, preview_scenario, put_scenario
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import SCENARIOS
 from app.schemas.fields import Id
 from app.schemas.recommendations import Recommendations
@@ -22,9 +22,7 @@ from app.schemas.scenarios import (
     ScenarioVersions,
 )
 
-router = APIRouter(
-    prefix="/v1/admin", route_class=GuardedRoute, tags=["scenarios"], dependencies=[needs("scenarios:write"), NO_QUERY]
-)
+router = GuardedRouter(prefix="/v1/admin", tags=["scenarios"], dependencies=[needs("scenarios:write"), NO_QUERY])
 Name = Annotated[Id, Path(openapi_examples=example("product-page"))]
 
 SETTINGS = json_request(ScenarioSettings.model_json_schema(), {"a product page": EXAMPLE})

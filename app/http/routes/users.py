@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from app.http import calls
 from app.http.access import needs
@@ -16,12 +16,12 @@ from app.http.dependencies import (
     UserId,
 )
 from app.http.openapi import errors, json_request
-from app.http.routes.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.properties import PostedUserProperties, UserProperties
 from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
 from app.serving.property_types import user_properties
 
-router = APIRouter(route_class=GuardedRoute, tags=["users"], dependencies=[needs("users:admin")])
+router = GuardedRouter(tags=["users"], dependencies=[needs("users:admin")])
 
 PROPERTIES = json_request(
     PostedUserProperties.model_json_schema(),
