@@ -209,6 +209,7 @@ class TestEvents:
             with closing(sqlite3.connect(client.settings.data_dir / FILE_NAME)) as database:
                 return [line for line in database.iterdump() if not COUNTED.search(line)]
 
+        client.runner.run(client.service.store.secret())  # which a store makes once, when it is first asked for it
         before = stored()
         first = post(client, events_of(*range(30)))["state"]
         answer = recommend(client, state=first, exclude_seen="all")
