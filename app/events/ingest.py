@@ -27,7 +27,9 @@ from storage.records import AppendResult
 from storage.state.event import IMPRESSION, Event, id_time_us
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
-PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "items", "type", "timestamp", "value", "recommendation_id"})
+PLAIN_FIELDS = frozenset(
+    {"event_id", "user_id", "item_id", "items", "type", "timestamp", "value", "recommendation_id", "order_id"}
+)
 FOLLOW_JUMPS_AFTER_S = 60.0
 FEW_EVENTS = 100  # that are parsed within half a millisecond
 EVENT_COST = 200.0  # of parsing one, beside a byte of JSON
@@ -207,11 +209,11 @@ def parse_plain_events(
             return None
         event_id, user_id = body.get("event_id"), body.get("user_id")
         kind, timestamp, value = body.get("type", "click"), body.get("timestamp"), body.get("value")
-        recommendation_id = body.get("recommendation_id")
+        recommendation_id, order_id = body.get("recommendation_id"), body.get("order_id")
         about = _item_and_items(body)
         if not (is_id(user_id) and about is not None and (kind == "click" or is_id(kind))):
             return None
-        if not (recommendation_id is None or is_id(recommendation_id)):
+        if not ((recommendation_id is None or is_id(recommendation_id)) and (order_id is None or is_id(order_id))):
             return None
         if not (is_id(event_id) or (event_id is None and not needs_ids)):
             return None
@@ -237,6 +239,7 @@ def parse_plain_events(
                 value,
                 recommendation_id,
                 items=items,
+                order_id=order_id,
             )
         )
     return events
@@ -296,4 +299,5 @@ def to_event(posted: PostedEvent, now_us: int) -> Event:
         value=posted.value,
         recommendation_id=posted.recommendation_id,
         items=tuple(posted.items or [item_id]) if is_impression else (),
+        order_id=posted.order_id,
     )

@@ -160,4 +160,6 @@ def _logged(event: Event | Undo) -> LoggedEvent | LoggedUndo:
         logged["value"] = event.value
     if event.recommendation_id is not None:
         logged["recommendation_id"] = event.recommendation_id
+    if event.order_id is not None:
+        logged["order_id"] = event.order_id
     return logged

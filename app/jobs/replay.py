@@ -55,6 +55,7 @@ def _event(interactions: Interactions, row: int, position: int, namespace: UUID)
     user_id = interactions.user_ids[interactions.user[row]]
     seconds, rest_us = divmod(int(interactions.timestamp_us[row]), 1_000_000)
     value = float(interactions.value[row])
+    order_id = interactions.order_id(row)
     return {
         "event_id": str(uuid5(namespace, f"{user_id}/{position}")),
         "user_id": user_id,
@@ -62,6 +63,7 @@ def _event(interactions: Interactions, row: int, position: int, namespace: UUID)
         "type": interactions.type_names[interactions.type[row]],
         "timestamp": seconds + rest_us / 1e6 if rest_us else seconds,
         **({} if math.isnan(value) else {"value": value}),
+        **({} if order_id is None else {"order_id": order_id}),
     }
 
 

@@ -88,6 +88,9 @@ class PostedEvent(Closed):
         "the list that led here; the service may be set to take less",
     )
     recommendation_id: Id | None = Field(None, description="of the answer that led here")
+    order_id: Id | None = Field(
+        None, description="the order of a purchase: what a user buys under one of these ids goes together"
+    )
 
 
 class EventCounts(BaseModel):

@@ -65,6 +65,7 @@ class LoggedEvent(TypedDict):
     timestamp: float
     value: NotRequired[float]
     recommendation_id: NotRequired[str]
+    order_id: NotRequired[str]
 
 
 class LoggedUndo(TypedDict):

@@ -75,6 +75,32 @@ class AsyncClient:
         require_event(event)
         return str(event["event_id"]) if self.outbox.put(event) else None
 
+    def order(
+        self,
+        user_id: str,
+        order_id: str,
+        items: Iterable[str] | Mapping[str, float],
+        *,
+        recommendation_id: str | None = None,
+    ) -> list[str | None]:
+        """Queue the purchases of one order, an event for each item. Return their ids, as `event` does.
+
+        items   what was bought, or what was paid for each
+        raises  ValueError for what the service would refuse; nothing is queued then
+        """
+        of_all: dict[str, Any] = {"user_id": user_id, "type": "purchase", "order_id": order_id}
+        of_all["timestamp"] = time.time()
+        if recommendation_id is not None:
+            of_all["recommendation_id"] = recommendation_id
+        events: list[dict[str, Any]] = [
+            {"event_id": new_event_id(), "item_id": item_id, **of_all}
+            | ({"value": items[item_id]} if isinstance(items, Mapping) else {})
+            for item_id in items
+        ]
+        for event in events:
+            require_event(event)
+        return [str(event["event_id"]) if self.outbox.put(event) else None for event in events]
+
     def impression(
         self,
         user_id: str,

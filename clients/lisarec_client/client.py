@@ -24,6 +24,7 @@ class Client:
         self._client = AsyncClient(url, key, timeout_s=timeout_s, queue_size=queue_size)
         self.outbox = self._client.outbox
         self.event = self._client.event
+        self.order = self._client.order
         self.impression = self._client.impression
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -13,15 +13,16 @@ from model.data.table import Table
 
 ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
-ARCHIVE_VERSION = 3
+ARCHIVE_VERSION = 4
 IMPRESSION = "impression"  # of several items, which were shown and not used
-ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
+ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value", "order_id")
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),
     "item_id": pl.col("item_id"),
     "timestamp": (pl.col("timestamp_us") / 1e6).cast(pl.String),
     "type": pl.col("type"),
     "value": pl.col("value").cast(pl.String),
+    "order_id": pl.col("order_id"),
 }
 
 

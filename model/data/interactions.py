@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
 
@@ -32,6 +32,7 @@ class Interactions:
     sha256            hex digest of the uncompressed table as it lay in the file
     is_log            whether these are a service's events, which may have types that no model knows
     order             (events,)  int32, the order that an event belongs to, -1 for none; None where the table has none
+    order_ids         what `order` numbers
     """
 
     user_ids: list[str]
@@ -46,6 +47,7 @@ class Interactions:
     sha256: str
     is_log: bool = False
     order: NDArray[np.int32] | None = None
+    order_ids: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.user)
@@ -54,6 +56,11 @@ class Interactions:
     def starts(self) -> NDArray[np.int64]:
         """Where each user's events begin, and the end: (users + 1,)."""
         return np.searchsorted(self.user, np.arange(len(self.user_ids) + 1)).astype(np.int64)
+
+    def order_id(self, row: int) -> str | None:
+        """Return the id of the order that the event belongs to; None for none."""
+        number = -1 if self.order is None else int(self.order[row])
+        return None if number < 0 else self.order_ids[number]
 
     def weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
         """Return the weight of every event by its type.

@@ -43,7 +43,7 @@ def read_interactions(directory: Path) -> Interactions:
     user, user_ids = _indices(frame["user_id"])
     item, item_ids = _indices(frame["item_id"])
     type_, type_names = _indices(kind)
-    order_id = _order_numbers(table) if "order_id" in frame.columns else None
+    order_of, order_ids = _order_numbers(table)
     order = np.lexsort((timestamp_us, user))  # stable: equal times keep the order of the file
     user, timestamp_us = user[order], timestamp_us[order]
     return Interactions(
@@ -58,7 +58,8 @@ def read_interactions(directory: Path) -> Interactions:
         _only_counts(user, timestamp_us),
         table.sha256,
         is_log=archived is not None,
-        order=None if order_id is None else order_id[order],
+        order=None if order_of is None else order_of[order],
+        order_ids=order_ids,
     )
 
 
@@ -111,16 +112,21 @@ def _read_interactions_table(directory: Path) -> Table:
     return read_table(path, REQUIRED, OPTIONAL)
 
 
-def _order_numbers(table: Table) -> NDArray[np.int32]:
-    """Number the orders; -1 where a cell is empty. Raises DataError."""
+def _order_numbers(table: Table) -> tuple[NDArray[np.int32] | None, list[str]]:
+    """Number the orders, -1 where a cell is empty; return the numbers and what they number. Raises DataError.
+
+    Without a column of orders there are no numbers.
+    """
+    if "order_id" not in table.frame.columns:
+        return None, []
     cells = table.frame["order_id"].fill_null("")
     table.refuse(
         cells.str.len_chars() > MAX_ORDER_ID_CHARS,
         f"order_id {{!r}} has more than {MAX_ORDER_ID_CHARS} letters",
         "order_id",
     )
-    numbers, _ = _indices(cells)
-    return np.where((cells == "").to_numpy(), -1, numbers).astype(np.int32)
+    numbers, order_ids = _indices(cells)
+    return np.where((cells == "").to_numpy(), -1, numbers).astype(np.int32), order_ids
 
 
 def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:

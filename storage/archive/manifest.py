@@ -30,7 +30,7 @@ from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
 
 MANIFEST = "archive.json"
 THROUGH = "through"
-VERSION = 3
+VERSION = 4
 EARLIER_VERSION = (
     "the archive was written by an earlier lisarec (version {found}, this one knows {known}); run 'lisarec backup' "
     "with that version, 'lisarec restore' with this one, and archive to another directory"

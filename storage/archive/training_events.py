@@ -11,7 +11,7 @@ from storage.archive.manifest import ArchiveFile
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.folders.folder import Folder
 
-COLUMNS = ("user_id", "item_id", "type", "timestamp_us", "value", "logged_ms")
+COLUMNS = ("user_id", "item_id", "type", "timestamp_us", "value", "order_id", "logged_ms")
 
 
 class TrainingEvents:

@@ -26,6 +26,7 @@ CREATE TABLE log (
     recommendation_id TEXT,
     codes BLOB, -- of an item that a model has not learned
     items TEXT, -- of an impression, a JSON array of ids
+    order_id TEXT,
     target TEXT -- whom the user of a merge has become
 );
 CREATE UNIQUE INDEX log_by_event ON log (tenant, user_id, event_id, kind);
@@ -167,7 +168,7 @@ SCHEMAS = (
     TALLIES_SCHEMA,
     SCENARIOS_SCHEMA,
 )
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

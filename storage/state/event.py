@@ -23,9 +23,10 @@ CodesByTag: TypeAlias = tuple[tuple[bytes, bytes], ...]
 class Event:
     """One user-item interaction, as it is logged and folded.
 
-    item_id  empty for an impression
-    codes    of an item that a model has not learned, for the generations that were served when the event was logged
-    items    of an impression, the ids of all items that were shown; empty for all other events
+    item_id   empty for an impression
+    codes     of an item that a model has not learned, for the generations that were served when the event was logged
+    items     of an impression, the ids of all items that were shown; empty for all other events
+    order_id  of the order that a purchase belongs to
     """
 
     event_id: str
@@ -38,6 +39,7 @@ class Event:
     recommendation_id: str | None = None
     codes: CodesByTag = ()
     items: tuple[str, ...] = ()
+    order_id: str | None = None
 
     @property
     def entry_id(self) -> str:

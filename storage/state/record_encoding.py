@@ -9,6 +9,7 @@ JSON, in Redis and in back-ups, is one of
   [TENANT, EVENT_ID, USER_ID, ITEM_ID, TYPE, TIMESTAMP_US, ID_TIME_US, VALUE, RECOMMENDATION_ID]
   [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [[TAG, CODES], ...]]    an event with codes, in hex
   [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [], [ITEM_ID, ...]]     an impression
+  [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [[TAG, CODES], ...], [ITEM_ID, ...], ORDER_ID]    an event of an order
   {"undo": [TENANT, USER_ID, EVENT_ID, TIMESTAMP_US]}
   {"merge": [TENANT, USER_ID, TARGET, TIMESTAMP_US]}
 """
@@ -31,7 +32,7 @@ PLAIN_FIELDS = (
     "value",
     "recommendation_id",
 )
-COLUMNS = ("kind", *PLAIN_FIELDS, "codes", "items", "target")
+COLUMNS = ("kind", *PLAIN_FIELDS, "codes", "items", "order_id", "target")
 TAG_BYTES = 8
 COUNT_BYTES = 2
 
@@ -43,19 +44,22 @@ def to_row(record: LogRecord) -> tuple[Any, ...]:
     match record:
         case Event():
             codes = codes_to_blob(record.codes) if record.codes else None
-            return EVENT, *_plain_fields(record), codes, json.dumps(record.items) if record.items else None, None
+            items = json.dumps(record.items) if record.items else None
+            return EVENT, *_plain_fields(record), codes, items, record.order_id, None
         case Undo(user_id, event_id, timestamp_us):
-            return UNDO, event_id, user_id, None, None, timestamp_us, None, None, None, None, None, None
+            return UNDO, event_id, user_id, None, None, timestamp_us, None, None, None, None, None, None, None
         case Merge(user_id, target, timestamp_us):
-            return MERGE, None, user_id, None, None, timestamp_us, None, None, None, None, None, target
+            return MERGE, None, user_id, None, None, timestamp_us, None, None, None, None, None, None, target
 
 
 def from_row(row: Iterable[Any]) -> LogRecord:
     """Return the record of a row of COLUMNS; ValueError when it is none."""
-    kind, event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, codes, items, target = row
+    kind, *plain, codes, items, order_id, target = row
+    event_id, user_id, _, _, timestamp_us, *_ = plain
     if kind == EVENT:
         own, shown = codes_from_blob(codes) if codes else (), tuple(json.loads(items)) if items else ()
-        return Event(event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, own, shown)
+        fields = [*plain, own, shown, order_id]
+        return Event(*fields)
     if kind == UNDO:
         return Undo(user_id, event_id, timestamp_us)
     if kind == MERGE:
@@ -68,9 +72,11 @@ def to_json(tenant: str, record: LogRecord) -> list[Any] | dict[str, Any]:
     match record:
         case Event():
             plain = [tenant, *_plain_fields(record)]
-            if not (record.codes or record.items):
+            if not (record.codes or record.items) and record.order_id is None:
                 return plain
             codes = [[tag.hex(), own.hex()] for tag, own in record.codes]
+            if record.order_id is not None:
+                return [*plain, codes, record.items, record.order_id]
             return [*plain, codes, record.items] if record.items else [*plain, codes]
         case Undo(user_id, event_id, timestamp_us):
             return {UNDO: [tenant, user_id, event_id, timestamp_us]}
@@ -81,12 +87,13 @@ def to_json(tenant: str, record: LogRecord) -> list[Any] | dict[str, Any]:
 def from_json(value: Any) -> tuple[str, LogRecord]:
     """Return tenant and record of a JSON value; TypeError or ValueError when it is none."""
     if isinstance(value, list):
-        if len(value) <= 1 + len(PLAIN_FIELDS):
-            tenant, *fields = value
-            return tenant, Event(*fields)
-        tenant, *fields, codes = value[: 2 + len(PLAIN_FIELDS)]
-        fields.append(tuple((bytes.fromhex(tag), bytes.fromhex(own)) for tag, own in codes))
-        fields += map(tuple, value[2 + len(PLAIN_FIELDS) :])
+        tenant, *fields = value
+        plain, more = fields[: len(PLAIN_FIELDS)], fields[len(PLAIN_FIELDS) :]
+        if not more:
+            return tenant, Event(*plain)
+        codes, items, order_id = more + [[], None][len(more) - 1 :]
+        own = tuple((bytes.fromhex(tag), bytes.fromhex(of_tag)) for tag, of_tag in codes)
+        fields = [*plain, own, tuple(items), order_id]
         return tenant, Event(*fields)
     match value:
         case {"undo": [tenant, user_id, event_id, timestamp_us]}:

@@ -165,6 +165,7 @@ def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict
             "type": record.type,
             "value": record.value,
             "recommendation_id": record.recommendation_id,
+            "order_id": record.order_id,
             "recommended": attribution.of(tenant, record),
         }
     if isinstance(record, Undo):

@@ -198,7 +198,8 @@ class RetrainingRound:
     def _write_data(self, directory: Path, events: pl.DataFrame) -> None:
         """Write a data directory, with the items' titles and categories of the archive's folder."""
         directory.mkdir(parents=True)
-        table = events.select("user_id", "item_id", "type", "value", timestamp=pl.col("timestamp_us") / 1e6)
+        columns = ("user_id", "item_id", "type", "value", "order_id")
+        table = events.select(*columns, timestamp=pl.col("timestamp_us") / 1e6)
         table.write_parquet(directory / "interactions.parquet")
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):

@@ -43,11 +43,12 @@ def test_every_field_is_logged(client: Client) -> None:
         "timestamp": "2024-02-29T12:00:00.25+01:00",
         "value": 2.5,
         "recommendation_id": UUID7,
+        "order_id": "o-17",
     }
     assert client.post("/v1/events", json=event).status_code == 200
     (logged,) = client.log("ada")
     assert (logged.event_id, logged.item_id, logged.type) == ("e-1", "item-1", "purchase")
-    assert (logged.value, logged.recommendation_id) == (2.5, UUID7)
+    assert (logged.value, logged.recommendation_id, logged.order_id) == (2.5, UUID7, "o-17")
     assert logged.timestamp_us == 1_709_204_400_250_000
 
 
@@ -140,6 +141,9 @@ REFUSED: dict[str, tuple[str, str | None]] = {
     "id of 129 characters": ('{"user_id": "ada", "item_id": "%s"}' % ("i" * 129), "item_id"),
     "bad event id": ('{"user_id": "ada", "item_id": "item-1", "event_id": "a b"}', "event_id"),
     "bad recommendation id": ('{"user_id": "ada", "item_id": "item-1", "recommendation_id": 5}', "recommendation_id"),
+    "number as an order": ('{"user_id": "ada", "item_id": "item-1", "order_id": 17}', "order_id"),
+    "order id with a space": ('{"user_id": "ada", "item_id": "item-1", "order_id": "o 17"}', "order_id"),
+    "order id of 129 characters": ('{"user_id": "a", "item_id": "item-1", "order_id": "%s"}' % ("o" * 129), "order_id"),
     "null type": ('{"user_id": "ada", "item_id": "item-1", "type": null}', "type"),
     "bad type": ('{"user_id": "ada", "item_id": "item-1", "type": "a b"}', "type"),
     "boolean value": ('{"user_id": "ada", "item_id": "item-1", "value": true}', "value"),

@@ -42,6 +42,7 @@ events = st.fixed_dictionaries(
         "timestamp": times,
         "value": numbers | odd,
         "recommendation_id": ids | odd,
+        "order_id": ids | odd,
         "price": odd,
     },
 )
@@ -53,6 +54,7 @@ good = st.fixed_dictionaries(
         "timestamp": st.integers(-62135596800, NOW_S + 301) | st.floats(-1e9, NOW_S + 301) | st.none(),
         "value": st.floats(-1, 2e9) | st.sampled_from([0.0, 1e9]) | st.none(),
         "recommendation_id": st.just(UUID7) | st.none(),
+        "order_id": st.just("o-17") | st.none(),
     },
 )
 
@@ -63,7 +65,7 @@ shown = st.fixed_dictionaries(
         "type": st.just("impression") | st.just("click"),
         "items": st.lists(st.sampled_from([f"tea-{n}" for n in range(60)]), max_size=51),
     },
-    optional={"recommendation_id": st.just("r"), "item_id": st.sampled_from([None, "tea-2"])},
+    optional={"recommendation_id": st.just("r"), "order_id": st.just("o"), "item_id": st.sampled_from([None, "tea-2"])},
 )
 
 

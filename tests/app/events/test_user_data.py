@@ -60,7 +60,7 @@ def test_the_log_is_exported_in_pages_and_can_be_posted_again(
         }
         for n in range(7)
     ]
-    events[3] |= {"value": 2.5, "recommendation_id": "r1"}
+    events[3] |= {"value": 2.5, "recommendation_id": "r1", "order_id": "o1"}
     client.post("/v1/events", json=[*events, {"user_id": "bob", "item_id": item_id(1)}])
     pages, query = [], {"limit": 3}
     while True:

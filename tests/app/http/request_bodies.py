@@ -52,7 +52,7 @@ values = st.recursive(
     max_leaves=6,
 )
 FIELDS = [
-    *("event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"),
+    *("event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id", "order_id"),
     *("k", "history", "candidates", "exclude", "categories", "exclude_seen", "requests"),
 ]
 objects = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6)

@@ -19,21 +19,25 @@ from app.cli.main import main
 from app.jobs.archive import FOLLOW_JUMPS_AFTER_S, ArchiverMetrics, ArchiverPlan, run_archiver
 from app.jobs.datasets.synthetic_shop import generate
 from app.serving.store_factory import opened_store
-from app.settings import StoreSettings
+from app.settings import Settings, StoreSettings
 from benchmarks.harness.service_process import free_port, is_ready
 from model.data.interactions import DataError, Interactions
+from model.data.orders import order_numbers
 from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
+from storage.archive.training_events import TrainingEvents
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageError
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
+from tests.app.conftest import Client
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
+DAY_S = 86_400
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +155,40 @@ def test_an_event_that_only_a_lost_archive_could_decide_gets_a_503(
         assert without_id.json()["accepted"] == 1
         (tmp_path / "elsewhere").rename(archive_dir)
         assert [post(url, event_id).json()["duplicates"] for event_id in ("e0", "never-seen")] == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_training_reads_the_orders_that_were_posted(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("redis_server").url if kind == "redis" else None
+    settings = Settings(
+        data_dir=tmp_path / "state", archive_dir=tmp_path / "archive", models_dir=tmp_path / "models", redis_url=url
+    )
+    bought = [
+        ("ann", "tea", "o1"),
+        ("guest", "cup", "o1"),
+        ("ann", "pot", "o2"),
+        ("ann", "lid", None),
+        ("ann", "bag", "o1"),
+        ("bob", "jar", "o1"),
+    ]
+    events = [
+        {"event_id": f"e{n}", "user_id": user_id, "item_id": item_id, "type": "purchase", "timestamp": DAY_S * n}
+        | ({} if order_id is None else {"order_id": order_id})
+        for n, (user_id, item_id, order_id) in enumerate(bought, start=20_000)
+    ]
+    client = Client(settings)
+    assert client.post("/v1/events", json=events).json()["accepted"] == len(bought)
+    assert client.post("/v1/users/ann/merge", json={"from": "guest"}).status_code == 200
+    assert client.request("DELETE", "/v1/users/ann/events/e20004").status_code == 200
+    run_archiver(settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
+    client.close()
+    archived = read_interactions(tmp_path / "archive")
+    numbers = order_numbers(archived)
+    orders = [{archived.item_ids[row] for row in archived.item[numbers == one]} for one in set(numbers.tolist())]
+    assert sorted(map(sorted, orders)) == [["cup", "tea"], ["jar"], ["lid"], ["pot"]]
+    newest = TrainingEvents(tmp_path / "archive", settings.tenant).newest(1_000)
+    kept = {item_id: order_id for _, item_id, order_id in bought if item_id != "bag"}
+    assert dict(newest.select("item_id", "order_id").iter_rows()) == kept
 
 
 def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:

@@ -226,13 +226,13 @@ class TestGivesUp:
             run(Service(url=url), interactions)
 
 
-def test_types_and_values_of_the_table_are_posted(tmp_path: Path) -> None:
-    rows = "u\ta\t10\tview\t4.5\nu\tb\t11\tclick\t\n"
-    (tmp_path / "interactions.tsv").write_text("user_id\titem_id\ttimestamp\ttype\tvalue\n" + rows)
+def test_types_values_and_orders_of_the_table_are_posted(tmp_path: Path) -> None:
+    rows = "u\ta\t10\tpurchase\t4.5\to-17\nu\tb\t11\tclick\t\t\n"
+    (tmp_path / "interactions.tsv").write_text("user_id\titem_id\ttimestamp\ttype\tvalue\torder_id\n" + rows)
     ((first, second),) = histories(read_interactions(tmp_path))
-    assert (first["type"], first["value"]) == ("view", 4.5)
+    assert (first["type"], first["value"], first["order_id"]) == ("purchase", 4.5, "o-17")
     assert second["type"] == "click"
-    assert "value" not in second
+    assert not {"value", "order_id"} & {*second}
 
 
 class TestWaiting:

@@ -50,6 +50,7 @@ events = st.builds(
     id_time_us=st.none() | st.integers(0, 2**50),
     value=st.none() | st.floats(allow_nan=False),
     recommendation_id=st.none() | st.just("r"),
+    order_id=st.none() | st.just("o"),
 )
 shown = st.lists(st.text(max_size=3) | st.sampled_from(ODD_IDS), min_size=1, max_size=5)
 entries = st.builds(
@@ -233,9 +234,10 @@ class TestReading:
             read(ArchiveReader(tmp_path))
 
     def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
-        earlier = r"earlier lisarec \(version [12].*backup.*restore.*another directory"
+        earlier = r"earlier lisarec \(version [123].*backup.*restore.*another directory"
         for text, reason in (
-            ('{"version": 4}', "version 4"),
+            ('{"version": 5}', "version 5"),
+            ('{"version": 3}', earlier),
             ('{"version": 2}', earlier),
             ('{"version": 1}', earlier),
             ("[]", "no list"),

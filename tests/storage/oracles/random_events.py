@@ -89,6 +89,7 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
         id_time_us=st.none() | st.integers(0, 40).map(lambda second: START_US + second * 1_000_000),
         value=st.none() | st.floats(-1e6, 1e6),
         recommendation_id=st.none() | st.just("r1"),
+        order_id=st.none() | st.sampled_from(["o1", "", "o 2", "ä"]),
     )
     kinds = st.sampled_from([*TYPES, *WITH_CODES])
     event = st.builds(lambda event, kind: replace(event, type=kind[0], codes=kind[1]), plain, kinds)
@@ -106,6 +107,7 @@ def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:
         click(f"{prefix}{number}", f"user{user}", item=rng.randrange(15), timestamp_us=rng.randrange(100))
         for number, user in enumerate(numbers)
     ]
+    events[::2] = [replace(event, order_id=f"o{number // 3}") for number, event in enumerate(events[::2])]
     shown = [*(f"item{item}" for item in range(80)), *ODD_IDS]
     return [as_impression(event, rng.sample(shown, 10)) if rng.random() < 0.2 else event for event in events]
 

@@ -61,7 +61,7 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     shown = httpx.get(f"{service.url}/v1/users/ada/recommendations").json()
     third = shown["items"][2]["item_id"]
     click(service, "ada", int(third.removeprefix("item-")), recommendation_id=shown["recommendation_id"])
-    click(service, "bob", 5, recommendation_id="made-up")
+    click(service, "bob", 5, recommendation_id="made-up", order_id="o-17")
     assert httpx.delete(f"{service.url}/v1/users/ada/events/ada-2").is_success
     first = publish(tmp_path, brokers, topic, store, "--once")
     assert first.process.wait(PATIENCE_S) == 0, first.log()
@@ -90,6 +90,7 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     ]
     assert [one["kind"] for one in ada] == ["event"] * 4 + ["undo"] + ["event"] * 2
     assert ada[3]["item_id"] == third
+    assert [one["order_id"] for one in found if one["user_id"] == "bob"] == ["o-17", None]
     generation = shown["generation"]
     assert ada[3]["recommended"] == {"generation": generation, "experiment": None, "scenario": None, "place": 3}
     (of_bob,) = [one["recommended"] for one in found if one["event_id"] == f"bob-{best}"]
