@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from model.artifact.model_directory import Artifact
 from model.inference import bitmap
+from model.inference.captured_batches import CapturedBatches, DeviceScan, Resident, States
 from model.inference.query_products import QueryProducts
 from model.inference.scan import Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
@@ -24,7 +26,10 @@ from model.inference.step import Step
 from model.lisa.item_followers import LIFTING_ITEMS
 from model.lisa.lisa_mini import AttentionTables, LisaMini, sum_of_codewords
 
+logger = logging.getLogger(__name__)
+
 ITEMS_PER_CHUNK = 1 << 16
+CAPTURED_K = 16  # the length of lists for which graphs are captured before the first request
 
 Products = tuple[Tensor, Lifted]
 """Inner products of Q queries with all target codewords (Q, B', W'), and the items whose scores gain something."""
@@ -106,6 +111,7 @@ class Engine:
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
             self._catalogue = _gpu_scan_class()(self._model.target_codes, self._model.bias)
+        self._captured = self._capture()
         artifact.release_pages()
 
     def step(
@@ -139,6 +145,39 @@ class Engine:
             torch.tensor(part, dtype=torch.int64, device=self.device) for part in (last_items, recent_items)
         )
         return Queries(self._model.read(rows, last, recent, self._tables), recent)
+
+    def captures(self, k: int) -> bool:
+        """Return whether ``rank_states`` finds this many items in one captured graph of the device."""
+        return self._captured is not None and self._captured.takes(k)
+
+    def rank_states(self, states: States, k: int, excluded: NDArray[np.uint64] | None = None) -> tuple[Queries, Ranked]:
+        """Step, and find the k best items of each state; where it is captured, without a return to the CPU between.
+
+        raises  ValueError  as ``step`` and ``top_k``
+                IndexError  for items beyond the catalogue, where it is captured
+        """
+        users = len(states.last_items)
+        if self._captured is None or not self._captured.takes(k) or not users:
+            queries = self.step(*states)
+            return queries, self.top_k(queries, k, excluded)
+        if excluded is not None and excluded.shape != (users, self._words):
+            raise ValueError(f"there is no top {k} of {users} states with bitmaps of {excluded.shape}")
+        found = self._captured.rank(states, k, None if excluded is None else np.ascontiguousarray(excluded))
+        return Queries(found.vectors, found.recent), found.ranked
+
+    def _capture(self) -> CapturedBatches | None:
+        """Capture step and scan on a GPU with Triton; None where that cannot be done."""
+        scan = self._catalogue
+        if self.device.type != "cuda" or not isinstance(self._model, LisaMini) or not isinstance(scan, DeviceScan):
+            return None
+        try:
+            captured = CapturedBatches(Resident(self._model, self._tables, scan), self._words)
+            if captured.takes(CAPTURED_K):
+                captured.prepare(CAPTURED_K)
+        except RuntimeError as exc:  # the memory is full, or the driver is too old
+            logger.warning("step and scan run one after the other: no graph was captured on %s: %s", self.device, exc)
+            return None
+        return captured
 
     @torch.inference_mode()
     def neighbours_of(self, items: Sequence[int]) -> Queries:
@@ -219,9 +258,8 @@ class Engine:
             products, *lifted = map(torch.from_numpy, computed)
             queries.products = products, Lifted(*lifted)
         if queries.products is None:
-            products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
             lifts = Lifted(*self._model.follower_gains(queries.recent))
-            queries.products = products.transpose(0, 1).contiguous(), lifts
+            queries.products = self._model.codeword_products(queries.vectors), lifts
         return queries.products
 
     @torch.inference_mode()

@@ -1,8 +1,11 @@
-"""The catalogue scan on a GPU: exact top k that reads each code once, 8 bytes and the bias for an item.
+"""The catalogue scan on a GPU: exact top k that reads each item's codes and bias once, eight bytes and four.
 
 A first pass finds the best score of each block of items and writes nothing else. The k best items lie in the k blocks
-with the highest best scores (the first ones of equal blocks), so only these are scored again, and ranked by torch. All
-paths add up an item's score in the same order: the bias first, then book by book.
+with the highest best scores (the first ones of equal blocks), so only these are scored again. Items whose scores gain
+something are scored apart: both passes leave them out, and they compete with what the passes found. All paths add up an
+item's score in the same order: the bias first, then book by book, then what it gains.
+
+Nothing on the way waits for the device, so that ``model.inference.captured_batches`` can capture it.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -17,21 +20,27 @@ from torch import Tensor
 from triton import language as tl
 from typing_extensions import override
 
-from model.inference import bitmap
 from model.inference.scan import Boosts, Lifted, Ranked
-from model.inference.scan_torch import TorchScan, select_top_k
+from model.inference.scan_torch import TorchScan
 
 BLOCK = 1024  # items
+LIFTED_PER_PROGRAM = 64
 
 
 @triton.jit
-def _score(tables, codes, bias, excluded, q, item, items, words, books: tl.constexpr, width: tl.constexpr):
+def _sum_of_codes(tables, codes, bias, q, item, items, books: tl.constexpr, width: tl.constexpr):
     inside = item < items
     score = tl.load(bias + item, mask=inside, other=float("-inf"))
     for book in tl.static_range(books):
         code = tl.load(codes + book * items + item, mask=inside, other=0).to(tl.int32)
         score += tl.load(tables + (q * books + book) * width + code)
-    word = tl.load(excluded + q * words + item // 32, mask=inside, other=-1)
+    return score
+
+
+@triton.jit
+def _score(tables, codes, bias, excluded, q, item, items, words, books: tl.constexpr, width: tl.constexpr):
+    score = _sum_of_codes(tables, codes, bias, q, item, items, books, width)
+    word = tl.load(excluded + q * words + item // 32, mask=item < items, other=-1)
     return tl.where((word >> (item % 32).to(tl.int32)) & 1 == 0, score, float("-inf"))
 
 
@@ -76,47 +85,111 @@ def _scores_of_blocks(
     tl.store(out + (q * count + place) * size + offset, score)
 
 
+@triton.jit
+def _score_lifted(
+    tables,
+    codes,
+    bias,
+    excluded,
+    lifted,
+    gains,
+    is_new,
+    out,
+    items,
+    words,
+    count,
+    books: tl.constexpr,
+    width: tl.constexpr,
+    size: tl.constexpr,
+):
+    """Exclude the lifted items from the passes, and score each once that was not excluded before."""
+    q = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    item = tl.load(lifted + q * count + place, mask=place < count, other=items)
+    inside = item < items
+    score = _sum_of_codes(tables, codes, bias, q, item, items, books, width)
+    for other in range(count):
+        gain = tl.load(gains + q * count + other)
+        score += tl.where(item == tl.load(lifted + q * count + other), gain, 0.0)
+    bit = tl.full((size,), 1, tl.int32) << (item % 32).to(tl.int32)
+    before = tl.atomic_or(excluded + q * words + item // 32, bit, mask=inside)
+    new = inside & ((before & bit) == 0)
+    tl.store(is_new + q * count + place, new.to(tl.int32), mask=inside)
+    tl.store(out + q * count + place, tl.where(new, score, float("-inf")), mask=inside)
+
+
+@triton.jit
+def _admit_lifted(excluded, lifted, is_new, words, count, size: tl.constexpr):
+    """Undo what ``_score_lifted`` has excluded."""
+    q = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    item = tl.load(lifted + q * count + place, mask=place < count, other=0)
+    new = tl.load(is_new + q * count + place, mask=place < count, other=0) != 0
+    bit = tl.full((size,), 1, tl.int32) << (item % 32).to(tl.int32)
+    tl.atomic_and(excluded + q * words + item // 32, ~bit, mask=new)
+
+
 class TritonScan(TorchScan):
     """Scans on a GPU as ``TorchScan`` does, with fused kernels for the top k."""
-
-    def __init__(self, codes: Tensor, bias: Tensor) -> None:
-        super().__init__(codes, bias)
-        self._codes = codes.T.contiguous()  # (B', N) uint8
 
     @override
     def top_k(
         self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
     ) -> Ranked:
-        if k * BLOCK > self.items or boosts is not None:  # blocks save nothing, or do not bound scores
+        if not self.bounds_blocks(k) or boosts is not None:
             return super().top_k(products, lifted, k, excluded, boosts)
         if not products.isfinite().all():
             raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
+        on_device = Lifted(*(part.to(products.device) for part in lifted))
+        masks = torch.from_numpy(excluded.view(np.int32).copy()).to(products.device)
+        items, scores = self.top_k_on_device(products, on_device, k, masks)
+        return items.cpu().numpy(), scores.cpu().numpy()
+
+    def bounds_blocks(self, k: int) -> bool:
+        """Return whether the best scores of blocks rule most items out; otherwise all scores are sorted."""
+        return k * BLOCK <= self.items
+
+    def top_k_on_device(self, products: Tensor, lifted: Lifted, k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the k best items without a wait for the device.
+
+        products  (Q, B', W')  float32, finite
+        lifted    of each query, on the device
+        k         for which ``bounds_blocks`` holds
+        masks     (Q, 2 words) int32, bitmaps of what must not be shown; written to meanwhile, and left as they were
+        returns   items (Q, k) int64 and scores (Q, k) float32, best first, ties by item order; the rest -1 and -inf
+        """
         queries, books, width = products.shape
-        gaining = [np.unique(row) for row in lifted.items.cpu().numpy()]
-        allowed = [row[~bitmap.has(words, row)] for row, words in zip(gaining, excluded, strict=True)]
-        apart = self.rank(products, lifted, k, allowed)
-        left_out = excluded.copy()
-        for words, row in zip(left_out, gaining, strict=True):
-            bitmap.add(words, row)
-        blocks = -(-self.items // BLOCK)
-        masks = torch.from_numpy(left_out.view(np.int32)).to(products.device)
-        common = products.contiguous(), self._codes, self.bias, masks
-        sizes = {"books": books, "width": width, "size": BLOCK}
+        common = products.contiguous(), self._codes_by_book, self.bias, masks
+        sizes = {"books": books, "width": width}
+        words, blocks = masks.shape[1], -(-self.items // BLOCK)
+        rows, gains = lifted.items.contiguous(), lifted.gains.contiguous()
+        gaining = torch.empty_like(gains)
+        is_new = torch.empty_like(rows, dtype=torch.int32)
+        grid = -(-rows.shape[1] // LIFTED_PER_PROGRAM), queries
+        if rows.numel():
+            counts = self.items, words, rows.shape[1]
+            _score_lifted[grid](*common, rows, gains, is_new, gaining, *counts, **sizes, size=LIFTED_PER_PROGRAM)
         best = torch.empty((queries, blocks), device=products.device)
-        _best_of_blocks[blocks, queries](*common, best, self.items, masks.shape[1], blocks, **sizes)
-        chosen = best.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values.contiguous()
         found = torch.empty((queries, k, BLOCK), device=products.device)
-        _scores_of_blocks[k, queries](*common, chosen, found, self.items, masks.shape[1], k, **sizes)
-        rows = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=products.device)).flatten(1)
-        return _merged(rows.cpu().numpy(), found.flatten(1).cpu().numpy(), apart, k)
+        if queries:
+            _best_of_blocks[blocks, queries](*common, best, self.items, words, blocks, **sizes, size=BLOCK)
+        chosen = best_places(best, torch.arange(blocks, device=best.device).expand_as(best), k)
+        if queries:
+            _scores_of_blocks[k, queries](*common, chosen, found, self.items, words, k, **sizes, size=BLOCK)
+        if rows.numel():
+            _admit_lifted[grid](masks, rows, is_new, words, rows.shape[1], size=LIFTED_PER_PROGRAM)
+        inside = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=best.device)).flatten(1)
+        items, scores = torch.cat([inside, rows], dim=1), torch.cat([found.flatten(1), gaining], dim=1)
+        places = best_places(scores, items, k)
+        values = scores.gather(1, places)
+        return items.gather(1, places).masked_fill(values.isneginf(), -1), values
 
 
-def _merged(rows: NDArray[np.int64], scores: NDArray[np.float32], apart: list[Ranked], k: int) -> Ranked:
-    """Merge the blocks' items (Q, ...), which ascend, with the lifted items: the k best of both."""
-    items, best = np.full((len(rows), k), -1, np.int64), np.full((len(rows), k), -np.inf, np.float32)
-    for q, (lifted, lifted_scores) in enumerate(apart):
-        order = np.argsort(both := np.concatenate([rows[q], lifted]), kind="stable")
-        values = np.concatenate([scores[q], lifted_scores])[order]
-        places, found = select_top_k(values, np.arange(len(values)), k)
-        items[q, : len(places)], best[q, : len(places)] = both[order][places], found
-    return items, best
+def best_places(scores: Tensor, order: Tensor, k: int) -> Tensor:
+    """Return the places of the k best scores, best first: (Q, n) -> (Q, k).
+
+    order  (Q, n)  int64, 0 to 2**31 - 1: of equal scores the one with the lower number comes first
+    """
+    bits = (scores + 0.0).view(torch.int32)  # a sum of 0 is never -0, whose bits differ
+    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    return ((ascending << 32) - order).topk(k, dim=1).indices

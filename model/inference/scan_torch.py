@@ -23,7 +23,7 @@ class TorchScan:
 
     def __init__(self, codes: Tensor, bias: Tensor) -> None:
         self.items = len(codes)
-        self._codes_by_book = codes.T.int().contiguous()  # (B', N): each look-up reads one row
+        self._codes_by_book = codes.T.contiguous()  # (B', N) uint8: each look-up reads one row
         self.bias = bias
 
     def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -41,7 +41,7 @@ class TorchScan:
         """Score every item: (Q, B', W') -> (Q, N)."""
         scores = self.bias.expand(len(products), -1).clone()
         for book, codes in enumerate(self._codes_by_book):
-            scores += products[:, book].index_select(1, codes)
+            scores += products[:, book].index_select(1, codes.int())
         return scores.scatter_add_(1, *lifted)
 
     def top_k(
@@ -91,7 +91,7 @@ class TorchScan:
         chosen = torch.from_numpy(items).to(self.bias.device)
         scores = self.bias[chosen].clone()
         for row, codes in zip(products[0], self._codes_by_book[:, chosen], strict=True):
-            scores += row[codes]
+            scores += row[codes.int()]  # bytes would be taken for a mask
         place, which = torch.where(chosen[:, None] == lifted.items[0])
         scores.index_add_(0, place, lifted.gains[0][which])
         values: NDArray[np.float32] = scores.cpu().numpy()

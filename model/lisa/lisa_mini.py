@@ -23,7 +23,7 @@ from model.config import ModelConfig
 from model.lisa.feed_forward import FeedForward, fold_norm_and_round, round_to_bfloat16
 from model.lisa.item_codes import FixedCodes
 from model.lisa.item_followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
-from model.lisa.recent_attention import RecentItems
+from model.lisa.recent_attention import RecentItems, window_rows
 
 SMALLEST_MASS = 1e-30
 
@@ -189,12 +189,17 @@ class Lisa(nn.Module, ABC):
         """Sum the items' target codewords: (N, D), or (len(items), D) for the given items."""
         return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
 
+    def codeword_products(self, queries: Tensor) -> Tensor:
+        """Compute the inner products of queries with all target codewords: (Q, D) -> (Q, B', W')."""
+        products = torch.einsum("qd,bpd->bqp", queries, self.target_codebooks)
+        return products.transpose(0, 1).contiguous()
+
     def follower_gains(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Look up the followers of the newest items: (Q, K) -> items (Q, F) int64, their gains (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
         if len(self.followers) < len(self.target_codes):
             newest = newest.masked_fill(newest >= len(self.followers), -1)
-        rows, faded = newest.clamp_min(0), follower_decay(newest.shape[1]).to(recent.device) * (newest >= 0)
+        rows, faded = newest.clamp_min(0), follower_decay(newest.shape[1], recent.device) * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
         return followers.flatten(1), (self.lift[rows] * faded[:, :, None]).flatten(1)
 
@@ -222,8 +227,8 @@ class LisaMini(Lisa):
         for hop in self.hops:
             hidden = hop(hidden, histogram)
         if self.recent is not None:
-            distinct, window = torch.unique(recent.clamp_min(0), return_inverse=True)
-            vectors = sum_of_codewords(self.target_codes[distinct], self.recent.codebooks)
+            items, window = window_rows(recent, is_capturable=recent.is_cuda and torch.is_inference_mode_enabled())
+            vectors = sum_of_codewords(self.target_codes[items], self.recent.codebooks)
             hidden = self.recent(hidden, vectors, window.masked_fill(recent < 0, -1))
         queries: Tensor = self.norm(hidden)
         return queries
@@ -280,9 +285,9 @@ class LisaMini(Lisa):
         return DecayedHistory(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
 
 
-def follower_decay(recent_items: int) -> Tensor:
+def follower_decay(recent_items: int, device: torch.device | None = None) -> Tensor:
     """Return the weight of each newest item's followers, the newest first: (at most LIFTING_ITEMS,)."""
-    return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS)))
+    return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS), device=device))
 
 
 def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:

@@ -36,6 +36,19 @@ def recent_windows(
     return found
 
 
+def window_rows(recent: Tensor, *, is_capturable: bool) -> tuple[Tensor, Tensor]:
+    """Return the items (U,) of windows, and for each place of a window its row among them: (Q, K) -> (Q, K).
+
+    is_capturable  list the item of every place, rather than each item once: how many differ is known to the device
+                   alone, and a captured graph cannot wait for it
+    """
+    items = recent.clamp_min(0)
+    if is_capturable:
+        return items.flatten(), torch.arange(items.numel(), device=items.device).view_as(items)
+    distinct, rows = torch.unique(items, return_inverse=True)
+    return distinct, rows
+
+
 class RecentItems(nn.Module):
     """Attention heads that compare the whole width of a query with each item of the window."""
 

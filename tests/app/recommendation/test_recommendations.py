@@ -54,6 +54,23 @@ class TestLearning:
         assert item_ids(answer) == [item_id(row) for row in rows]
         np.testing.assert_allclose([item["score"] for item in answer["items"]], scores, rtol=1e-5)
 
+    def test_users_whom_the_engine_ranks_in_one_go_get_the_same(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client.click("ada", "item-9", "item-4")
+        expected = client.recommend("ada", k=5)
+        asked: list[int] = []
+        rank_states = Engine.rank_states
+
+        def counted(engine: Engine, states: Any, k: int, excluded: Any = None) -> Any:
+            asked.append(k)
+            return rank_states(engine, states, k, excluded)
+
+        monkeypatch.setattr(Engine, "captures", lambda engine, k: True)
+        monkeypatch.setattr(Engine, "rank_states", counted)
+        assert same_items(client.recommend("ada", k=5), expected)
+        assert asked
+
     def test_a_history_is_answered_like_a_user_who_clicked_it(self, client: Client) -> None:
         history = ["item-1", "item-2", "item-1", "item-30"]
         client.click("ada", *history)

@@ -1,0 +1,198 @@
+"""Captured batches against the CPU's step and scan: operation by operation on a CPU, as graphs where there is a GPU."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.artifact.model_directory import Artifact
+from model.config import ModelConfig
+from model.inference.captured_batches import SIZES, CapturedBatches, Resident, States, divided
+from model.inference.engine import Engine
+from model.lisa.lisa_mini import AttentionTables, LisaMini, sum_of_codewords
+from model.lisa.recent_attention import window_rows
+from tests.model.inference.bitmaps import from_mask
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not there", allow_module_level=True)
+
+from model.inference.scan_gpu import BLOCK, TritonScan
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = ModelConfig(
+    width=16,
+    decay_rates=(0.0, 0.7),
+    history_codebooks=3,
+    history_codewords=6,
+    target_codebooks=2,
+    target_codewords=16,
+    followers=4,
+    dropout=0.3,
+)
+ITEMS = 5 * BLOCK + 77
+K = 3
+Wrap = Callable[[LisaMini], Artifact]
+
+
+def random_model(shape: ModelConfig) -> LisaMini:
+    torch.manual_seed(0)
+    history = torch.randint(shape.history_codewords, (ITEMS, shape.history_codebooks))
+    target = torch.randint(shape.target_codewords, (ITEMS, shape.target_codebooks))
+    model = LisaMini(shape, history, target)
+    with torch.no_grad():
+        model.bias.normal_()
+        model.target_codebooks.normal_()
+        model.followers.copy_(torch.randint(-1, ITEMS, model.followers.shape))
+        model.lift.copy_(3 * torch.rand(model.lift.shape) * (model.followers >= 0))
+    model.fold_norms_and_round()
+    return model.eval()
+
+
+def random_states(users: int, seed: int = 0) -> States:
+    rng = np.random.default_rng(seed)
+    shape = users, len(SHAPE.decay_rates), SHAPE.history_codebooks, SHAPE.history_codewords
+    histograms = rng.random(shape) * (rng.random(shape) < 0.5)
+    histograms[..., 0] += 0.01
+    recent = rng.integers(-1, ITEMS, (users, SHAPE.recent_items))
+    return States(histograms.astype(np.float32), rng.integers(0, ITEMS, users), recent)
+
+
+def random_bitmaps(users: int, share: float = 0.3) -> np.ndarray:
+    return from_mask(np.random.default_rng(users).random((users, ITEMS)) < share)
+
+
+def batches_of(model: LisaMini, *, is_captured: bool = True) -> CapturedBatches:
+    with torch.no_grad():
+        tables = AttentionTables(*(table.to(DEVICE) for table in model.tables()))
+    on_device = copy.deepcopy(model).to(DEVICE)
+    scan = TritonScan(on_device.target_codes, on_device.bias)
+    words = random_bitmaps(1).shape[1]
+    return CapturedBatches(Resident(on_device, tables, scan), words, is_captured=is_captured)
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["mini", "recent"])
+def model(request: pytest.FixtureRequest) -> LisaMini:
+    return random_model(SHAPE.model_copy(update={"recent_heads": request.param}))
+
+
+@pytest.fixture(scope="module")
+def batches(model: LisaMini) -> CapturedBatches:
+    return batches_of(model)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(model: LisaMini, in_memory: Wrap) -> Engine:
+    return Engine(in_memory(model))
+
+
+@pytest.mark.parametrize("users", [1, 3, 10])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_batches_equal_step_and_scan(batches: CapturedBatches, on_cpu: Engine, users: int, is_masked: bool) -> None:
+    states, excluded = random_states(users), random_bitmaps(users) if is_masked else None
+    found = batches.rank(states, K, excluded)
+    queries = on_cpu.step(*states)
+    items, scores = on_cpu.top_k(queries, K, excluded)
+    torch.testing.assert_close(found.vectors.cpu(), queries.vectors, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found.recent.cpu(), queries.recent)
+    np.testing.assert_array_equal(found.ranked[0], items)
+    np.testing.assert_allclose(found.ranked[1], scores, rtol=0, atol=1e-4)
+
+
+def test_one_batch_leaves_nothing_to_the_next(batches: CapturedBatches) -> None:
+    states = random_states(8)
+    plain = batches.rank(states, K).ranked
+    nothing, scores = batches.rank(states, K, random_bitmaps(8, share=1.0)).ranked
+    assert (nothing == -1).all()
+    assert np.isneginf(scores).all()
+    for _ in range(2):
+        again = batches.rank(states, K).ranked
+        np.testing.assert_array_equal(again[0], plain[0])
+        np.testing.assert_array_equal(again[1], plain[1])
+
+
+def test_an_item_that_follows_several_is_listed_once(batches: CapturedBatches, model: LisaMini) -> None:
+    states = random_states(1)
+    rows = np.unique(model.followers[states.recent_items[0]][model.followers[states.recent_items[0]] >= 0].numpy())
+    wanted = np.ones((1, ITEMS), bool)
+    wanted[0, rows[:K]] = False  # nothing but these may be shown
+    found, _ = batches.rank(states, K + 1, from_mask(wanted)).ranked
+    assert sorted(found[0].tolist()) == sorted([-1] * (K + 1 - len(rows[:K])) + rows[:K].tolist())
+
+
+def test_states_without_a_step_and_unknown_items_are_refused(batches: CapturedBatches) -> None:
+    states = random_states(3)
+    empty = np.array(states.histograms)
+    empty[1, 0, 2] = 0
+    with pytest.raises(ValueError, match="without a single step"):
+        batches.rank(states._replace(histograms=empty), K)
+    with pytest.raises(IndexError, match=f"beyond the catalogue of {ITEMS} items"):
+        batches.rank(states._replace(last_items=np.array([0, ITEMS, 1])), K)
+    assert batches.rank(states, K).ranked[0].shape == (3, K)
+
+
+def test_long_lists_are_not_taken(batches: CapturedBatches) -> None:
+    assert [batches.takes(k) for k in (0, 1, 4, 5, 1000)] == [False, True, True, False, False]
+
+
+@given(users=st.integers(0, 2000), sizes=st.sampled_from([SIZES, SIZES[:1], SIZES[:2]]))
+def test_a_batch_is_divided_into_parts_that_are_more_than_half_full(users: int, sizes: tuple[int, ...]) -> None:
+    parts = list(divided(users, sizes))
+    assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts)][: len(parts)]
+    assert sum(end - begin for begin, end, _ in parts) == users
+    assert all(size in sizes and end - begin <= size < 2 * (end - begin) for begin, end, size in parts)
+
+
+def test_attention_to_a_window_of_places_equals_that_to_distinct_items() -> None:
+    model = random_model(SHAPE.model_copy(update={"recent_heads": 2}))
+    assert model.recent is not None
+    recent, hidden = torch.from_numpy(np.array(random_states(9).recent_items)), torch.randn(9, SHAPE.width)
+    recent[0, 1] = recent[0, 0]
+    found = []
+    for is_capturable in (False, True):
+        items, window = window_rows(recent, is_capturable=is_capturable)
+        vectors = sum_of_codewords(model.target_codes[items], model.recent.codebooks)
+        found.append(model.recent(hidden, vectors, window.masked_fill(recent < 0, -1)))
+    torch.testing.assert_close(*found)
+
+
+def test_an_engine_without_graphs_steps_and_scans(on_cpu: Engine) -> None:
+    states, excluded = random_states(4), random_bitmaps(4)
+    assert not on_cpu.captures(K)
+    queries, (items, scores) = on_cpu.rank_states(states, K, excluded)
+    expected = on_cpu.top_k(on_cpu.step(*states), K, excluded)
+    np.testing.assert_array_equal(items, expected[0])
+    np.testing.assert_array_equal(scores, expected[1])
+    assert len(queries) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("users", SIZES)
+def test_graphs_equal_their_operations_one_by_one(model: LisaMini, users: int) -> None:
+    if DEVICE == "cpu":
+        pytest.skip("torch finds no GPU")
+    graphs, one_by_one = batches_of(model), batches_of(model, is_captured=False)
+    for seed in range(3):
+        states, excluded = random_states(users, seed), None if seed == 1 else random_bitmaps(users)
+        found, expected = (batches.rank(states, K, excluded) for batches in (graphs, one_by_one))
+        torch.testing.assert_close(found.vectors, expected.vectors)
+        np.testing.assert_array_equal(found.ranked[0], expected.ranked[0])
+
+
+@pytest.mark.gpu
+def test_an_engine_on_a_gpu_ranks_as_on_a_cpu(model: LisaMini, on_cpu: Engine, in_memory: Wrap) -> None:
+    if DEVICE == "cpu":
+        pytest.skip("torch finds no GPU")
+    on_gpu, states, excluded = Engine(in_memory(model), "cuda"), random_states(70), random_bitmaps(70)
+    assert on_gpu.captures(K)
+    queries, (items, scores) = on_gpu.rank_states(states, K, excluded)
+    expected = on_cpu.rank_states(states, K, excluded)[1]
+    np.testing.assert_array_equal(items, expected[0])
+    np.testing.assert_allclose(scores, expected[1], rtol=0, atol=1e-4)
+    assert queries.vectors.device.type == "cuda"
