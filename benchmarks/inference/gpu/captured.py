@@ -1,0 +1,92 @@
+"""Step and scan as one captured graph: the time of a batch, from states on the CPU to its lists there; and memory."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.inference.gpu import synthetic_model
+from benchmarks.inference.gpu.device import (
+    forget_peak,
+    is_cuda,
+    peak_bytes,
+    percentiles_ms,
+    wall_seconds_of,
+)
+from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
+from model.config import ModelConfig
+from model.inference import bitmap
+from model.inference.captured_batches import SIZES, CapturedBatches, Resident
+from model.inference.scan_gpu import TritonScan
+
+ITEMS = 10_000_000, 20_000_000, 100_000_000
+QUICK_ITEMS = 3_000
+K, QUICK_K = 10, 2
+ROUNDS, FEWEST_ROUNDS, QUICK_ROUNDS = 100, 5, 2
+MOST_SECONDS = 2.0  # for the rounds of one batch
+WARM_UPS = 3
+SECONDS_PER_MILLION = 0.5  # of a model and its measurements, on a device
+AIMS_MS = {1: 0.3, 64: 0.1}  # for each query, at ten million items
+AIMED_ITEMS = 10_000_000
+SHAPE = ModelConfig()
+INTERPRETED_SHAPE = ModelConfig(width=16, history_codewords=8, target_codewords=16, followers=2)
+
+
+def measure(options: StageOptions, recorder: StageRecorder) -> None:
+    """Time each size of batch at each size of catalogue, captured and operation by operation."""
+    for items in options.sizes(*ITEMS, quick=(QUICK_ITEMS,)):
+        if not recorder.fits(f"{items:,} items", 10 + items / 1e6 * SECONDS_PER_MILLION):
+            continue
+        try:
+            measure_catalogue(items, options, recorder)
+        except torch.OutOfMemoryError as exc:
+            recorder.add(f"{items:,} items", skipped=f"the device's memory is too small: {str(exc)[:200]}")
+        forget_peak(options.device)
+
+
+def measure_catalogue(items: int, options: StageOptions, recorder: StageRecorder) -> None:
+    """Time every size of batch at one size of catalogue."""
+    forget_peak(options.device)
+    shape = SHAPE if is_cuda(options.device) else INTERPRETED_SHAPE
+    model = synthetic_model.untrained(items, options.device, shape)
+    synthetic_model.add_followers(model)
+    scan = TritonScan(model.target_codes, model.bias)
+    resident = Resident(model, synthetic_model.tables_of(model), scan)
+    words = len(bitmap.empty(items))
+    scanned = model.target_codes.nbytes + model.bias.nbytes
+    recorder.add(f"{items:,} items, resident", scanned_bytes=scanned, all_bytes=peak_bytes(options.device))
+    captured, one_by_one = CapturedBatches(resident, words), CapturedBatches(resident, words, is_captured=False)
+    rounds, k = (QUICK_ROUNDS, QUICK_K) if options.is_quick else (ROUNDS, K)
+    for users in captured.sizes[: 2 if options.is_quick else None]:
+        for name, batches in (("captured", captured), ("operation by operation", one_by_one)):
+            for is_masked in (False, True):
+                timed = timed_batch(batches, shape, (items, users, k), rounds, is_masked=is_masked)
+                masks = ", with bitmaps" if is_masked else ""
+                meets = _meets_aim(items, users, timed) if name == "captured" and not is_masked else {}
+                recorder.add(f"{items:,} items, batch of {users}, {name}{masks}", k=k, **timed, **meets)
+    for users in sorted(set(SIZES) - set(captured.sizes)):
+        recorder.add(f"{items:,} items, batch of {users}", skipped="its bitmaps exceed MASK_BYTES; it is divided")
+    recorder.add(f"{items:,} items, memory", peak_bytes=peak_bytes(options.device))
+
+
+def timed_batch(
+    batches: CapturedBatches, shape: ModelConfig, size: tuple[int, int, int], rounds: int, *, is_masked: bool
+) -> dict[str, Any]:
+    """Time a batch for who waits for its lists, some rounds or some seconds; ``size`` is (items, users, k)."""
+    items, users, k = size
+    states = synthetic_model.random_states(shape, items, users)
+    masks = synthetic_model.random_bitmaps(users, len(bitmap.empty(items)), share=0.1) if is_masked else None
+    for _ in range(min(WARM_UPS, rounds)):
+        batches.rank(states, k, masks)
+    (once,) = wall_seconds_of(lambda: batches.rank(states, k, masks), 1)
+    rounds = min(rounds, max(FEWEST_ROUNDS, int(MOST_SECONDS / once)))
+    seconds = wall_seconds_of(lambda: batches.rank(states, k, masks), rounds)
+    return {"users": users, "rounds": rounds, **percentiles_ms(seconds), "ms_per_query": median(seconds) * 1e3 / users}
+
+
+def _meets_aim(items: int, users: int, timed: dict[str, Any]) -> dict[str, Any]:
+    if items != AIMED_ITEMS or users not in AIMS_MS:
+        return {}
+    return {"aim_ms_per_query": AIMS_MS[users], "meets_aim": timed["ms_per_query"] <= AIMS_MS[users]}

@@ -1,0 +1,132 @@
+"""A service on the device under load: requests a second, latencies, batches and watts, at growing rates.
+
+One process serves, on SQLite; the load generator runs beside it. A rate counts as kept up with while 90 % of the
+responses come within ``P90_MS``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+
+from app.jobs.datasets import synthetic_shop
+from app.jobs.loadtest import synthetic_catalogue
+from app.jobs.loadtest.rate_sweep import BenchTarget, RateSweep
+from benchmarks.harness.service_process import running_service
+from benchmarks.inference.gpu.device import PowerMeter
+from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
+from model.config import Config, ModelConfig, TrainConfig
+from model.training.loop import EpochReport
+from model.training.train import train
+
+ITEMS = 1_000_000, 10_000_000, 100_000_000
+RATES, QUICK_RATES = (500, 1_000, 2_000, 4_000, 7_000, 10_000), (20,)
+P90_MS = 10.0
+SECONDS, QUICK_SECONDS = 4.0, 1.0  # at each rate
+ITEMS_USED = 10_000
+SECONDS_PER_MILLION = 10.0  # to write and to load a catalogue
+SECONDS_TO_START = 30.0  # and to give the users their histories
+SHOPPERS = 300
+METRICS = ("lisarec_batch_queries", "lisarec_engine_seconds")
+
+
+class NoProgress:
+    """Follows a training in silence."""
+
+    def stage(self, name: str) -> None:
+        """Report nothing."""
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Report nothing."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """Report nothing."""
+
+
+def measure(options: StageOptions, recorder: StageRecorder) -> None:
+    """Serve each size of catalogue, and raise the rate until the service no longer keeps up."""
+    with TemporaryDirectory(prefix="lisarec-gpu-") as folder:
+        directory = Path(folder)
+        model = options.model or trained_shop(directory, options.is_quick)
+        for items in options.sizes(*ITEMS, quick=(20_000,)):
+            needed_s = SECONDS_TO_START + items / 1e6 * SECONDS_PER_MILLION
+            if options.is_quick or recorder.fits(f"{items:,} items", needed_s):
+                measure_service(directory, model, items, options, recorder)
+
+
+def measure_service(directory: Path, model: Path, items: int, options: StageOptions, recorder: StageRecorder) -> None:
+    """Measure one size of catalogue."""
+    enlarged = directory / f"model-{items}"
+    synthetic_catalogue.write_enlarged(enlarged, model, items, "trained")
+    used = np.random.default_rng(0).choice(items, min(items, ITEMS_USED), replace=False).tolist()
+    with running_service(enlarged, "--device", options.device) as url:
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        sweep = RateSweep(BenchTarget([address], [synthetic_catalogue.item_id(number) for number in used]))
+        try:
+            raise_rate(sweep, url, f"{items:,} items", options, recorder)
+        finally:
+            sweep.close()
+    shutil.rmtree(enlarged)
+
+
+def raise_rate(sweep: RateSweep, url: str, name: str, options: StageOptions, recorder: StageRecorder) -> None:
+    """Add a row for each rate, up to the first that the service does not keep up with."""
+    rates: Sequence[int] = QUICK_RATES if options.is_quick else RATES
+    seconds = QUICK_SECONDS if options.is_quick else SECONDS
+    for rate in rates:
+        measured = f"{name}, {rate:,} recommendations/s wanted"
+        if not recorder.fits(measured, 2 * seconds):
+            return
+        before = engine_metrics(url)
+        with PowerMeter() as power:
+            row = sweep.measure(rate, seconds)
+        spent = {key: value - before.get(key, 0.0) for key, value in engine_metrics(url).items()}
+        recorder.add(
+            measured, **finite(asdict(row)), watts=power.watts, keeps_up=row.keeps_up(P90_MS), **of_batches(spent)
+        )
+        if not row.keeps_up(P90_MS):
+            return
+
+
+def engine_metrics(url: str) -> dict[str, float]:
+    """Return the sums and counts of the histograms of the engine."""
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    pattern = re.compile(rf"^((?:{'|'.join(METRICS)})_(?:sum|count)\S*) (\S+)$", re.MULTILINE)
+    return {name: float(value) for name, value in pattern.findall(text)}
+
+
+def of_batches(spent: dict[str, float]) -> dict[str, float]:
+    """Return the mean size of a batch, and the mean time of each stage of one in milliseconds."""
+    means = {}
+    for name, total in spent.items():
+        count = spent.get(name.replace("_sum", "_count"), 0.0)
+        if "_sum" in name and count:
+            stage = re.search(r'stage="(\w+)"', name)
+            means[f"{stage[1]}_ms_per_batch" if stage else "queries_per_batch"] = total / count * (1e3 if stage else 1)
+    return means
+
+
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with None for numbers that JSON has not."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def trained_shop(directory: Path, is_quick: bool) -> Path:
+    """Train a model on a made-up shop, and return its directory."""
+    data, model = directory / "shop", directory / "trained"
+    data.mkdir()
+    synthetic_shop.generate(data, shoppers=SHOPPERS)
+    shape = ModelConfig(width=32) if is_quick else ModelConfig()
+    train(data, model, Config(model=shape, training=TrainConfig(epochs=1)), progress=NoProgress())
+    return model

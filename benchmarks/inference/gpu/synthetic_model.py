@@ -1,0 +1,56 @@
+"""Untrained models and random states of any number of items: their speed is that of trained ones, their lists are not.
+
+They are made on the device, since the CPU takes minutes to draw what a hundred million items have.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.config import ModelConfig
+from model.inference.captured_batches import States
+from model.lisa.lisa_mini import AttentionTables, LisaMini
+
+
+def untrained(items: int, device: str, shape: ModelConfig, seed: int = 0) -> LisaMini:
+    """Return a model of the shape with random codes, weights and biases; its items have no followers yet."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        history = torch.randint(shape.history_codewords, (items, shape.history_codebooks), dtype=torch.uint8)
+        target = torch.randint(shape.target_codewords, (items, shape.target_codebooks), dtype=torch.uint8)
+        model = LisaMini(shape, history, target)
+        with torch.no_grad():
+            model.bias.normal_()
+    model.fold_norms_and_round()
+    return model.eval()
+
+
+def add_followers(model: LisaMini) -> None:
+    """Give every item random followers."""
+    with torch.no_grad():
+        model.followers.random_(0, len(model.target_codes))
+        model.lift.uniform_()
+
+
+def tables_of(model: LisaMini) -> AttentionTables:
+    """Return the tables of the model's attention, on its device."""
+    with torch.no_grad():
+        return model.tables()
+
+
+def random_states(shape: ModelConfig, items: int, users: int, seed: int = 0) -> States:
+    """Return the states of users with some events each."""
+    rng = np.random.default_rng(seed)
+    cells = users, len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
+    histograms = rng.random(cells, np.float32) * (rng.random(cells, np.float32) < 0.3)
+    histograms[..., 0] += np.float32(0.01)
+    recent = rng.integers(0, items, (users, shape.recent_items))
+    return States(histograms.astype(np.float32), recent[:, 0].copy(), recent)
+
+
+def random_bitmaps(users: int, words: int, share: float, seed: int = 0) -> NDArray[np.uint64]:
+    """Return bitmaps (Q, words) in which about so many of the items are, in runs of 64: drawing bits takes long."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random((users, words)) < share, ~np.uint64(0), np.uint64(0))

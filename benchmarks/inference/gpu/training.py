@@ -1,0 +1,116 @@
+"""Training of the default preset on the device: events a second, quality, memory, with and without mixed precision."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import torch
+
+from benchmarks.inference.gpu.device import forget_peak, is_cuda, peak_bytes
+from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
+from model.config import Config, ModelConfig, TrainConfig
+from model.data.readers import read_interactions
+from model.training.loop import EpochReport
+from model.training.train import train
+
+DATA = "ml-1m", "completejourney"
+AIMS_S = {"ml-1m": 120.0}
+SMALLEST_S = 20.0  # of a training that is worth to begin
+QUICK_CONFIG = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1))
+
+
+class TimeUp(Exception):
+    """A training has taken the time that it was given."""
+
+
+class TimedProgress:
+    """Keeps the reports of epochs, and ends a training when its time is up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.reports: list[EpochReport] = []
+        self.seconds_to_epochs: list[float] = []
+        self._begin_s = time.monotonic()
+        self._end_s = self._begin_s + seconds
+
+    def stage(self, name: str) -> None:
+        """Look at the clock."""
+        self._check()
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Look at the clock."""
+        self._check()
+
+    def epoch(self, report: EpochReport) -> None:
+        """Keep the report."""
+        self.reports.append(report)
+        self.seconds_to_epochs.append(time.monotonic() - self._begin_s)
+        self._check()
+
+    def _check(self) -> None:
+        if time.monotonic() > self._end_s:
+            raise TimeUp
+
+
+def measure(options: StageOptions, recorder: StageRecorder) -> None:
+    """Train on each data directory, in both precisions."""
+    if options.data is None:
+        recorder.add("training", skipped="no data; give --data or LISAREC_DATA")
+        return
+    runs = [(name, is_mixed) for name in DATA for is_mixed in (True, False)]
+    for place, (name, is_mixed) in enumerate(runs):
+        measured = f"{name}, {'mixed precision' if is_mixed else 'float32'}"
+        if not (options.data / name).is_dir():
+            recorder.add(measured, skipped=f"{options.data / name} is not there")
+        elif recorder.fits(measured, SMALLEST_S if is_cuda(options.device) else 0):
+            seconds = recorder.left_s / (len(runs) - place)
+            measure_training(options.data / name, measured, seconds, is_mixed, (options, recorder))
+
+
+def measure_training(
+    data: Path, measured: str, seconds: float, is_mixed: bool, stage: tuple[StageOptions, StageRecorder]
+) -> None:
+    """Train for so many seconds at most, and add a row."""
+    options, recorder = stage
+    events = len(read_interactions(data))
+    config = QUICK_CONFIG if options.is_quick else Config()
+    progress = TimedProgress(seconds)
+    forget_peak(options.device)
+    begin_s, is_whole = time.monotonic(), True
+    with TemporaryDirectory() as directory, _precision(is_mixed):
+        try:
+            train(data, Path(directory) / "model", config, device=options.device, progress=progress)
+        except TimeUp:
+            is_whole = False
+    took_s = time.monotonic() - begin_s
+    aim_s = AIMS_S.get(data.name)
+    recorder.add(
+        measured,
+        events=events,
+        is_whole=is_whole,
+        seconds=took_s,
+        epochs=len(progress.reports),
+        events_per_s=_events_per_s(events, progress),
+        ndcg_at_10_by_epoch=[report.ndcg_at_10 for report in progress.reports],
+        seconds_to_epochs=progress.seconds_to_epochs,
+        peak_bytes=peak_bytes(options.device),
+        **({"aim_s": aim_s, "meets_aim": is_whole and took_s <= aim_s} if aim_s else {}),
+    )
+
+
+def _events_per_s(events: int, progress: TimedProgress) -> float | None:
+    """Return the rate of the epochs, validation included: after the first, which compiles and warms up."""
+    at_s = progress.seconds_to_epochs
+    if len(at_s) > 1:
+        return events * (len(at_s) - 1) / (at_s[-1] - at_s[0])
+    return events / at_s[0] if at_s else None
+
+
+def _precision(is_mixed: bool) -> AbstractContextManager[object]:
+    """Let products be of the type that the hardware multiplies fastest, or float32."""
+    if is_mixed:
+        return nullcontext()
+    return mock.patch("model.training.train.matmul_dtype", return_value=torch.float32)
