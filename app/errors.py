@@ -142,6 +142,10 @@ class SealingNotConfigured(Exception):
     """The service has no keys that seal states."""
 
 
+class DeviceLost(Exception):
+    """The GPU of the process no longer answers."""
+
+
 class Draining(Exception):
     """The process is shutting down and wants no further requests."""
 

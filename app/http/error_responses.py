@@ -17,6 +17,7 @@ from starlette.types import Scope
 from app.errors import (
     BodyTooLarge,
     BodyTooSlow,
+    DeviceLost,
     Draining,
     ErrorDetail,
     Forbidden,
@@ -146,6 +147,7 @@ PROBLEMS: dict[type[Exception], Problem] = {
     TooCostly: Problem(422, "too_costly"),
     Overloaded: Problem(503, "overloaded", "this process has more to do than it can; nothing was done, try again"),
     StateNotReady: Problem(503, "state_not_ready", "the user's long log is being folded; ask again in some seconds"),
+    DeviceLost: Problem(503, "device_lost", "the GPU of this process no longer answers; ask another one"),
     Draining: Problem(503, "draining", "this process is shutting down; ask another one"),
     StorageBusy: Problem(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
     PartlyApplied: Problem(

@@ -54,6 +54,12 @@ class Services:
         stores = (service.store for service in self.by_tenant.values())
         return next((failure for store in stores if (failure := store.failure) is not None), None)
 
+    @property
+    def has_lost_device(self) -> bool:
+        """Whether a tenant's generation has lost its GPU, which this process does not get back."""
+        generations = (served for service in self.by_tenant.values() for served in service.switcher.served())
+        return any(served.engine.is_lost for served in generations)
+
     def turn_of(self, key_id: str, kind: Kind) -> asyncio.Lock:
         """Return the lock that a key's large calls hold: one that reads and one that writes are at work at a time.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ from model.lisa.lisa_mini import AttentionTables, LisaMini, sum_of_codewords
 logger = logging.getLogger(__name__)
 
 ITEMS_PER_CHUNK = 1 << 16
+OLDEST_OF_TRITON = 8, 0  # compute capability
 CAPTURED_K = 16  # the length of lists for which graphs are captured before the first request
 
 Products = tuple[Tensor, Lifted]
@@ -82,7 +84,9 @@ class ScoreParts(NamedTuple):
 class Engine:
     """The inference of one generation on one device. It is synchronous: keep it off an event loop.
 
-    raises ValueError for a device that this machine does not have
+    is_lost  whether the device has stopped to answer
+
+    raises ValueError for a device that this machine does not have, or that has too little memory
     """
 
     def __init__(self, artifact: Artifact, device: str = "cpu") -> None:
@@ -97,9 +101,10 @@ class Engine:
             artifact.target_codes,
         )  # (N, books), on the CPU
         self.history_counts = artifact.history_counts
-        # a copy: otherwise the artifact and its other engines would move to the device too
-        self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
-        self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
+        with _within_memory(device, self.items):
+            # a copy: otherwise the artifact and its other engines would move to the device too
+            self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
+            self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
         # the compiled parts exist for the CPU, and the step for one kind of model; all paths give the same answers
         self._step: Step | None = None
         self._query_products: QueryProducts | None = None
@@ -110,7 +115,9 @@ class Engine:
                 self._step = Step(artifact.model, artifact.tables)
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
-            self._catalogue = _gpu_scan_class()(self._model.target_codes, self._model.bias)
+            with _within_memory(device, self.items):
+                self._catalogue = _gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
+        self.is_lost = False
         self._captured = self._capture()
         artifact.release_pages()
 
@@ -145,6 +152,16 @@ class Engine:
             torch.tensor(part, dtype=torch.int64, device=self.device) for part in (last_items, recent_items)
         )
         return Queries(self._model.read(rows, last, recent, self._tables), recent)
+
+    def has_lost_device(self) -> bool:
+        """Find out, after an error, whether the device still answers; ``is_lost`` keeps that it does not."""
+        if self.device.type == "cuda" and not self.is_lost:
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as exc:
+                logger.error("%s is lost until this process is started again: %s", self.device, exc)
+                self.is_lost = True
+        return self.is_lost
 
     def captures(self, k: int) -> bool:
         """Return whether ``rank_states`` finds this many items in one captured graph of the device."""
@@ -316,9 +333,20 @@ def _add_lifts(followers, gains, each, items, lifts):  # type: ignore[no-untyped
                     lifts[place, newest] += gains[one]
 
 
-def _gpu_scan_class() -> type[TorchScan]:
-    """Return the scan by Triton where it is installed; torch's builds for GPUs bring it along."""
+@contextmanager
+def _within_memory(device: str, items: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as exc:
+        raise ValueError(f"device {device!r} has too little memory for {items:,} items; use --device cpu") from exc
+
+
+def _gpu_scan_class(device: torch.device) -> type[TorchScan]:
+    """Return the scan by Triton where it is installed, as by torch's builds for GPUs, and knows the device."""
     if find_spec("triton") is None:
+        return TorchScan
+    if torch.cuda.get_device_capability(device) < OLDEST_OF_TRITON:
+        logger.warning("%s is too old for Triton: torch scores and sorts every item for each request", device)
         return TorchScan
     from model.inference.scan_gpu import TritonScan
 

@@ -5,7 +5,7 @@ import asyncio
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.errors import Draining
+from app.errors import DeviceLost, Draining
 from app.http.access import NO_SCOPE, needs
 from app.http.dependencies import NO_QUERY, ChargeDep, ServicesDep
 from app.http.routes.guarded_route import GuardedRouter
@@ -27,13 +27,15 @@ async def get_health() -> Health:
 @router.head("/readyz", include_in_schema=False, dependencies=[NO_SCOPE])
 @router.get("/readyz", dependencies=[NO_SCOPE])
 async def get_readiness(services: ServicesDep) -> Health:
-    """The model is loaded, the process is not shutting down, and its store is the right one.
+    """The model is loaded, the process is not shutting down, its GPU answers, and its store is the right one.
 
     A store that cannot be reached does not matter: popular items flow. One that was replaced, removed or has lost
     events that it acknowledged does: 503 until somebody has put that right.
     """
     if services.draining:
         raise Draining
+    if services.has_lost_device:
+        raise DeviceLost
     if (failure := services.store_failure) is not None:
         raise failure
     return Health(status="ready")

@@ -93,12 +93,25 @@ class BatchRanker:
         compile_loops()
 
     def rank(self, requests: Sequence[RecommendationRequest], read: RankerInput) -> RankedBatch:
-        """Return the answers to requests, in order."""
+        """Return the answers to requests, in order; popular items where the engine has lost its device."""
         queries = self._builder.build(requests, read.users, read.selections)
+        stages_s = {"step": 0.0, "scan": 0.0}
+        ranked: Mapping[CatalogueQuery, RankedItems] = {}
+        if not self._engine.is_lost:
+            try:
+                ranked = self._rank_all(queries, stages_s)
+            except RuntimeError:
+                if not self._engine.has_lost_device():
+                    raise
+        return RankedBatch([self._build_answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
+
+    def _rank_all(
+        self, queries: Sequence[CatalogueQuery], stages_s: dict[str, float]
+    ) -> Mapping[CatalogueQuery, RankedItems]:
+        """Return the best items of each query that the engine can rank."""
         similar = [query for query in queries if query.similar_to is not None]
         personal = [query for query in queries if _is_personal(query)]
         ranked: dict[CatalogueQuery, RankedItems] = {}
-        stages_s = {"step": 0.0, "scan": 0.0}
         if personal:
             if self._is_captured(personal):
                 ranked |= self._rank_captured(personal, stages_s)
@@ -106,7 +119,7 @@ class BatchRanker:
                 ranked |= self._rank(personal, self._user_vectors, stages_s)
         if similar:
             ranked |= self._rank(similar, self._item_vectors, stages_s)
-        return RankedBatch([self._build_answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
+        return ranked
 
     def _is_captured(self, queries: Sequence[CatalogueQuery]) -> bool:
         """Return whether the engine ranks these users' queries in one go: lists of one length, without more to them."""

@@ -24,6 +24,31 @@ def test_a_draining_process_lives_but_is_not_ready(client: Client) -> None:
     client.click("ada", "item-1")  # what comes is still answered
 
 
+def test_a_process_whose_gpu_is_lost_is_not_ready_and_lists_popular_items(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.click("ada", "item-1")
+    engine = client.service.switcher.current.engine
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def lose() -> bool:
+        engine.is_lost = True
+        return True
+
+    monkeypatch.setattr(engine, "step", fail)
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):  # of a device that still answers
+        client.recommend("ada")
+    assert client.get("/readyz").status_code == 200
+    monkeypatch.setattr(engine, "has_lost_device", lose)
+    assert client.recommend("ada")["source"] == "popular"
+    lost = client.get("/readyz")
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "device_lost")
+    monkeypatch.setattr(engine, "has_lost_device", fail)  # nobody asks again
+    assert client.recommend("ada")["source"] == "popular"
+
+
 def test_the_model_is_described(shared_client: Client, model_dir: Path) -> None:
     model = shared_client.get("/v1/model").json()
     assert (model["generation"], model["tag"], model["items"]) == ("tiny", load(model_dir).tag, ITEMS)

@@ -266,6 +266,16 @@ def test_a_gpu_that_is_not_there_is_refused(model: LisaMini, in_memory: Wrap, mo
         Engine(in_memory(model), "cuda")
 
 
+def test_a_gpu_that_is_too_small_is_refused(model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(LisaMini, "to", fill_up)
+    with pytest.raises(ValueError, match=f"too little memory for {ITEMS} items; use --device cpu"):
+        Engine(in_memory(model), "cuda")
+
+
 @pytest.mark.gpu
 def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in_memory: Wrap) -> None:
     if not torch.cuda.is_available():
