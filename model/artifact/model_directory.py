@@ -5,11 +5,12 @@
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
 ``items.safetensors``  the same in the layout of ``model.artifact.item_table``, which is mapped and used as it is
 ``complements.safetensors``  what was bought together with each item, where the data tell of orders
+``intervals.safetensors``  after how long each item is bought again, where somebody has
 ``metrics.json``       how training went
 ``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
 
-Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements change no state, and
-so make no other generation.
+Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements and intervals change
+no state, and so make no other generation.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import mmap
 import os
 import shutil
+from collections.abc import Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,23 +36,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model.artifact import interval_tensors
 from model.artifact.item_table import LAYOUT, ItemTable
 from model.config import ModelConfig, Recipe, ServedRecipe
 from model.lisa.item_complements import NO_COMPLEMENTS, Complements
+from model.lisa.item_intervals import NO_INTERVALS, Intervals
 from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini
 from model.lisa.lisa_paper import LisaPaper
 
-WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, METRICS, MANIFEST = (
+WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, METRICS, MANIFEST = (
     "model.safetensors",
     "config.json",
     "items.parquet",
     "items.safetensors",
     "complements.safetensors",
+    "intervals.safetensors",
     "metrics.json",
     "manifest.json",
 )
-FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, METRICS)
-OPTIONAL_FILES = {PACKED, COMPLEMENTS}
+FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, METRICS)
+OPTIONAL_FILES = {PACKED, COMPLEMENTS, INTERVALS}
 ITEM_DTYPES = {
     "codes.history": torch.uint8,
     "codes.target": torch.uint8,
@@ -89,6 +94,7 @@ class Artifact:
     tables: AttentionTables
     metrics: dict[str, Any]
     complements: Complements = NO_COMPLEMENTS
+    intervals: Intervals = NO_INTERVALS
 
     def release_pages(self) -> None:
         """Give back the memory of the mapped file's pages; a later access reads the file again."""
@@ -126,6 +132,7 @@ def save(
     items: ItemTable,
     metrics: dict[str, Any],
     complements: Complements = NO_COMPLEMENTS,
+    intervals: Intervals = NO_INTERVALS,
 ) -> None:
     """Write a trained model as a model directory."""
     with torch.no_grad():
@@ -133,7 +140,7 @@ def save(
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
     tensors |= {"tables.match": tables.match, "tables.values": tables.values}
     tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
-    write(directory, tensors, config, items.to_frame(), metrics, complements)
+    write(directory, tensors, config, items.to_frame(), metrics, complements, intervals)
 
 
 def write(
@@ -143,6 +150,7 @@ def write(
     items: pl.DataFrame,
     metrics: dict[str, Any],
     complements: Complements = NO_COMPLEMENTS,
+    intervals: Intervals = NO_INTERVALS,
 ) -> None:
     """Write a model directory; the manifest comes last, so a directory is complete or has none."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -156,6 +164,9 @@ def write(
     if complements.exist:
         parts = {name: torch.from_numpy(part) for name, part in complements._asdict().items()}
         _save(directory / COMPLEMENTS, parts)
+    (directory / INTERVALS).unlink(missing_ok=True)
+    if intervals.exist:
+        _save(directory / INTERVALS, interval_tensors.to_tensors(intervals))
     hashes = {name: _sha256(directory / name) for name in FILES if (directory / name).exists()}
     unfinished = directory / f"{MANIFEST}.unfinished"
     unfinished.write_text(json.dumps(hashes, indent=2) + "\n")
@@ -195,17 +206,13 @@ def load(directory: Path) -> Artifact:
             raise ArtifactError(
                 f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes"
             )
-        complements = NO_COMPLEMENTS
-        if COMPLEMENTS in hashes:
-            try:
-                complements = _load_complements(directory, len(items))
-            except BROKEN_FILE_ERRORS as exc:
-                tag.result()
-                raise ArtifactError(
-                    f"{directory / COMPLEMENTS} was made by another version: {str(exc)[:1000]}"
-                ) from exc
         name = directory.resolve().name
-        return Artifact(name, tag.result(), config, items, model, tables, metrics, complements)
+        try:
+            statistics = _load_statistics(directory, hashes, len(items))
+        except ArtifactError:
+            tag.result()
+            raise
+        return Artifact(name, tag.result(), config, items, model, tables, metrics, *statistics)
 
 
 def model_class(shape: ModelConfig) -> type[Lisa]:
@@ -356,6 +363,20 @@ def _load_items(directory: Path, is_packed: bool) -> ItemTable:
     if is_packed:
         return ItemTable.from_tensors(load_file(directory / PACKED))
     return ItemTable.from_frame(pl.read_parquet(directory / ITEMS))
+
+
+def _load_statistics(directory: Path, files: Collection[str], items: int) -> tuple[Complements, Intervals]:
+    """Read what training has counted of the items, as far as there are files of it; raises ArtifactError."""
+    complements, intervals, name = NO_COMPLEMENTS, NO_INTERVALS, COMPLEMENTS
+    try:
+        if COMPLEMENTS in files:
+            complements = _load_complements(directory, items)
+        name = INTERVALS
+        if INTERVALS in files:
+            intervals = interval_tensors.from_tensors(load_file(directory / INTERVALS), items)
+    except BROKEN_FILE_ERRORS as exc:
+        raise ArtifactError(f"{directory / name} was made by another version: {str(exc)[:1000]}") from exc
+    return complements, intervals
 
 
 def _load_complements(directory: Path, items: int) -> Complements:

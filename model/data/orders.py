@@ -12,6 +12,18 @@ WINDOW_S = 3_600.0  # between two purchases of one order, where the data name no
 NO_ORDER = -1
 
 
+def has_purchases(interactions: Interactions) -> bool:
+    """Return whether any event may be of the type ``purchase``."""
+    return PURCHASE in interactions.type_names
+
+
+def is_bought(interactions: Interactions) -> NDArray[np.bool_]:
+    """Return which events are purchases: (events,); all of them where none is of the type ``purchase``."""
+    if not has_purchases(interactions):
+        return np.ones(len(interactions), bool)
+    return interactions.type == interactions.type_names.index(PURCHASE)
+
+
 def order_numbers(interactions: Interactions, window_s: float = WINDOW_S) -> NDArray[np.int64]:
     """Number the orders: (events,), NO_ORDER for an event that belongs to none.
 
@@ -20,9 +32,7 @@ def order_numbers(interactions: Interactions, window_s: float = WINDOW_S) -> NDA
     an order tell of no window.
     """
     numbers = np.full(len(interactions), NO_ORDER, np.int64)
-    bought = np.ones(len(interactions), bool)
-    if PURCHASE in interactions.type_names:
-        bought = interactions.type == interactions.type_names.index(PURCHASE)
+    bought = is_bought(interactions)
     ids = interactions.order
     named = np.zeros(len(interactions), bool) if ids is None else ids >= 0
     if ids is not None:

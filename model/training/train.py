@@ -36,6 +36,7 @@ from model.lisa import item_codes
 from model.lisa.histogram import running_histograms
 from model.lisa.item_complements import Complements, strongest_complements
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, strongest_followers
+from model.lisa.item_intervals import NO_INTERVALS, Intervals, learned_intervals, rarest_categories
 from model.lisa.lisa_mini import build_lisa_mini
 from model.lisa.recent_attention import recent_windows
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError, TrainingLoop, validation_events
@@ -44,6 +45,7 @@ from model.training.padding import STEPS_PER_EPOCH
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
 READING, WRITING = "reading the data", "writing the model"  # stages of every training
+DAY_US = 86_400e6
 SMALLEST_BATCH = 64  # of STEPS_PER_EPOCH rather than few steps, where data is small
 
 
@@ -185,6 +187,20 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
         counted = self.parts.train & (order != orders.NO_ORDER)
         return strongest_complements(order[counted], item[counted], len(self.interactions.item_ids))
 
+    def intervals(self) -> Intervals:
+        """Return after how long items were bought again in the training events, where their times tell."""
+        events, categories = self.interactions, self.texts.categories
+        if events.time_is_order:
+            return NO_INTERVALS
+        bought = self.parts.train & orders.is_bought(events)
+        return learned_intervals(
+            events.user[bought],
+            events.item[bought],
+            events.timestamp_us[bought] / DAY_US,
+            rarest_categories([categories.get(name, ()) for name in events.item_ids]),
+            of_purchases=orders.has_purchases(events),
+        )
+
     def catalogue(self) -> ItemTable:
         """Return the items of the data, with their training counts."""
         ids = self.interactions.item_ids
@@ -228,7 +244,8 @@ def train(
     reports = [report._asdict() for report in trainer.reports]
     progress.stage(WRITING)
     metrics = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
-    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics, inputs.complements())
+    counted = inputs.complements(), inputs.intervals()
+    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics, *counted)
     shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out)
 

@@ -25,7 +25,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
              from an item that is like it, so that scores lie as close together as a shop's
     random   every code is drawn anew, which leaves no structure
 
-    The followers and complements of a copy are those of its original, in the same round.
+    The followers and complements of a copy are those of its original, in the same round; so is its interval.
     """
     trained = model_directory.load(model)
     rng, count = np.random.default_rng(seed), len(trained.items)
@@ -39,6 +39,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     if complements.exist:
         shifted = _in_round(complements.items[original], rounds)
         complements = Complements(shifted, np.where(shifted >= 0, complements.scores[original], 0))
+    intervals = trained.intervals.enlarged(original) if trained.intervals.exist else trained.intervals
     if codes == "trained":
         tensors["codes.target"] = torch.from_numpy(_mix_fine_codes(trained.target_codes, original, rng))
     else:
@@ -46,7 +47,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     catalogue = pl.read_parquet(model / ITEMS)[original].with_columns(
         pl.format("item-{}", pl.Series(rows)).alias("item_id")
     )
-    model_directory.write(directory, tensors, trained.config, catalogue, {}, complements)
+    model_directory.write(directory, tensors, trained.config, catalogue, {}, complements, intervals)
 
 
 def item_id(number: int) -> str:

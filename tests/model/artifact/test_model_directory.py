@@ -22,6 +22,7 @@ from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.inference.engine import Engine
 from model.lisa.item_complements import Complements
+from model.lisa.item_intervals import Intervals
 from model.lisa.lisa_mini import LisaMini
 
 SHAPE = config.ModelConfig(
@@ -37,6 +38,12 @@ ITEMS = ItemTable(
     ["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40])
 )
 COMPLEMENTS = Complements(np.array([[2], [-1], [0]], np.int32), np.array([[1.5], [0], [0.25]], np.float32))
+INTERVALS = Intervals(
+    np.array([0.5, 1, 2, 3], np.float32),
+    np.array([2, 1, 0.5, 1], np.float32),
+    np.array([1, 0.5, 0, 0.1], np.float32),
+    False,
+)
 METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
 ALL_FILES = (*model_directory.FILES, model_directory.MANIFEST)
 
@@ -49,7 +56,7 @@ def model(random_model: Callable[..., LisaMini]) -> LisaMini:
 @pytest.fixture
 def saved(tmp_path: Path, model: LisaMini) -> Path:
     directory = tmp_path / "models" / "mine"
-    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS, COMPLEMENTS)
+    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS, COMPLEMENTS, INTERVALS)
     return directory
 
 
@@ -306,5 +313,53 @@ class TestComplements:
     )
     def test_what_does_not_fit_is_refused(self, saved: Path, tensors: dict[str, torch.Tensor]) -> None:
         forge(saved, model_directory.COMPLEMENTS, save(tensors))
+        with pytest.raises(model_directory.ArtifactError, match="another version"):
+            model_directory.load(saved)
+
+
+def intervals_with(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of intervals that fit, but for some."""
+    parts = {name: torch.ones(4) for name in ("log_days", "spread", "repeat_share")}
+    return parts | {"of_purchases": torch.ones(1, dtype=torch.uint8)} | changed
+
+
+class TestIntervals:
+    """After how long items are bought again lies in a file of its own, which a model may lack."""
+
+    def test_they_come_back(self, saved: Path) -> None:
+        for found, expected in zip(model_directory.load(saved).intervals, INTERVALS, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+    def test_a_model_without_them_has_none_and_is_the_same_generation(self, saved: Path, model: LisaMini) -> None:
+        before = model_directory.load(saved)
+        model_directory.save(saved, model, config.Config(model=SHAPE), ITEMS, METRICS)
+        after = model_directory.load(saved)
+        assert not (saved / model_directory.INTERVALS).exists()
+        assert (after.tag, after.intervals.exist, after.intervals.of_purchases) == (before.tag, False, True)
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"log_days": torch.ones(3)},
+            {"log_days": torch.ones(4, dtype=torch.float64)},
+            {"log_days": torch.full((4,), 21.0)},
+            {"log_days": torch.full((4,), torch.nan)},
+            {"spread": torch.zeros(4)},
+            {"spread": torch.full((4,), torch.inf)},
+            {"repeat_share": torch.full((4,), 1.5)},
+            {"repeat_share": torch.full((4,), -0.5)},
+            {"of_purchases": torch.ones(2, dtype=torch.uint8)},
+            {"of_purchases": torch.ones(1)},
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, saved: Path, changed: dict[str, torch.Tensor]) -> None:
+        forge(saved, model_directory.INTERVALS, save(intervals_with()))
+        assert model_directory.load(saved).intervals.of_purchases
+        forge(saved, model_directory.INTERVALS, save(intervals_with(**changed)))
+        with pytest.raises(model_directory.ArtifactError, match="another version"):
+            model_directory.load(saved)
+        lacking = intervals_with()
+        del lacking[next(iter(changed))]
+        forge(saved, model_directory.INTERVALS, save(lacking))
         with pytest.raises(model_directory.ArtifactError, match="another version"):
             model_directory.load(saved)

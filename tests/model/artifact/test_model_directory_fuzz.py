@@ -22,6 +22,7 @@ from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import (
     COMPLEMENTS,
     CONFIG,
+    INTERVALS,
     ITEMS,
     MANIFEST,
     METRICS,
@@ -30,9 +31,11 @@ from model.artifact.model_directory import (
     ArtifactError,
 )
 from model.lisa.item_complements import Complements
+from model.lisa.item_intervals import Intervals, Purchases, due_items
 from model.lisa.lisa_mini import LisaMini
 
 CASES = 200  # of each kind of file
+BOUGHT = Purchases(np.array([0, 0, 1, 2, 9]), np.array([0.0, 30.0, 400.0, 1e6, 7.0]))
 SHAPE = config.ModelConfig(
     width=4,
     decay_rates=(0.1,),
@@ -55,8 +58,10 @@ def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPa
     directory = tmp_path_factory.mktemp("models") / "whole"
     items = ItemTable(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
     complements = Complements(np.array([[1, 2], [0, -1], [1, -1]], np.int32), np.ones((3, 2), np.float32))
+    log_days, spread, share = (np.full(4, part, np.float32) for part in (2.0, 0.5, 0.25))
+    intervals = Intervals(log_days, spread, share, of_purchases=True)
     served = config.Config(model=SHAPE)
-    model_directory.save(directory, random_model(SHAPE, 3), served, items, {"loss": 1.5}, complements)
+    model_directory.save(directory, random_model(SHAPE, 3), served, items, {"loss": 1.5}, complements, intervals)
     return directory
 
 
@@ -110,13 +115,13 @@ def header_changed(content: bytes, rng: random.Random) -> bytes:
 def cases(content: bytes, name: str) -> Iterator[bytes]:
     rng = random.Random(name)
     of_tensors = [bytes_changed, header_changed]
-    of_file = {**dict.fromkeys((WEIGHTS, PACKED, COMPLEMENTS), of_tensors), ITEMS: [bytes_changed]}
+    of_file = {**dict.fromkeys((WEIGHTS, PACKED, COMPLEMENTS, INTERVALS), of_tensors), ITEMS: [bytes_changed]}
     changes = of_file.get(name, [bytes_changed, json_changed])
     for number in range(CASES):
         yield changes[number % len(changes)](content, rng)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, METRICS, MANIFEST])
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, METRICS, MANIFEST])
 def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tmp_path: Path, name: str) -> None:
     directory = tmp_path / "forged"
     directory.mkdir()
@@ -150,6 +155,9 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
             found, scores = loaded.complements.of(np.arange(1))
             assert set(found.tolist()) <= {1, 2}, number
             assert np.isfinite(scores).all(), number
+            due = due_items(BOUGHT, loaded.intervals)
+            assert all(np.isfinite(part).all() for part in due), number
+            assert due.scores.min() > 0, number
             assert loaded.history_codes.max() < loaded.config.model.history_codewords, number
     assert len(messages) > CASES / 10
     assert max(map(len, messages)) < 4_000
