@@ -61,10 +61,12 @@ class EventFilter(NamedTuple):
 
     unseen_types  types that make no item seen
     since_us      types that leave items out, each with the earliest time from which on they do
+    timed_types   types whose times are collected
     """
 
     unseen_types: Collection[str] = ()
     since_us: Mapping[str, float] = MappingProxyType({})
+    timed_types: Collection[str] = ()
 
 
 EVERY_EVENT = EventFilter()
@@ -78,12 +80,14 @@ class SeenItems:
 
     item_ids     those that were seen
     left_out     those that events leave out
+    times_us     when each item had events of the timed types, the newest entry first
     is_complete  whether the log has no entries before the newest `limit` ones
     """
 
     def __init__(self, events: EventFilter, limit: int) -> None:
         self.item_ids: set[str] = set()
         self.left_out: set[str] = set()
+        self.times_us: dict[str, list[int]] = {}
         self.is_complete = True
         self._events = events
         self._undone: set[str | None] = set()
@@ -91,7 +95,7 @@ class SeenItems:
 
     def add(self, entries: Iterable[SeenEntry]) -> None:
         """Add the log's next older entries."""
-        unseen_types, since_us = self._events
+        unseen_types, since_us, timed_types = self._events
         for event_id, item_id, event_type, time_us, items in entries:
             if not self._room:
                 self.is_complete = False
@@ -108,6 +112,8 @@ class SeenItems:
                     self.item_ids.add(item_id)
                 if time_us >= since_us.get(event_type, inf):
                     self.left_out.add(item_id)
+                if event_type in timed_types:
+                    self.times_us.setdefault(item_id, []).append(time_us)
 
 
 def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:

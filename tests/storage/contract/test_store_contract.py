@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import astuple, replace
 from math import inf
 from pathlib import Path
@@ -72,7 +73,12 @@ class TestState:
                 seen = {event.item_id for event in log if event.type != "impression"}
                 assert (await store.seen_items("main", user_id)).item_ids == seen
                 since_us = {"click": START_US + 3, "buy": -inf, "impression": START_US + 2}
-                found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us))
+                found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us, {"buy"}))
+                bought = defaultdict[str, list[int]](list)
+                for event in reversed(log):
+                    if event.type == "buy":
+                        bought[event.item_id].append(event.timestamp_us)
+                assert found.times_us == bought
                 assert found.item_ids == {event.item_id for event in log if event.type not in UNSEEN}
                 shown = [event for event in log if event.type == "impression" and event.timestamp_us >= START_US + 2]
                 assert found.left_out == {one for event in shown for one in event.items} | {
