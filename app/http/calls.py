@@ -338,7 +338,7 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
     cost = charge_for(requests, most)
     if cost > 1:  # almost never, and one was counted with the call
         await charge(services, caller, cost)
-        if user_ids := [user_id for user_id, _ in log_queries(requests)]:
+        if user_ids := [query.user_id for query in log_queries(requests)]:
             reader = services.by_tenant[caller.tenant].log_reader
             lengths = await reader.lengths(user_ids)
             await charge(services, caller, charge_for(requests, most, lengths), counted=cost)

@@ -80,7 +80,8 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "debug": (COUNTED + filters) * request.debug,
         "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
         "categories": CATEGORY * categories,
-        "exclude_seen": SEEN * (request.exclude_seen == "all"),
+        "mode": SEEN * (request.mode == "repeat"),
+        "exclude_seen": SEEN * (request.seen_rule == "all"),
         "exclude_events": SEEN * bool(request.event_rules),
     }
 
@@ -140,10 +141,16 @@ def correction_charge(entries: int) -> int:
     return 1 + entries // CORRECTED_EVENTS
 
 
+def _read_for(requests: Sequence[RecommendationRequest]) -> str:
+    """Return the field for which logs are read, if they are: one that some request has."""
+    if any(request.seen_rule == "all" for request in requests):
+        return "exclude_seen"
+    return "exclude_events" if any(request.event_rules for request in requests) else "mode"
+
+
 def _details(requests: Sequence[RecommendationRequest], logs: float) -> list[ErrorDetail]:
     """Return what each field costs in all requests together, the costliest first."""
-    read_for = "exclude_seen" if any(request.exclude_seen == "all" for request in requests) else "exclude_events"
-    totals = {read_for: logs}
+    totals = {_read_for(requests): logs}
     if len(requests) > 1:
         totals["requests"] = PLAIN * len(requests)
     for request in requests:

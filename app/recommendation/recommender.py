@@ -148,8 +148,7 @@ class Recommender(BaseRecommender):
         select_end_s = time.perf_counter()
         seen: Mapping[LogQuery, SeenRows] = {}
         if logs := log_queries(requests):
-            generation, catalogue = self._context.generation, self._context.catalogue
-            seen = await self._readers.logs.read(logs, generation, catalogue, requester)
+            seen = await self._readers.logs.read(logs, self._context, requester)
         if (request_trace := tracing.current.get()) is not None:
             request_trace.spans["expressions"] = select_end_s - begin_s
             if logs:
@@ -217,5 +216,5 @@ def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether there is something to read or to evaluate before the request can join a batch."""
     may_have_filters = request.filter is not None or request.scenario is not None
     has_expressions = may_have_filters or isinstance(request.boost, tuple)
-    needs_log = request.exclude_seen == "all" or bool(request.exclude_events)
+    needs_log = request.exclude_seen == "all" or bool(request.exclude_events) or request.mode == "repeat"
     return has_expressions or needs_log or bool(request.max_per) or request.objective is not None

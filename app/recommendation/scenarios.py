@@ -28,7 +28,7 @@ RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 APART = ("filter", "fallback", "categories", "exclude_events", "within")
 JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
-FIXED = ("objective", "diversity", "rotation", "rotation_days", "boost", "pin", "basket_only")
+FIXED = ("mode", "objective", "diversity", "rotation", "rotation_days", "boost", "pin", "basket_only")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
 NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # in an expression
 MAX_NAMES = 20  # of scenarios in an error, and of parameters
@@ -48,7 +48,7 @@ def with_settings(
     name        of the scenario; "" for one that is not kept
     experiment  that has chosen the scenario; "" for none
 
-    raises  InvalidRequest  when it lacks a parameter, or says otherwise what the scenario fixes
+    raises  InvalidRequest  when it lacks a parameter, says otherwise what the scenario fixes, or does not go with it
     """
     given = dict(request)
     merged: dict[str, Any] = {"scenario": name, "scenario_experiment": experiment}
@@ -58,7 +58,12 @@ def with_settings(
         merged[field] = _merged(field, given[field], value, path) if field in request.model_fields_set else value
     merged["params"] = _params(request.params, settings.params, path)
     fields_set = request.model_fields_set | merged.keys()
-    return ScenarioRequest.model_construct(fields_set, **{**given, **merged})
+    resolved = ScenarioRequest.model_construct(fields_set, **{**given, **merged})
+    if resolved.mode == "repeat" and (fault := resolved.repeat_fault) is not None:
+        raise InvalidRequest(
+            "the request does not go with its scenario", [ErrorDetail(field=f"{path}mode", reason=fault)]
+        )
+    return resolved
 
 
 def unknown_scenario(name: str, known: Mapping[str, object], path: str = "") -> InvalidRequest:

@@ -4,21 +4,27 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.observability.metrics import StoreMetrics
 from app.recommendation.batching import Limits, MicroBatcherByLane, Requester
 from app.recommendation.fair_thread import FairThread
+from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.schemas.event_rules import longest_within_s
 from app.schemas.recommendations import RecommendationRequest
+from model.lisa.item_intervals import Purchases
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.protocol import HistoryStore
 from storage.state.corrections import EventFilter, SeenItems
 from storage.state.generation import Generation
 
+DAY_US = 86_400e6
 READ_AT_ONCE = 2  # logs, of each node of the store
 MAX_WAITING = 128  # logs
 
@@ -26,23 +32,26 @@ MAX_WAITING = 128  # logs
 class LogQuery(NamedTuple):
     """What requests need of a user's log: the seen items, and those that events of these types leave out.
 
-    within_s  for how long an event does so, by type
+    within_s       for how long an event does so, by type
+    has_purchases  whether what the user has bought is needed, too
     """
 
     user_id: str
     within_s: tuple[tuple[str, float], ...] = ()
+    has_purchases: bool = False
 
     @classmethod
     def of(cls, request: RecommendationRequest) -> Self | None:
         """Return what the request needs; None for nothing."""
         if request.user_id is None or not needs_events(request):
             return None
-        return cls(request.user_id, tuple(sorted(longest_within_s(request.event_rules).items())))
+        within_s = tuple(sorted(longest_within_s(request.event_rules).items()))
+        return cls(request.user_id, within_s, request.mode == "repeat")
 
 
 def needs_events(request: RecommendationRequest) -> bool:
     """Return whether the request goes by single events of its user or visitor."""
-    return bool(request.event_rules) or request.exclude_seen == "all"
+    return bool(request.event_rules) or request.seen_rule == "all" or request.mode == "repeat"
 
 
 def now_us() -> int:
@@ -84,7 +93,7 @@ class LogReader:
         )
 
     async def read(
-        self, queries: Sequence[LogQuery], generation: Generation, catalogue: LiveCatalogue, requester: Requester
+        self, queries: Sequence[LogQuery], context: GenerationContext, requester: Requester
     ) -> dict[LogQuery, SeenRows]:
         """Read the users' logs, as of now. What cannot be read now is missing; this is reported.
 
@@ -92,14 +101,15 @@ class LogReader:
                  Overloaded          when too many logs wait to be read already
                  ClientDisconnect    when the caller is gone
         """
-        logs = [_Log(user_id, _events_within(dict(within_s), generation)) for user_id, within_s in queries]
+        logs = [_Log(query.user_id, _events_of(query, context)) for query in queries]
         found: dict[LogQuery, SeenRows] = {}
         for query, seen in zip(queries, await self._batcher.submit(logs, requester), strict=True):
             if seen is None and query.within_s:
                 raise StorageUnavailable("nobody knows what to leave out: the user's log cannot be read now")
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
-                in_rows, size = partial(_in_rows, seen, catalogue, newest), len(seen.item_ids) + len(seen.left_out)
+                in_rows = partial(_in_rows, seen, context.catalogue, newest, has_purchases=query.has_purchases)
+                size = len(seen.item_ids) + len(seen.left_out) + sum(map(len, seen.times_us.values()))
                 found[query] = await self._thread.run(in_rows, 1.0 + size, requester)
         return found
 
@@ -148,14 +158,28 @@ def carried_rows(request: RecommendationRequest, generation: Generation, catalog
     return _in_rows(seen, catalogue, None if state.event_count <= len(state.events) else len(state.events))
 
 
+def _events_of(query: LogQuery, context: GenerationContext) -> EventFilter:
+    events = _events_within(dict(query.within_s), context.generation)
+    return events._replace(timed_types=context.bought_types) if query.has_purchases else events
+
+
 def _events_within(within_s: Mapping[str, float], generation: Generation) -> EventFilter:
     time_us = now_us()
     since_us = {name: time_us - seconds * 1e6 for name, seconds in within_s.items()}
     return EventFilter(generation.unseen_types, since_us)
 
 
-def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None) -> SeenRows:
-    return SeenRows(catalogue.rows(seen.item_ids), catalogue.rows(seen.left_out), newest)
+def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None, *, has_purchases: bool = False) -> SeenRows:
+    bought = _purchases(seen, catalogue) if has_purchases else None
+    return SeenRows(catalogue.rows(seen.item_ids), catalogue.rows(seen.left_out), newest, bought)
+
+
+def _purchases(seen: SeenItems, catalogue: LiveCatalogue) -> Purchases:
+    """Return the purchases of items that the catalogue has, as of now."""
+    times_us = {row: us for name, us in seen.times_us.items() if (row := catalogue.row_of.get(name)) is not None}
+    rows = np.repeat(np.array(list(times_us), np.int64), np.array([len(us) for us in times_us.values()], np.int64))
+    every_us = np.fromiter(chain.from_iterable(times_us.values()), np.float64, len(rows))
+    return Purchases(rows, np.maximum(now_us() - every_us, 0.0) / DAY_US)
 
 
 class StateReader:

@@ -45,10 +45,20 @@ SCENARIO = Field(
 )
 
 
+Mode = Literal["next", "repeat"]
+TWO_LISTS = "has `mode` repeat beside `because` or `basket_only`, which list something else"
+
+
 class ListSettings(Closed):
     """What a request or a scenario may say of a list, and fits into a query string."""
 
     k: ResultCount = 10
+    mode: Mode = Field(
+        "next",
+        description="`repeat` lists nothing but what the user has bought before, by how due it is to be bought again; "
+        "it needs a user, goes by as many events as `exclude_seen=all`, and leaves out nothing that was seen unless "
+        "`exclude_seen` says so",
+    )
     exclude_seen: SeenRule = Field(
         "recent",
         description="leave out what the user has seen lately, or all that the newest events are about: 10,000 of them, "
@@ -96,9 +106,11 @@ class ListSettings(Closed):
     )
 
     @model_validator(mode="after")
-    def _within_of_events(self) -> Self:
+    def _parts_belong_together(self) -> Self:
         if self.within is not None and not self.exclude_events:
             raise PydanticCustomError("within_nothing", "has `within` without `exclude_events`, to which it belongs")
+        if self.mode == "repeat" and self.basket_only:
+            raise PydanticCustomError("two_lists", TWO_LISTS)
         return self
 
 
@@ -125,6 +137,12 @@ class RecommendationQuery(ListSettings):
         False,
         description="say how many items each part of the request left out; needs the scope `scenarios:write`",
     )
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Self:
+        if self.mode == "repeat" and self.because is not None:
+            raise PydanticCustomError("two_lists", TWO_LISTS)
+        return self
 
 
 class RecommendationUrlQuery(RecommendationQuery):
@@ -170,9 +188,13 @@ USER_OR_HISTORY: dict[str, Any] = {
         {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
         {
             "required": ["history"],
-            "properties": {"history": {"type": "array"}, "exclude_events": {"maxItems": 0}},
+            "properties": {
+                "history": {"type": "array"},
+                "exclude_events": {"maxItems": 0},
+                "mode": {"const": "next"},
+            },
         },
-        {"required": ["state"], "properties": {"state": {"type": "string"}}},
+        {"required": ["state"], "properties": {"state": {"type": "string"}, "mode": {"const": "next"}}},
     ]
 }
 
@@ -222,6 +244,23 @@ class RecommendationRequest(RecommendationQuery):
         """Rules by the user's events; each leaves items out."""
         return [EventRule(self.exclude_events, self.within)] if self.exclude_events else []
 
+    @property
+    def seen_rule(self) -> SeenRule:
+        """Which seen items are left out; with `mode` repeat none, unless the request or its scenario says so."""
+        is_default = self.mode == "repeat" and "exclude_seen" not in self.model_fields_set
+        return "none" if is_default else self.exclude_seen
+
+    @property
+    def repeat_fault(self) -> str | None:
+        """Why there can be no list of what to buy again; None where there can be, or none is wanted."""
+        if self.mode != "repeat":
+            return None
+        if self.user_id is None:
+            return "has `mode` repeat and no `user_id`, whose log it goes by; a history and a sealed state have no log"
+        if self.because is not None or self.basket_only:
+            return TWO_LISTS
+        return None
+
     @model_validator(mode="after")
     def _user_or_history(self) -> Self:
         if sum(one is not None for one in (self.user_id, self.history, self.state)) != 1:
@@ -230,6 +269,8 @@ class RecommendationRequest(RecommendationQuery):
             raise PydanticCustomError(
                 "events_of_nobody", "has `exclude_events` and no `user_id`, whose events they are"
             )
+        if self.mode == "repeat" and (fault := self.repeat_fault) is not None:
+            raise PydanticCustomError("no_repeat", fault)
         return self
 
 
@@ -259,7 +300,7 @@ class SimilarQuery(ItemListQuery):
     explain: Flag = Field(False, description="say which codewords each item shares")
 
 
-Source = Literal["personalised", "popular", "blended", "similar", "together"]
+Source = Literal["personalised", "popular", "blended", "similar", "together", "repeat"]
 
 
 class Recommendations(TypedDict):
@@ -277,8 +318,8 @@ class Recommendations(TypedDict):
         Annotated[
             int,
             Field(
-                description="with exclude_seen=all or exclude_events: only so many of the user's newest events were "
-                "looked at"
+                description="with exclude_seen=all, exclude_events or mode=repeat: only so many of the user's newest "
+                "events were looked at"
             ),
         ]
     ]

@@ -52,6 +52,14 @@ class Explanation(TypedDict):
     basket: NotRequired[Annotated[float, Field(description="what is added since it goes with the basket")]]
 
 
+class Repeat(TypedDict):
+    """What makes an item due that the user has bought before."""
+
+    times: Annotated[int, Field(description="how often the user has bought it")]
+    last_days: Annotated[float, Field(description="how many days ago for the last time")]
+    interval_days: Annotated[float, Field(description="after how many days the user buys it again, in the median")]
+
+
 class ScoredItem(TypedDict):
     """The higher the score, the better; scores of one answer compare with each other only."""
 
@@ -63,6 +71,7 @@ class ScoredItem(TypedDict):
         Annotated[Literal[True], Field(description="the scenario's `fallback` allows it, its filter does not")]
     ]
     cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
+    repeat: NotRequired[Annotated[Repeat, Field(description="with `mode` repeat: why it is due")]]
     explanation: NotRequired[Explanation]
 
 
@@ -81,12 +90,14 @@ Part = Literal[
     "filter",
     "because",
     "basket_only",
+    "mode",
+    "log",
     "exclude_seen",
     "cursor",
     "max_per",
     "max_per_category",
 ]
-"""What leaves items out: the catalogue's size, items' availability and dates, and fields of the request."""
+"""What leaves items out: the catalogue's size, items' availability and dates, fields of the request, an unread log."""
 
 
 CurrentItem = Literal["missing", "unknown"]
@@ -101,7 +112,7 @@ class Short(TypedDict):
         Field(
             description="after what fewer than `k` items were left: a field of the request; `filter` with its "
             "scenario's `fallback`; `cursor` are the pages before; `available` and `dates` are those of items; "
-            "`catalogue` has fewer itself"
+            "`catalogue` has fewer itself; the `log` that `mode` repeat goes by cannot be read now"
         ),
     ]
     left: Annotated[int, Field(description="how many items were left by all but `max_per` and `max_per_category`")]

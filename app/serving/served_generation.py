@@ -133,7 +133,13 @@ class ServedGeneration:
         context, generation, tenant = self.context, self.generation, self.context.settings.tenant
         return Recommender(
             GenerationContext(
-                self.named.name, generation, self.catalogue, self.engine, self.trending, self.artifact.complements
+                self.named.name,
+                generation,
+                self.catalogue,
+                self.engine,
+                self.trending,
+                self.artifact.complements,
+                self.artifact.intervals,
             ),
             Readers(
                 StateReader(context.store, tenant, generation, context.metrics.store),

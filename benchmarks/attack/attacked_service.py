@@ -57,13 +57,15 @@ class AttackedService:
         tasks = [task for process in self.processes for task in Path(f"/proc/{process.pid}/task").iterdir()]
         return sum(map(_cpu_s_of, tasks))
 
-    def post(self, key: str, events: Sequence[tuple[str, str, str]]) -> None:
-        """Post events: their ids, users and items."""
+    def post(self, key: str, events: Sequence[tuple[str, str, str]], kind: str = "click") -> None:
+        """Post events of one type: their ids, users and items."""
         headers = {"Authorization": f"Bearer {self.keys[key]}"}
         with httpx.Client(base_url=self.url, headers=headers, timeout=60) as client:
             for start in range(0, len(events), MAX_EVENTS):
                 some = events[start : start + MAX_EVENTS]
-                body = [dict(zip(("event_id", "user_id", "item_id"), event, strict=True)) for event in some]
+                body = [
+                    dict(zip(("event_id", "user_id", "item_id"), one, strict=True)) | {"type": kind} for one in some
+                ]
                 client.post("/v1/events", json=body).raise_for_status()
 
     def sealed_state(self, items: int) -> str:
@@ -157,8 +159,11 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
 
 
 def _post_histories(service: AttackedService, key: str, items: int) -> None:
-    """Give users some history, and LONG_USER as much as is ever read of one."""
+    """Give users some history, and LONG_USER as many purchases as are ever read of one."""
     rng = np.random.default_rng(0)
     users = [f"user-{user}" for user in range(USERS) for _ in range(SHORT_HISTORY)] + [LONG_USER] * LONG_LOG
     rows = rng.integers(0, items, len(users))
-    service.post(key, [(f"history-{n}", user, item_id(int(rows[n]))) for n, user in enumerate(users)])
+    events = [(f"history-{n}", user, item_id(int(rows[n]))) for n, user in enumerate(users)]
+    clicks = USERS * SHORT_HISTORY
+    service.post(key, events[:clicks])
+    service.post(key, events[clicks:], "purchase")

@@ -120,6 +120,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "exclude_seen": {"user_id": LONG_USER, "exclude_seen": "all"},
         "exclude_seen of a short log": {"exclude_seen": "all"},
         "exclude_events": {"user_id": LONG_USER, "exclude_events": ["click", "purchase"], "within": "90d"},
+        "repeat": {"user_id": LONG_USER, "mode": "repeat", "k": MAX_K, "diversity": 0.5},
         "because": {"because": ""},
         "of nobody": {"user_id": "nobody", "k": MAX_K, "diversity": 0.5, "max_per_category": 1},
     }
@@ -127,7 +128,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
     for fields in largest.values():
         together |= fields
     together |= {"user_id": USER}
-    del together["history"], together["because"], together["exclude"], together["basket_only"]
+    del together["history"], together["because"], together["exclude"], together["basket_only"], together["mode"]
     requests = {
         name: fields if "history" in fields else {"user_id": USER, **fields} for name, fields in largest.items()
     }

@@ -49,6 +49,7 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
         "a basket of 5": {"basket": item_ids[:5]},
         "a basket of 50": {"basket": item_ids[:50]},
         "a basket of 5 alone": {"basket": item_ids[:5], "basket_only": True},
+        "what to buy again": {"mode": "repeat"},
         "diversity 0.5": {"diversity": 0.5},
         "rotation of 50 items that were shown": {"rotation": 0.5},
         "at most 3 of a category": {"max_per_category": 3},
@@ -86,7 +87,8 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
         items, labels = service.catalogue.item_ids, model_directory.load(model).items.categories
         for user in range(USERS):
             own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
-            await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
+            bought = {"user_id": f"user-{user}", "type": "purchase"}
+            await service.ingest.append([bought | {"item_id": item} for item in own])
 
         async def answer(options: dict[str, Any], user: int) -> Any:
             body, sent = json.dumps({"user_id": f"user-{user}", **options}).encode(), bytearray()

@@ -139,10 +139,10 @@ class AsyncClient:
         """Return the user's best items, or the first k of the fallback after the time-out. Never raise.
 
         k        10, unless said otherwise, by a scenario too
-        options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
-                 exclude, exclude_seen, exclude_events, within, candidates, history, state, boost, pin, diversity,
-                 objective, rotation, rotation_days, max_per_category, max_per, cursor, because, basket, basket_only,
-                 explain, filter, params, current_item, scenario, debug
+        options  everything else that `POST /v1/recommendations` takes: mode, categories, categories_all,
+                 categories_none, exclude, exclude_seen, exclude_events, within, candidates, history, state, boost, pin,
+                 diversity, objective, rotation, rotation_days, max_per_category, max_per, cursor, because, basket,
+                 basket_only, explain, filter, params, current_item, scenario, debug
         """
         given = {"user_id": user_id, "k": k}
         request = {name: value for name, value in given.items() if value is not None} | options

@@ -21,7 +21,8 @@ def is_bought(interactions: Interactions) -> NDArray[np.bool_]:
     """Return which events are purchases: (events,); all of them where none is of the type ``purchase``."""
     if not has_purchases(interactions):
         return np.ones(len(interactions), bool)
-    return interactions.type == interactions.type_names.index(PURCHASE)
+    bought: NDArray[np.bool_] = interactions.type == interactions.type_names.index(PURCHASE)
+    return bought
 
 
 def order_numbers(interactions: Interactions, window_s: float = WINDOW_S) -> NDArray[np.int64]:

@@ -86,7 +86,8 @@ async def post_portable_recommendations(body: JsonBody, services: ServicesDep, c
 
     It takes what `POST /v1/recommendations` takes for one user, but a key of pages brings no `filter`, no `max_per`, no
     `objective` and no `boost` by expressions: it names a `scenario`. `exclude_seen=all` and `exclude_events` go by the
-    events that the state carries, and `seen_events_limit` says how many these are where there were more.
+    events that the state carries, and `seen_events_limit` says how many these are where there were more. A state has no
+    log, so there is no `mode` repeat (422).
     """
     return Response(await recommend_portable(services, caller, body), media_type="application/json")
 

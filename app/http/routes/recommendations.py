@@ -49,6 +49,7 @@ BODY = json_request(
         },
         "not what was bought lately": {"user_id": "ada", "exclude_events": ["purchase"], "within": "90d"},
         "what goes with the cart": {"user_id": "ada", "basket": ["cup-1", "tea-2"], "basket_only": True},
+        "what to buy again": {"user_id": "ada", "mode": "repeat", "k": 5},
         "the first page": {"user_id": "ada", "cursor": ""},
         "explained": {"user_id": "ada", "k": 3, "explain": True},
         "a page": {"requests": [{"user_id": "ada"}, {"user_id": "ada", "because": ""}]},

@@ -16,6 +16,7 @@ from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder
 from app.recommendation.ranking.rankings import (
+    ListedRanking,
     PersonalRanking,
     PopularRanking,
     Ranked,
@@ -27,15 +28,16 @@ from app.recommendation.ranking.removals import RemovalCounter, short
 from app.recommendation.ranking.reranking import RerankingRules, boosts_of
 from app.recommendation.ranking.rotation import RotatedRanking
 from app.recommendation.ranking.stored_users import StoredUsers
-from app.recommendation.ranking.together import NO_LIFT, ComplementRanking
+from app.recommendation.ranking.together import NO_LIFT
 from app.recommendation.selection import Selection
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
 from app.schemas.recommendations import RecommendationRequest, Recommendations, Source
-from app.schemas.scored_items import Explanation, ScoredItem
+from app.schemas.scored_items import Explanation, Repeat, ScoredItem
 from model.inference.captured_batches import States
 from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
+from model.lisa.item_intervals import DueItems
 
 ITEM_ID = itemgetter("item_id")
 
@@ -198,6 +200,11 @@ class BatchRanker:
             for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
                 # in JSON from here on: the garbage collector stops everybody while it goes through 60,000 dicts
                 item["explanation"] = cast(Explanation, orjson.Fragment(orjson.dumps(explanation)))
+        if query.due is not None:
+            repeats = _repeats(query.due)
+            for row, item in zip(rows.tolist(), items, strict=True):
+                if row in repeats:  # a pinned item may be none of them
+                    item["repeat"] = repeats[row]
         item_ids = list(map(ITEM_ID, items))
         experiment = self._experiment or (request.experiment if scenario else "")
         answer: Recommendations = {
@@ -234,7 +241,7 @@ class BatchRanker:
             if (rotation := query.history.rotation) is not None:
                 best, ranking = rotation.first(ranking, best, query.rules.depth), RotatedRanking(ranking, rotation)
             return self._rerank(query, query.rules, ranking, best)
-        if query.is_together:
+        if query.is_together or query.due is not None:
             rows, scores = self._ranking(query, ranked).best(query.depth, query.excluded)
             return Listed(rows, self._catalogue.scored_items(rows, scores.tolist()), None)
         if ranked is None:
@@ -250,8 +257,11 @@ class BatchRanker:
         return Listed(rows, self._catalogue.scored_items(rows, ranked.scores[shown].tolist()), None)
 
     def _ranking(self, query: CatalogueQuery, ranked: RankedItems | None) -> Ranking:
+        if query.due is not None:
+            return ListedRanking(self._engine, query.due[:2], query.boosts, query.candidates)
         if query.is_together and query.basket is not None:
-            return ComplementRanking(self._engine, query.basket, query.boosts, query.candidates)
+            listed = query.basket.complements, query.basket.scores
+            return ListedRanking(self._engine, listed, query.boosts, query.candidates)
         if ranked is None:
             return PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
         return PersonalRanking(self._engine, ranked.vectors.one(ranked.position), query.boosts, query.candidates)
@@ -311,11 +321,25 @@ def _states_of(queries: Sequence[CatalogueQuery]) -> States:
     )
 
 
+def _repeats(due: DueItems) -> dict[int, Repeat]:
+    """Return what makes each item due, by row."""
+    parts = due.times, due.age_days.round(2), due.interval_days.round(2)
+    return {
+        row: {"times": times, "last_days": last_days, "interval_days": interval_days}
+        for row, times, last_days, interval_days in zip(
+            due.items.tolist(), *(part.tolist() for part in parts), strict=True
+        )
+    }
+
+
 def _is_personal(query: CatalogueQuery) -> bool:
-    return query.similar_to is None and not query.is_together and query.history.model_input is not None
+    is_listed = query.is_together or query.due is not None
+    return query.similar_to is None and not is_listed and query.history.model_input is not None
 
 
 def _source(query: CatalogueQuery, ranked: RankedItems | None) -> Source:
+    if query.due is not None:
+        return "repeat"
     if query.is_together:
         return "together"
     if ranked is None:

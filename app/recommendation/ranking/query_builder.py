@@ -21,6 +21,7 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from model.lisa.histogram import history_histogram
+from model.lisa.item_intervals import NO_PURCHASES, DueItems, due_items
 from storage.state.layout import ITEM_RING, State, recent_items
 
 
@@ -52,6 +53,7 @@ class CatalogueQuery:
     depth       how many of the best items are ranked at first
     basket      what is in the cart; None for nothing
     is_together whether nothing but complements of the basket is wanted
+    due         what the user may buy again, if nothing else is wanted
     """
 
     request: RecommendationRequest
@@ -66,6 +68,7 @@ class CatalogueQuery:
     depth: int
     basket: Basket | None = None
     is_together: bool = False
+    due: DueItems | None = None
 
 
 class QueryBuilder:
@@ -77,6 +80,7 @@ class QueryBuilder:
         self._engine = context.engine
         self._trending = context.trending
         self._complements = context.complements
+        self._intervals = context.intervals
         self._has_model = len(context.generation.codes) > 0
 
     def build(
@@ -182,12 +186,14 @@ class QueryBuilder:
             *(request, selection, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth),
             basket=basket,
             is_together=basket is not None and request.basket_only and similar_to is None,
+            due=due_items(history.log.bought or NO_PURCHASES, self._intervals) if request.mode == "repeat" else None,
         )
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
         if model_input is None or model_input.events > rank_fusion.MAX_EVENTS:
             return False
         is_plain = request.candidates is None and not request.explain and not request.basket
+        is_plain = is_plain and request.mode != "repeat"
         return is_plain and self._trending.has_enough_events
 
     def _similar_to(self, request: RecommendationRequest, model_input: ModelInput | None) -> int | None:
@@ -245,7 +251,8 @@ def filter_out(
 
 def seen_rows(request: RecommendationRequest, history: History) -> Rows:
     """Return the seen items that the request leaves out."""
-    return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[request.exclude_seen]
+    rule = request.exclude_seen if request.mode == "next" else request.seen_rule
+    return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[rule]
 
 
 def page_rows(request: RecommendationRequest, catalogue: LiveCatalogue) -> Rows:

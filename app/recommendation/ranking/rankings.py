@@ -1,4 +1,4 @@
-"""Rankings of the catalogue for one request: by a model, or by popularity."""
+"""Rankings of the catalogue for one request: by a model, by popularity, or by scores of a few items."""
 
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from model.inference.scan import Boosts
 
 Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]
+LEAST_SCORE = 1e-300  # whose logarithm is finite
 
 
 def without_padding(ranked: Ranked) -> Ranked:
@@ -105,5 +106,54 @@ class PopularRanking(Ranking):
 
     @override
     def codes(self, rows: Rows) -> TargetCodes:
-        codes = self._engine.target_codes  # none where there is no model: all items count as dissimilar then
-        return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)
+        return _codes_of(self._engine, rows)
+
+
+class ListedRanking(Ranking):
+    """Ranks some items by scores of their own, which are above 0, and no other items.
+
+    A boost multiplies a score by e to its power.
+
+    listed  the items and their scores
+    """
+
+    def __init__(self, engine: Engine, listed: Ranked, boosts: Boosts | None, candidates: Rows | None) -> None:
+        self._engine, self._listed, self._boosts = engine, listed, boosts
+        rows, scores = listed
+        if candidates is not None:
+            is_candidate = np.isin(rows, candidates)
+            rows, scores = rows[is_candidate], scores[is_candidate]
+        if boosts is not None:
+            scores = scores * np.exp(boosts.of(rows))
+        best_first = np.lexsort((rows, -scores))
+        self._rows, self._scores = rows[best_first], scores[best_first]
+
+    @override
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        allowed = np.flatnonzero(~bitmap.has(excluded, self._rows))[:count]
+        return self._rows[allowed], self._scores[allowed]
+
+    @override
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        positive: Scores = np.maximum(scores, LEAST_SCORE)
+        return np.log(positive).astype(np.float32)
+
+    @override
+    def scores(self, rows: Rows) -> Scores:
+        known = dict(zip(*(part.tolist() for part in self._listed), strict=True))
+        scores = np.array([known.get(row, 0.0) for row in rows.tolist()])
+        return scores if self._boosts is None else scores * np.exp(self._boosts.of(rows))
+
+    @override
+    def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
+        return scores * np.exp(gains)
+
+    @override
+    def codes(self, rows: Rows) -> TargetCodes:
+        return _codes_of(self._engine, rows)
+
+
+def _codes_of(engine: Engine, rows: Rows) -> TargetCodes:
+    """Return the target codes of items; without a model there are none, and all items count as dissimilar."""
+    codes = engine.target_codes
+    return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

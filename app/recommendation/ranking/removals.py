@@ -59,7 +59,11 @@ class RemovalCounter:
             gone |= ~catalogue.bitmap_of(query.basket.complements)
             bitmap.discard(gone, pins)
             yield "basket_only", None
-        if request.exclude_seen != "none":
+        if query.due is not None:
+            gone |= ~catalogue.bitmap_of(query.due.items)
+            bitmap.discard(gone, pins)
+            yield ("log" if query.history.log.bought is None else "mode"), None
+        if request.seen_rule != "none":
             bitmap.add(gone, seen_rows(request, query.history))
             bitmap.discard(gone, pins)
             yield "exclude_seen", None

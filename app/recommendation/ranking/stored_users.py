@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
+from model.lisa.item_intervals import Purchases
 
 
 class SeenRows(NamedTuple):
@@ -13,11 +14,13 @@ class SeenRows(NamedTuple):
     seen      the items that the user has seen
     left_out  those that the user's events leave out
     newest    how many log entries were read, where there are more
+    bought    what the user has bought; None where that was not read
     """
 
     seen: Rows
     left_out: Rows
     newest: int | None
+    bought: Purchases | None = None
 
 
 NOTHING_SEEN = SeenRows(NO_ROWS, NO_ROWS, None)

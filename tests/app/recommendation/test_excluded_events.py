@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
@@ -14,27 +13,21 @@ from hypothesis import strategies as st
 
 from app.recommendation import state_reader
 from app.settings import Settings
-from storage.state.event import Event
 from tests.app.conftest import ITEMS, WEIGHTS, Client, item_id
-from tests.app.support import ALL_ITEMS, CORRECTIONS, SECRET, assert_refused, correct, item_ids, recommend
-from tests.storage.archive.archived_redis import turn
+from tests.app.recommendation.ranking.event_shop import NAMES, NOW_S, Shop, ids, names, others
+from tests.app.support import ALL_ITEMS, SECRET, assert_refused, item_ids, recommend
 from tests.storage.oracles.naive_users import NaiveUsers
 from tests.storage.redis.servers import new_server
 
-NOW_S = int(time.time())
 DAY_S = 86_400
 LENGTHS_S = {None: float("inf"), "1m": 60, "1h": 3_600, "90d": 90 * DAY_S}
 AGES_S = [0, 59, 60, 61, 3_600, 3_601, 90 * DAY_S, 90 * DAY_S + 1, 3_000 * DAY_S]
 EVERYTHING = {"k": ITEMS, "exclude_seen": "none"}
-NAMES = "ab"
 numbers = count()
 
-names = st.sampled_from(NAMES)
-ids = st.integers(0, 3).map("e{}".format)
 posts = st.tuples(
     st.just("post"), names, ids, st.integers(0, 5), st.sampled_from(sorted(WEIGHTS)), st.sampled_from(AGES_S)
 )
-others = st.tuples(st.just("undo"), names, ids) | st.tuples(st.sampled_from(["merge", "erase", "archive"]), names)
 histories = st.lists(posts | posts | others, min_size=1, max_size=12)
 rules = st.fixed_dictionaries(
     {
@@ -42,29 +35,6 @@ rules = st.fixed_dictionaries(
         "within": st.sampled_from(list(LENGTHS_S)),
     }
 ).map(lambda rule: {name: value for name, value in rule.items() if value is not None})
-
-
-class Shop:
-    """A service whose clock stands still for rules by events, and where its log is archived, if anywhere."""
-
-    def __init__(self, client: Client, archive: Any) -> None:
-        self.client = client
-        self.archive = archive
-
-    def apply(self, users: NaiveUsers, prefix: str, what: str, name: str, *rest: Any) -> None:
-        """Do one thing to the service and to the oracle."""
-        user_id = f"{prefix}-{name}"
-        other = next(f"{prefix}-{one}" for one in NAMES if one != name)
-        if what == "post":
-            event_id, row, kind, age_s = rest
-            event = Event(event_id, user_id, item_id(row), kind, (NOW_S - age_s) * 1_000_000, None)
-            posted = {"event_id": event_id, "user_id": user_id, "item_id": item_id(row), "type": kind}
-            answer = self.client.post("/v1/events", json=posted | {"timestamp": NOW_S - age_s}).json()
-            assert answer["accepted"] == users.post(event)
-        elif what in CORRECTIONS:
-            correct(self.client, users, what, user_id, rest[0] if what == "undo" else other)
-        elif self.archive is not None:
-            turn(*self.archive)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "redis"])

@@ -31,7 +31,7 @@ categories_of = st.lists(st.integers(0, 2), min_size=ITEMS, max_size=ITEMS)
 
 def table(seed: int = 0) -> Intervals:
     draw = np.random.default_rng(seed)
-    log_days, spread, share = (draw.uniform(*bounds, ITEMS + 1) for bounds in ((0, 4), (0.3, 1.5), (0, 1)))
+    log_days, spread, share = (draw.uniform(low, high, ITEMS + 1) for low, high in ((0, 4), (0.3, 1.5), (0, 1)))
     return Intervals(log_days.astype(np.float32), spread.astype(np.float32), share.astype(np.float32), True)
 
 
