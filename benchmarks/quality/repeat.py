@@ -46,7 +46,7 @@ DAY_US = 86_400e6
 HALF_LIVES_DAYS = (7.0, 14.0, 30.0, 60.0, 120.0)
 CHANGES: tuple[dict[str, Any], ...] = (
     *({"INTERVAL_STRENGTH": value} for value in (0.5, 1.0, 4.0, 8.0)),
-    *({"REPEAT_STRENGTH": value} for value in (0.5, 1.0, 4.0, 8.0)),
+    *({"REPEAT_STRENGTH": value} for value in (0.25, 1.0, 2.0, 4.0)),
     *({"SHRINKAGE": value} for value in (5.0, 80.0)),
     *({"LEAST_SPREAD": value} for value in (0.8, 1.2)),
 )

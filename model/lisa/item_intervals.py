@@ -27,7 +27,7 @@ from scipy.special import ndtr
 ORDER_DAYS = 1 / 24  # between two purchases of an item that count as one
 SHRINKAGE = 20.0  # intervals, or users, at which those of an item count half
 INTERVAL_STRENGTH = 2.0  # a user's own intervals at which they count half
-REPEAT_STRENGTH = 2.0  # a user's own repeated purchases at which they count half
+REPEAT_STRENGTH = 0.5  # a user's own repeated purchases at which they count half
 SUREST = 0.99  # nobody is more likely to buy an item again
 LEAST_SPREAD = 0.3
 LEAST_SCORE = 1e-30  # so that logarithms are finite
