@@ -84,7 +84,8 @@ class ScoreParts(NamedTuple):
 class Engine:
     """The inference of one generation on one device. It is synchronous: keep it off an event loop.
 
-    is_lost  whether the device has stopped to answer
+    is_lost     whether the device has stopped to answer
+    has_graphs  whether ``captures`` may be true
 
     raises ValueError for a device that this machine does not have, or that has too little memory
     """
@@ -119,6 +120,7 @@ class Engine:
                 self._catalogue = _gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
         self.is_lost = False
         self._captured = self._capture()
+        self.has_graphs = self._captured is not None
         artifact.release_pages()
 
     def step(

@@ -125,6 +125,8 @@ class BatchRanker:
 
     def _is_captured(self, queries: Sequence[CatalogueQuery]) -> bool:
         """Return whether the engine ranks these users' queries in one go: lists of one length, without more to them."""
+        if not self._engine.has_graphs:
+            return False
         depth = queries[0].depth
         return self._engine.captures(depth) and all(
             one.depth == depth and one.boosts is None and one.candidates is None and one.basket is None

@@ -66,6 +66,7 @@ class TestLearning:
             asked.append(k)
             return rank_states(engine, states, k, excluded)
 
+        monkeypatch.setattr(client.service.switcher.current.engine, "has_graphs", True)
         monkeypatch.setattr(Engine, "captures", lambda engine, k: True)
         monkeypatch.setattr(Engine, "rank_states", counted)
         assert same_items(client.recommend("ada", k=5), expected)
