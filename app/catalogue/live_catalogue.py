@@ -21,7 +21,8 @@ from app.schemas.items import FoundItem, Item
 from app.schemas.properties import shown_of_item
 from app.schemas.scored_items import ScoredItem
 from model.artifact.item_table import ItemTable
-from model.artifact.string_table import NO_MATCH
+from model.artifact.string_table import TYPO
+from model.artifact.word_index import Levels, Search
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from storage.records import ItemEntry
@@ -99,27 +100,44 @@ class LiveCatalogue(TrainedCatalogue):
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         return super().popular_items(k, self.unavailable if excluded is None else excluded | self.unavailable)
 
-    @override
-    def search(self, query: str, limit: int) -> list[FoundItem]:
-        """Return matching items as the trained catalogue does, then matching items that no model has learned."""
-        learned = super().search(query, limit)
-        text = query.strip().casefold()
-        return learned + (self._search_unlearned(text, limit - len(learned)) if len(learned) < limit else [])
+    def available_unlearned(self, search: Search, limit: int) -> list[FoundItem]:
+        """Return available items that match and that no model has learned, the closest first."""
+        found = self._find_unlearned(search, limit, with_typos=False, available=True)
+        if search.may_have_typos and len(found) < limit:
+            found += self._find_unlearned(search, limit - len(found), with_typos=True, available=True)
+        return found
 
-    def _search_unlearned(self, text: str, limit: int) -> list[FoundItem]:
-        ids = self.values.other_ids
-        of_ids = ids.match_levels(text)
-        levels = np.minimum(self.values.others.titles.match_levels(text)[: len(of_ids)], of_ids)
-        rows = np.flatnonzero(levels < NO_MATCH)
+    @override
+    def _find(self, search: Search, limit: int) -> list[FoundItem]:
+        """Return matching items as the trained catalogue does, then matching items that no model has learned."""
+        learned = super()._find(search, limit)
+        rest = limit - len(learned)
+        return learned + self._find_unlearned(search, rest, with_typos=False) if rest else learned
+
+    @override
+    def _find_with_typos(self, search: Search, limit: int) -> list[FoundItem]:
+        learned = super()._find_with_typos(search, limit)
+        rest = limit - len(learned)
+        return learned + self._find_unlearned(search, rest, with_typos=True) if rest else learned
+
+    def _find_unlearned(
+        self, search: Search, limit: int, *, with_typos: bool, available: bool = False
+    ) -> list[FoundItem]:
+        ids, others = self.values.other_ids, self.values.others
+        of_ids = ids.folded.match_levels_folded(search.text)
+        levels = np.minimum(others.titles.match_levels(search, with_typos=with_typos)[: len(of_ids)], of_ids)
+        rows = np.flatnonzero(levels == TYPO if with_typos else levels < TYPO)
+        if available:
+            rows = rows[bitmap.has(others.switched_on.true, rows)]
         best = nsmallest(limit, zip(levels[rows].tolist(), ids.at(rows), strict=True))
         return [_unlearned_item(entry) for _, item_id in best if (entry := self.values.entry(item_id))]
 
     @override
-    def _title_levels(self, text: str) -> NDArray[np.uint8]:
-        levels, titles = super()._title_levels(text), self.values.learned.titles
+    def _title_levels(self, search: Search, *, with_typos: bool) -> Levels:
+        levels, titles = super()._title_levels(search, with_typos=with_typos), self.values.learned.titles
         if titles.changes:
             is_retitled = bitmap.to_mask(titles.known, len(self))
-            levels = np.where(is_retitled, titles.match_levels(text), levels)
+            levels = np.where(is_retitled, titles.match_levels(search, with_typos=with_typos), levels)
         return levels
 
     def _current_titles_of(self, rows: NDArray[np.integer]) -> list[str]:

@@ -11,7 +11,8 @@ from app.catalogue.expressions.labels import LabelledItems
 from app.schemas.items import FoundItem
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.artifact.item_table import ItemTable
-from model.artifact.string_table import NO_MATCH
+from model.artifact.string_table import EXACT, NO_MATCH, TYPO
+from model.artifact.word_index import Levels, Search
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
@@ -41,6 +42,7 @@ class TrainedCatalogue:
         self._cold_names = names[self._cold_order]  # states have for them
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
+        self._title_words = items.title_words
         self._titles_of: Callable[[NDArray[np.integer]], list[str]] = self._titles.at
         self._categories = categories
         # compile now what the first requests would wait for
@@ -156,24 +158,61 @@ class TrainedCatalogue:
         return boosted
 
     def search(self, query: str, limit: int) -> list[FoundItem]:
-        """Return items whose title or id contains the query, whatever the case; the most popular ones without a query.
+        """Return items whose title or id matches the query, whatever the case; the most popular ones without a query.
 
-        Whole titles and ids come first, then those that begin with the query, then those with a word that does, then
-        the others; popular items first in each. The first search of a large catalogue takes a second longer.
+        Whole titles and ids come first, then those that begin with the query, those with a word that does, and those
+        that contain it; then titles with all words of the query, in any order, and last those that have them with one
+        typo each; popular items first in each. The first search of a large catalogue takes a second longer.
         """
-        text = query.strip().casefold()
-        if not text:
+        search = Search.of(query)
+        found = self._find(search, limit)
+        if not search.may_have_typos or len(found) == limit:
+            return found
+        shown = {item.item_id for item in found}
+        others = self._find_with_typos(search, limit)
+        return [*found, *(item for item in others if item.item_id not in shown)][:limit]
+
+    def match_levels(self, search: Search, enough: int) -> Levels:
+        """Tell how well the title or the id of each item matches: (N,), levels of `StringTable`.
+
+        enough  with so many items that match without a typo, others do not match
+        """
+        if not search.text:
+            return np.full(len(self), EXACT, np.uint8)
+        levels = self._match_levels(search)
+        if search.may_have_typos and np.count_nonzero(levels < NO_MATCH) < enough:
+            levels = np.minimum(levels, self._title_levels(search, with_typos=True))
+        return levels
+
+    def items_of(self, item_ids: Iterable[str]) -> list[FoundItem]:
+        """Return the items of those ids that are known, in the order given."""
+        return [self._item(row) for row in self.rows(item_ids).tolist()]
+
+    def _find(self, search: Search, limit: int) -> list[FoundItem]:
+        """Return items that match without a typo, the closest first."""
+        if not search.text:
             return [self._item(row) for row in self.popular_rows[:limit].tolist()]
-        popular_first = self._match_levels(text)[self.popular_rows]
-        positions = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in range(NO_MATCH))
+        return self._closest(self._match_levels(search), range(TYPO), limit)
+
+    def _find_with_typos(self, search: Search, limit: int) -> list[FoundItem]:
+        """Return items whose titles match with a typo, be it that their ids match."""
+        return self._closest(self._title_levels(search, with_typos=True), [TYPO], limit)
+
+    def _closest(self, levels: Levels, wanted: Iterable[int], limit: int) -> list[FoundItem]:
+        """Return items of the first wanted levels, popular items first in each."""
+        popular_first = levels[self.popular_rows]
+        positions = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in wanted)
         return [self._item(int(self.popular_rows[position])) for position in islice(positions, limit)]
 
-    def _match_levels(self, text: str) -> NDArray[np.uint8]:
-        """Return how well the title or the id of each item matches the text: (N,), levels of `StringTable`."""
-        return np.minimum(self._title_levels(text), self.item_ids.match_levels(text))
+    def _match_levels(self, search: Search) -> Levels:
+        of_titles = self._title_levels(search, with_typos=False)
+        return np.minimum(of_titles, self.item_ids.match_levels(search.text))
 
-    def _title_levels(self, text: str) -> NDArray[np.uint8]:
-        return self._titles.match_levels(text)
+    def _title_levels(self, search: Search, *, with_typos: bool) -> Levels:
+        levels = np.full(len(self), NO_MATCH, np.uint8)
+        found = self._title_words.match_levels(search, with_typos=with_typos)
+        levels[: len(found)] = found
+        return levels
 
     def _item(self, row: int) -> FoundItem:
         return FoundItem(

@@ -50,10 +50,13 @@ class GrowingTable:
 
     def add_all(self, strings: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of the strings; those that are unknown are added."""
-        rows = np.empty(len(strings), np.int64)
-        wanted, ends = joined(strings)
-        self._reserve(len(strings), len(wanted))
-        self._count = _add_each(*self._parts, self._count, wanted, ends, rows)
+        return self.add_joined(*joined(strings))
+
+    def add_joined(self, strings: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Do the same for strings one behind the other, and their ends (N + 1,)."""
+        rows = np.empty(len(ends) - 1, np.int64)
+        self._reserve(len(rows), len(strings))
+        self._count = _add_each(*self._parts, self._count, strings, ends, rows)
         return rows
 
     def __getitem__(self, number: int) -> str:

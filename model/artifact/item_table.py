@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.artifact.string_table import FREE_SLOT, Labels, StringIndex, StringTable, is_ascending
+from model.artifact.word_index import WordIndex
 
 LAYOUT = "1"  # of the tensors; to be raised with any change to them or to the index in ``model.artifact.string_table``
 DTYPES = {"ids.rows": {"int32"}, "categories.items": {"int32"}, "categories.codes": {"uint8", "int32"}}
@@ -68,6 +69,7 @@ class ItemTable:
         items.categories = Labels(labels.names, labels.codes, _extended_ends(labels.ends, empty), labels.items)
         items.counts = np.concatenate([self.counts, np.zeros(len(ids), self.counts.dtype)])
         items.popular_first = np.concatenate([self.popular_first, np.arange(len(self), len(items), dtype=np.int32)])
+        items.title_words = self.title_words  # the others have no titles
         items.cold = self.cold + len(ids)
         return items
 
@@ -75,6 +77,11 @@ class ItemTable:
     def rows(self) -> StringIndex:
         """The row of each id."""
         return StringIndex.of(self.ids)
+
+    @cached_property
+    def title_words(self) -> WordIndex:
+        """The words of the titles, but for those of the last cold items."""
+        return WordIndex(self.titles)
 
     @cached_property
     def popular_first(self) -> NDArray[np.int32]:

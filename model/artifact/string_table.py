@@ -21,7 +21,9 @@ DECODE_CHUNK = 4096  # strings
 CHECK_CHUNK = 1 << 24  # bytes
 MAX_LOAD = 0.8  # the largest share of an index's slots that are taken
 FREE_SLOT = -1
-EXACT, PREFIX, WORD_PREFIX, SUBSTRING, NO_MATCH = range(5)  # how a string matches a search
+# How a string matches a search, the closest first: as a whole, by its beginning, by that of a word, by any part; by all
+# words of the search, each of which begins a word of the string, or is a part of one; and by these with typos.
+EXACT, PREFIX, WORD_PREFIX, SUBSTRING, EACH_WORD_PREFIX, EACH_SUBSTRING, TYPO, NO_MATCH = range(8)
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
 HASH_SHIFT = np.uint64(29)
 SPACE = ord(" ")
@@ -87,13 +89,19 @@ class StringTable(Sequence[str]):
             raise ValueError("a name begins within a letter")
 
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
-        """Tell how each string matches a text that is not empty, in any case: (N,), from EXACT to NO_MATCH."""
+        """Tell how each string matches a text as a whole, in any case: (N,), from EXACT to SUBSTRING, or NO_MATCH."""
         return self.folded.match_levels_folded(wanted)
 
-    def match_levels_folded(self, wanted: str) -> NDArray[np.uint8]:
-        """Tell the same of strings that are case-folded already."""
-        found = np.empty(len(self), np.uint8)
-        _match_levels(self.buffer, self.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
+    def match_levels_folded(self, wanted: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        """Tell the same of strings that are case-folded already: of all, or of those in these rows."""
+        text = np.frombuffer(wanted.casefold().encode(), np.uint8)
+        shifts = np.full(256, max(len(text), 1))
+        shifts[text[:-1]] = np.arange(len(text) - 1, 0, -1)
+        found = np.empty(len(self) if rows is None else len(rows), np.uint8)
+        if rows is None:
+            _match_levels(self.buffer, self.ends, text, shifts, found)
+        else:
+            _match_levels_of(self.buffer, self.ends, rows, text, shifts, found)
         return found
 
     @cached_property
@@ -294,24 +302,44 @@ def fill(buffer, ends, table):  # type: ignore[no-untyped-def]
         table[slot] = row
 
 
-@numba.njit(cache=True, nogil=True)
-def _match_levels(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True)
+def _match_level(buffer, begin, end, wanted, shifts):  # type: ignore[no-untyped-def]
+    """Tell how the string between these places matches.
+
+    shifts  (256,)  by the byte that stands where the text would end, how far the text lies from its next possible place
+
+    Source: Horspool, Practical fast searching in strings, 1980.
+    """
     size = len(wanted)
-    for row in range(len(found)):
-        begin, end = np.int64(ends[row]), np.int64(ends[row + 1])
-        found[row] = NO_MATCH
-        for place in range(begin, end - size + 1):
-            same = 0
-            while same < size and buffer[place + same] == wanted[same]:
-                same += 1
-            if same < size:
-                continue
+    if size == 0:
+        return EXACT if begin == end else PREFIX
+    level, place = NO_MATCH, begin
+    while level > WORD_PREFIX and place + size <= end:
+        same = 0
+        while same < size and buffer[place + same] == wanted[same]:
+            same += 1
+        if same == size:
             if place == begin:
-                found[row] = EXACT if end - begin == size else PREFIX
-                break
-            level = WORD_PREFIX if buffer[place - 1] == SPACE else SUBSTRING
-            if level < found[row]:
-                found[row] = level
+                level = EXACT if end - begin == size else PREFIX
+            elif buffer[place - 1] == SPACE:
+                level = WORD_PREFIX
+            else:
+                level = SUBSTRING
+        place += shifts[buffer[place + size - 1]]
+    return level
+
+
+@numba.njit(cache=True, nogil=True)
+def _match_levels(buffer, ends, wanted, shifts, found):  # type: ignore[no-untyped-def]
+    for row in range(len(found)):
+        found[row] = _match_level(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), wanted, shifts)
+
+
+@numba.njit(cache=True, nogil=True)
+def _match_levels_of(buffer, ends, rows, wanted, shifts, found):  # type: ignore[no-untyped-def]
+    for place in range(len(rows)):
+        begin, end = np.int64(ends[rows[place]]), np.int64(ends[rows[place] + 1])
+        found[place] = _match_level(buffer, begin, end, wanted, shifts)
 
 
 @numba.njit(cache=True, nogil=True)

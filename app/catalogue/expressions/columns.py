@@ -18,6 +18,7 @@ from typing_extensions import override
 from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers
 from app.catalogue.expressions.texts import Texts
 from model.artifact.string_table import NO_MATCH
+from model.artifact.word_index import Search, match_levels
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 
@@ -198,11 +199,12 @@ class TextColumn(StoredColumn):
         """Return the items as they are now, by their texts."""
         return LabelSnapshot(self.numbers.copy(), len(self.texts), None)
 
-    def match_levels(self, wanted: str) -> NDArray[np.uint8]:
-        """Tell how the text of each row matches one that is not empty, in any case: (N,), levels of `StringTable`."""
+    def match_levels(self, search: Search, *, with_typos: bool) -> NDArray[np.uint8]:
+        """Tell how the text of each row matches a search: (N,), levels of `StringTable`."""
         numbers, texts = self.numbered
         numbers = numbers.copy()  # before the texts, to which others are added
-        found: NDArray[np.uint8] = np.append(texts.match_levels(wanted), np.uint8(NO_MATCH))[numbers]
+        levels = match_levels(texts.folded, search, with_typos=with_typos)
+        found: NDArray[np.uint8] = np.append(levels, np.uint8(NO_MATCH))[numbers]
         return found
 
     @override

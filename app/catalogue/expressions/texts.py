@@ -60,11 +60,9 @@ class Texts:
         """Return the numbers of the texts; those that are unknown are added."""
         return self._table.add_all(texts)
 
-    def match_levels(self, wanted: str) -> NDArray[np.uint8]:
-        """Tell how each text matches one that is not empty, in any case: (len(self),), levels of `StringTable`.
-
-        Only texts that have come since the last time are case-folded.
-        """
+    @property
+    def folded(self) -> StringTable:
+        """The texts in folded case, by number. Only those that have come since the last time are case-folded."""
         strings = self._table.strings()
         buffer, ends, count = self._folded
         if count < len(strings):
@@ -75,7 +73,7 @@ class Texts:
             buffer[used : used + len(new.buffer)] = new.buffer
             ends[count + 1 : len(strings) + 1] = used + new.ends[1:].astype(np.int64)
             self._folded = buffer, ends, len(strings)
-        return StringTable(buffer, ends[: len(strings) + 1].view(np.uint64)).match_levels_folded(wanted)
+        return StringTable(buffer, ends[: len(strings) + 1].view(np.uint64))
 
     def __getitem__(self, number: int) -> str:
         return self._table[number]

@@ -1,0 +1,126 @@
+"""Searches by words and with typos, against their definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.artifact import word_index
+from model.artifact.item_table import ItemTable
+from model.artifact.string_table import (
+    EACH_SUBSTRING,
+    EACH_WORD_PREFIX,
+    EXACT,
+    NO_MATCH,
+    PREFIX,
+    SUBSTRING,
+    TYPO,
+    WORD_PREFIX,
+    StringTable,
+)
+from model.artifact.word_index import Search, WordIndex, match_levels
+from tests.model.artifact.search_oracle import edits, title_level
+
+LETTERS = "abcé"
+TITLES = st.lists(st.lists(st.text(LETTERS, min_size=3, max_size=7), max_size=3).map(" ".join), min_size=1, max_size=8)
+
+
+def mistyped(draw: st.DrawFn, word: str) -> str:
+    """A word that is being typed, with up to two typos."""
+    word = word[: draw(st.integers(2, 7))]
+    for _ in range(draw(st.integers(0, 2))):
+        place, letter = draw(st.integers(0, len(word) - 1)), draw(st.sampled_from(LETTERS))
+        swapped = word[:place] + word[place : place + 2][::-1] + word[place + 2 :]
+        added, changed = word[:place] + letter + word[place:], word[:place] + letter + word[place + 1 :]
+        word = draw(st.sampled_from([added, changed, swapped, word[:place] + word[place + 1 :] or word]))
+    return word
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[list[str], str]:
+    """Titles, and a search for words of one of them in another order."""
+    titles = draw(TITLES)
+    words = draw(st.permutations(draw(st.sampled_from(titles)).split()))[: draw(st.integers(1, 3))]
+    return titles, draw(st.sampled_from([" ", "-", "  "])).join(mistyped(draw, word) for word in words) or "a"
+
+
+def levels_of(titles: Sequence[str], query: str, *, with_typos: bool) -> list[int]:
+    """The levels by the index; those without one are the same."""
+    strings, search = StringTable.of(titles), Search.of(query)
+    levels: list[int] = WordIndex(strings).match_levels(search, with_typos=with_typos).tolist()
+    assert match_levels(strings.folded, search, with_typos=with_typos).tolist() == levels
+    return levels
+
+
+@given(searches())
+def test_levels_are_those_of_the_definition(found: tuple[list[str], str]) -> None:
+    titles, query = found
+    for with_typos in (False, True):
+        expected = [title_level(query, title, with_typos=with_typos) for title in titles]
+        assert levels_of(titles, query, with_typos=with_typos) == expected
+
+
+@given(
+    st.lists(st.text("abB é1-ßİ—日", max_size=14), max_size=12),
+    st.text("abB é1-ßİ—日", min_size=1, max_size=9).filter(str.strip),
+)
+def test_any_letters_may_be_searched_for(titles: list[str], query: str) -> None:
+    for with_typos in (False, True):
+        expected = [title_level(query, title, with_typos=with_typos) for title in titles]
+        assert levels_of(titles, query, with_typos=with_typos) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "title", "level"),
+    [
+        ("kettle", "Kettle", EXACT),
+        ("kettle", "Kettle, steel", PREFIX),
+        ("steel kettle", "Kettle, steel", EACH_WORD_PREFIX),
+        ("steel ket", "Kettle, steel", EACH_WORD_PREFIX),
+        ("steel kettle", "Teakettle of steel", EACH_SUBSTRING),
+        ("steel ketle", "Kettle, steel", TYPO),
+        ("kettel", "Kettle", TYPO),
+        ("ektt", "Kettle", TYPO),
+        ("köttle", "Kettle", TYPO),
+        ("kttel", "Kettle", NO_MATCH),  # two typos
+        ("cuo", "Cup", NO_MATCH),  # too short
+        ("5001", "Model 5000", NO_MATCH),  # a number
+        ("kettle", "Kettl3", NO_MATCH),
+        ("4k tv", "TV, 4K", EACH_WORD_PREFIX),
+        ("50 mod", "Model 1500", EACH_SUBSTRING),
+        ("k", "4k", SUBSTRING),
+        ("kettle pan", "Kettle, steel", NO_MATCH),
+        ("a b c d e f g h never", "abcdefgh", EACH_SUBSTRING),
+        ("- -", "steel - - kettle", WORD_PREFIX),
+    ],
+)
+def test_closeness_of_words(query: str, title: str, level: int) -> None:
+    assert levels_of([title, ""], query, with_typos=True) == [level, NO_MATCH]
+
+
+def test_more_titles_than_are_indexed_at_once() -> None:
+    titles = [f"{'red' if row % 2 else 'blue'} thing {row % 10}" for row in range(100)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word_index, "INDEXED_AT_ONCE", 7)
+        for query in ("thing red", "thign", "7"):
+            expected = [title_level(query, title, with_typos=True) for title in titles]
+            assert levels_of(titles, query, with_typos=True) == expected
+
+
+def test_nothing_is_found_where_there_are_no_titles() -> None:
+    assert levels_of([""] * 1_000, "kettle", with_typos=True) == [NO_MATCH] * 1_000
+    assert levels_of([], "kettle", with_typos=True) == []
+
+
+def test_cold_items_need_no_other_index() -> None:
+    items = ItemTable(["a"], ["Kettle"], [()], np.zeros(1, np.int64))
+    assert items.with_cold_items(["b"]).with_cold_items(["c"]).title_words is items.title_words
+
+
+def test_edits_are_counted_once() -> None:
+    pairs = {("kettle", "kettle"): 0, ("ketle", "kettle"): 1, ("kettel", "kettle"): 1, ("ktetel", "kettle"): 2}
+    assert {pair: edits(*pair) for pair in pairs} == pairs
