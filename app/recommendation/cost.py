@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import floor
 
 from app.errors import ErrorDetail, TooCostly
-from app.schemas.recommendations import RecommendationRequest
+from app.schemas.recommendations import PersonalSearch, RecommendationRequest
 from app.schemas.scenarios import ScenarioSettings
 
 PLAIN = 1.0
@@ -28,6 +28,7 @@ CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
 WEIGHED = 1 / 2  # of an objective
 COUNTED = 1.0  # of counting what each part of a request leaves out
+SEARCHED = 2.0  # of a search for a user, which goes through titles and ids and adds to the score of each item
 BASKET = 1 / 4  # of a list in which the complements of a basket rise
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
 STATE = 1 / 4  # of a sealed state that is opened
@@ -71,6 +72,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "candidates": ITEM_ID * len(request.candidates or ()),
         "exclude": ITEM_ID * len(request.exclude),
         "basket": BASKET * bool(request.basket) + ITEM_ID * len(request.basket),
+        "query": SEARCHED * isinstance(request, PersonalSearch),
         "cursor": ITEM_ID * len(request.cursor or ()),
         "pin": PINNED * len(request.pin),
         "boost": _cost_of_boost(request.boost),
@@ -115,6 +117,14 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
             _details(requests, logs),
         )
     return cost
+
+
+def search_charge(limit: int, words: int, request: RecommendationRequest | None, most: int) -> int:
+    """Return what it costs to find so many items by a search of so many words; for a user, `request` ranks them.
+
+    raises  TooCostly  as `charge_for`
+    """
+    return (1 if request is None else charge_for([request], most)) + limit // FOUND_ITEMS + max(0, words - 1)
 
 
 def update_charge(items: Sequence[object]) -> int:

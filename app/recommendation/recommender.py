@@ -23,7 +23,7 @@ from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows
 from app.recommendation.selection import EVERYTHING, Selection, Selector
 from app.recommendation.state_reader import LogQuery, LogReader, StateReader, carried_rows, log_queries, needs_events
 from app.recommendation.user_properties import UserPropertyReader
-from app.schemas.recommendations import RecommendationRequest, Recommendations
+from app.schemas.recommendations import PersonalSearch, RecommendationRequest, Recommendations
 
 MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a larger batch all would wait longer
 MAX_COSTLY_BATCH = 16.0
@@ -207,14 +207,17 @@ class Recommender(BaseRecommender):
             if entry.trace is not None:
                 entry.trace.spans.update(timings)
         for request, answer in zip(requests, ranked.answers, strict=True):
-            self._metrics.recommendations.count(answer["source"])
-            self._clicks.show(self._context.name, answer, is_continued=bool(request.cursor))
+            if not isinstance(
+                request, PersonalSearch
+            ):  # what was searched for counts as no list: no click can refer to it
+                self._metrics.recommendations.count(answer["source"])
+                self._clicks.show(self._context.name, answer, is_continued=bool(request.cursor))
         return ranked.answers
 
 
 def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether there is something to read or to evaluate before the request can join a batch."""
     may_have_filters = request.filter is not None or request.scenario is not None
-    has_expressions = may_have_filters or isinstance(request.boost, tuple)
+    has_expressions = may_have_filters or isinstance(request.boost, tuple) or isinstance(request, PersonalSearch)
     needs_log = request.exclude_seen == "all" or bool(request.exclude_events) or request.mode == "repeat"
     return has_expressions or needs_log or bool(request.max_per) or request.objective is not None

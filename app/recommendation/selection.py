@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue.expressions.columns import ItemValue
+from app.catalogue.expressions.columns import ItemValue, pack
 from app.catalogue.expressions.environment import InvalidExpression, ValueType
 from app.catalogue.expressions.labels import LabelledItems
 from app.catalogue.expressions.values import Scalar
@@ -22,8 +22,10 @@ from app.recommendation.fair_thread import FairThread
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.fields import ParamType, param_type
 from app.schemas.limits import Objective
-from app.schemas.recommendations import RecommendationRequest
+from app.schemas.recommendations import PersonalSearch, RecommendationRequest
 from app.schemas.scored_items import CurrentItem, WithoutValue, WithoutValueReason
+from model.artifact.string_table import NO_MATCH
+from model.artifact.word_index import Search
 from model.inference.bitmap import Bitmap
 from storage.records import PropertyType
 
@@ -59,6 +61,9 @@ class Selection(NamedTuple):
 
 
 EVERYTHING = Selection(None, None)
+# Of a search for a user, in units of scores, for each level by which an item matches less closely: it needs odds that
+# are e times as high to stand beside one that matches more closely.
+LEVEL_PENALTY = 1.0
 
 
 class Selector:
@@ -85,6 +90,9 @@ class Selector:
         ]
 
     async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
+        if isinstance(request, PersonalSearch):
+            work = partial(matches, self._catalogue, request.text, request.k)
+            return await self._thread.run(work, len(self._catalogue), requester)
         caps = [await self._cap(name, most, path, requester) for name, most in request.max_per.items()]
         worth = None if request.objective is None else await self._worth(request.objective, path, requester)
         if not request.filters and not isinstance(request.boost, tuple):
@@ -178,6 +186,15 @@ class Selector:
             return await self._thread.run(partial(expressions.evaluate, expression), len(self._catalogue), requester)
         except InvalidExpression as exc:
             raise InvalidRequest("an expression cannot be used", [ErrorDetail(field=field, reason=str(exc))]) from None
+
+
+def matches(catalogue: LiveCatalogue, query: str, enough: int) -> Selection:
+    """Return the items that match a search, whose scores lose a penalty for each level of `StringTable`.
+
+    enough  with so many items that match without a typo, others do not match
+    """
+    levels = catalogue.match_levels(Search.of(query), enough)
+    return Selection(pack(levels < NO_MATCH), np.multiply(levels, -LEVEL_PENALTY, dtype=np.float32))
 
 
 def _in_all(bitmaps: Sequence[Bitmap]) -> Bitmap | None:

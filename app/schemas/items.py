@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Categories, Closed, Id, ResultCount
 from app.schemas.properties import Properties, PropertyTime
+from app.schemas.recommendations import PersonalSearch
 from app.schemas.scored_items import ScoredItem
 
 MAX_ITEMS = 1_000  # of one request
@@ -53,8 +54,23 @@ class TrendingItems(BaseModel):
 class SearchQuery(Closed):
     """What items are searched for."""
 
-    query: Annotated[str, StringConstraints(max_length=256)] = Field("", description="part of a title or id")
+    query: Annotated[str, StringConstraints(max_length=256)] = Field(
+        "",
+        description="part of a title or id, or words of a title in any order; where fewer than `limit` items match, "
+        "words of four letters or more may have one typo each",
+    )
     limit: ResultCount = 20
+    user_id: Id | None = Field(
+        None,
+        description="rank what matches for this user: by the recommendations' scores, less 1 for each step by which an "
+        "item matches less closely; without items that are not available",
+    )
+
+    def for_user(self) -> PersonalSearch | None:
+        """Return what ranks the items for the user; None without a user."""
+        if self.user_id is None:
+            return None
+        return PersonalSearch(user_id=self.user_id, k=self.limit, exclude_seen="none", text=self.query)
 
 
 class FoundItem(BaseModel):
@@ -96,7 +112,7 @@ class Item(FoundItem):
 
 
 class Items(BaseModel):
-    """Items that match, the closest match first, then the most popular. Each alone has its properties, too."""
+    """Items that match, the closest first, then the most popular, or the best for a user. Each alone has properties."""
 
     items: list[FoundItem]
 

@@ -274,6 +274,12 @@ class RecommendationRequest(RecommendationQuery):
         return self
 
 
+class PersonalSearch(RecommendationRequest):
+    """A search for a user: titles or ids of items have to match the text, and the closer the better."""
+
+    text: str
+
+
 class RecommendationBatch(Closed):
     """Up to 100 requests, answered in order."""
 

@@ -27,9 +27,10 @@ from app.schemas.fields import (
 )
 from app.schemas.items import MAX_ITEMS
 from app.schemas.properties import MAX_VALUE_BYTES
-from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
+from app.schemas.recommendations import MAX_REQUESTS, PersonalSearch, RecommendationRequest
 from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
+from model.artifact.word_index import MAX_WORDS
 from storage.records import MAX_PROPERTIES
 
 BOUND = 4.0  # at least twice what was measured, since processor time varies
@@ -182,14 +183,23 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
     similar = RecommendationRequest(history=[], k=MAX_K, explain=True)
     with_item = RecommendationRequest(history=[], k=MAX_K, basket=[item], basket_only=True)
     by_query = RecommendationRequest(user_id=USER, k=MAX_K, explain=True, diversity=0.5)
-    query = f"k={MAX_K}&explain=true&diversity=0.5"
+    query, words = f"k={MAX_K}&explain=true&diversity=0.5", "e a i o t n r s"
+    found = PersonalSearch(user_id=USER, k=MAX_K, exclude_seen="none", text="e")
     return [
         Call("by query", "GET", f"/v1/users/{USER}/recommendations?{query}", None, charge_for([by_query], MOST)),
         Call("similar", "GET", f"/v1/items/{item}/similar?k={MAX_K}&explain=true", None, charge_for([similar], MOST)),
         Call("goes with", "GET", f"/v1/items/{item}/together?k={MAX_K}", None, charge_for([with_item], MOST)),
         Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, 1 + MAX_K // cost.LISTED_ITEMS),
         Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, 1 + MAX_K // cost.LISTED_ITEMS),
-        Call("search", "GET", f"/v1/items?limit={MAX_K}&query=e", None, 1 + MAX_K // cost.FOUND_ITEMS),
+        Call("search", "GET", f"/v1/items?limit={MAX_K}&query=e", None, cost.search_charge(MAX_K, 1, None, MOST)),
+        Call("words", "GET", f"/v1/items?query={quote(words)}", None, cost.search_charge(20, MAX_WORDS, None, MOST)),
+        Call(
+            "personal search",
+            "GET",
+            f"/v1/items?limit={MAX_K}&query=e&user_id={USER}",
+            None,
+            cost.search_charge(MAX_K, 1, found, MOST),
+        ),
         Call("item", "GET", f"/v1/items/{item}"),
         Call("state", "GET", f"/v1/users/{LONG_USER}"),
         Call("log", "GET", f"/v1/users/{LONG_USER}/events?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import httpx
 
@@ -182,6 +183,14 @@ class AsyncClient:
             if state is None or exc.code not in ("invalid_sealed_state", "sealed_state_expired"):
                 raise
         return await self.portable_events(None, posted)
+
+    async def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
+        """Return the items whose titles or ids match, the closest first, or the likeliest for a user."""
+        asked: dict[str, str | int] = {"query": query, "limit": limit}
+        if user_id is not None:
+            require_id("user_id", user_id)
+            asked["user_id"] = user_id
+        return list((await self._call("GET", f"/v1/items?{urlencode(asked)}"))["items"])
 
     async def user(self, user_id: str) -> dict[str, Any] | None:
         """Return what the service knows of the user; None for a user without events."""

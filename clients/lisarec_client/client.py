@@ -46,6 +46,10 @@ class Client:
         """Do as `AsyncClient.portable_events`."""
         return self._run(self._client.portable_events(state, events))
 
+    def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
+        """Do as `AsyncClient.search`."""
+        return self._run(self._client.search(query, user_id, limit))
+
     def user(self, user_id: str) -> dict[str, Any] | None:
         """Do as `AsyncClient.user`."""
         return self._run(self._client.user(user_id))

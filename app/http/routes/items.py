@@ -21,6 +21,7 @@ from app.http.dependencies import (
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation import cost
+from app.recommendation.personal_search import find_for_user
 from app.schemas.items import (
     MAX_ITEMS,
     Item,
@@ -35,6 +36,7 @@ from app.schemas.items import (
     TrendingQuery,
 )
 from app.schemas.recommendations import ItemListQuery, Recommendations, SimilarQuery
+from model.artifact.word_index import Search
 
 router = GuardedRouter(tags=["items"])
 READS, WRITES = needs("recs:read"), needs("catalogue:write")
@@ -76,12 +78,20 @@ async def get_trending_items(
 async def search_items(
     query: Annotated[SearchQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
 ) -> Items:
-    """Items whose title or id contains the query, closest match first; all by popularity without a query."""
-    await charge(1 + query.limit // cost.FOUND_ITEMS)
-    catalogue = services.by_tenant[caller.tenant].catalogue
+    """Items whose title or id matches the query, the closest first, or those a user is likely to want of the closest.
+
+    Without a query, all match. Words of the query may stand in any order, and the last one may be unfinished.
+    """
+    service, thread = services.by_tenant[caller.tenant], services.shared_thread
+    request = query.for_user()
+    words = len(Search.of(query.query).words)
+    await charge(cost.search_charge(query.limit, words, request, services.settings.max_cost))
+    if request is not None:
+        recommender, catalogue = service.switcher.recommender, service.catalogue
+        return Items(items=await find_for_user(request, recommender, catalogue, thread, caller.requester))
     # A thread, because a large catalogue takes milliseconds to look through.
-    search = partial(catalogue.search, query.query, query.limit)
-    return Items(items=await services.shared_thread.run(search, len(catalogue), caller.requester))
+    search = partial(service.catalogue.search, query.query, query.limit)
+    return Items(items=await thread.run(search, len(service.catalogue), caller.requester))
 
 
 @router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])

@@ -159,11 +159,13 @@ class TestACall:
             "/v1/items/popular?k=1000",  # 5
             "/v1/items/trending?k=1000",  # 5
             "/v1/items?limit=1000",  # 21
+            "/v1/items?limit=1&query=a+b+c",  # 3
+            "/v1/items?limit=100&user_id=ada",  # 5
             "/v1/users/ada/events?limit=1000",  # 11
             "/v1/items/popular",  # 1
         ):
             assert client.get(path, headers=headers).status_code == 200, path
-        rest = {"requests": [{"user_id": "ada"}] * (100 - 47)}
+        rest = {"requests": [{"user_id": "ada"}] * (100 - 55)}
         assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
         assert client.get("/v1/items/popular", headers=headers).status_code == 429
 

@@ -24,7 +24,18 @@ def test_every_call_costs_what_it_is_charged_for(
     monkeypatch.setattr(amplification, "MAX_CALLS", 100)
     amplification.main(write_model(tmp_path / "tiny"), items=2_000, cpu_s=0.05, store=store, corrected=1_000)
     printed = capsys.readouterr().out
-    for name in ("explain", "exclude_seen", "events", "search", "put item", "undo", "merge", "erase", "activate"):
+    for name in (
+        "explain",
+        "exclude_seen",
+        "events",
+        "search",
+        "personal search",
+        "put item",
+        "undo",
+        "merge",
+        "erase",
+        "activate",
+    ):
         assert f" {name} " in printed
 
 
