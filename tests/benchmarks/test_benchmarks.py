@@ -19,7 +19,7 @@ from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.harness import service_process
-from benchmarks.inference import attention, constant_cost, scan, worker_memory
+from benchmarks.inference import attention, constant_cost, personal_search, scan, worker_memory
 from benchmarks.quality import mechanisms, served_equals_offline, training_threads
 from benchmarks.rollout import model_switch
 from benchmarks.service import long_logs, overload, throughput
@@ -229,6 +229,14 @@ def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest
     printed = capsys.readouterr().out
     assert f"3,000 {model.name}'s items" in printed
     assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*supported_paths(), "torch"))
+
+
+@pytest.mark.parametrize("words", [0, 500])
+def test_searches_are_timed_beside_plain_requests(model: Path, words: int, capsys: pytest.CaptureFixture[str]) -> None:
+    personal_search.main(model, items=2_000, words=words, rounds=4)
+    printed = capsys.readouterr().out
+    for kind in ("plain", "the first search", "two words, for a user", "a typo", "nothing, for a user"):
+        assert f"│ {kind} " in printed
 
 
 def test_trainings_are_timed_beside_busy_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,183 @@
+"""Measure searches beside the plain request, in one process without a network: for a user, for nobody, and with typos.
+
+Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns. Titles
+are those of a model's items, or of made-up words by Zipf's law, five to a title, with a number of its own.
+
+    python -m benchmarks.inference.personal_search --model models/ml-1m --items 1000000 --words 50000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+from urllib.parse import urlencode
+
+import numpy as np
+import polars as pl
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+from starlette.types import Message
+
+from app.jobs.loadtest import synthetic_catalogue
+from app.main import create_app
+from app.settings import Settings
+from benchmarks.machine import cpu
+from model.artifact import model_directory
+from model.artifact.model_directory import ITEMS, WEIGHTS
+
+USERS = 64
+HISTORY = 30
+BURST = 5  # requests of one kind, one after the other
+TITLE_WORDS = 5
+SYLLABLES = [f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+
+LONG_WORD = re.compile("[a-z]{5,}")
+
+console = Console()
+Seconds = NDArray[np.float64]
+Asked = tuple[str, dict[str, str]]
+
+
+def made_up_titles(items: int, words: int, seed: int = 0) -> list[str]:
+    """Return titles of words that become rarer with their number, and of the item's own number."""
+    rng = np.random.default_rng(seed)
+    chosen = (rng.zipf(1.2, (items, TITLE_WORDS)) - 1) % words
+    size = len(SYLLABLES)
+    vocabulary = [
+        "".join(SYLLABLES[part % size] for part in (n, n // size, n // size**2 + 7, 3 * n + 1)) for n in range(words)
+    ]
+    return [f"{' '.join(vocabulary[n] for n in row)} {number}" for number, row in enumerate(chosen.tolist())]
+
+
+def write_titled(directory: Path, model: Path, words: int) -> None:
+    """Write a model directory with the made-up titles for the items of another one."""
+    artifact, catalogue = model_directory.load(model), pl.read_parquet(model / ITEMS)
+    titled = catalogue.with_columns(pl.Series("title", made_up_titles(len(catalogue), words)))
+    model_directory.write(directory, load_file(model / WEIGHTS), artifact.config, titled, {}, artifact.complements)
+
+
+def searches(titles: Sequence[str], rounds: int) -> Mapping[str, list[str]]:
+    """Return searches of each kind, each for words of a title; of titles with two long words."""
+    rng = np.random.default_rng(1)
+    found: dict[str, list[str]] = {"a word": [], "two words": [], "a typo": [], "two typos": [], "a beginning": []}
+    usable = [words for title in titles if len(words := LONG_WORD.findall(title.lower())) > 1]
+    for place in rng.integers(len(usable), size=rounds).tolist():
+        one, other = usable[place][0], usable[place][-1]
+        found["a word"].append(one)
+        found["two words"].append(f"{other} {one}")
+        found["a typo"].append(_swapped(one))
+        found["two typos"].append(f"{_swapped(other)} {_swapped(one)}")
+        found["a beginning"].append(one[:3])
+    return found | {"a letter": ["a"] * rounds, "nothing": ["qqqqqq"] * rounds}
+
+
+def _swapped(word: str) -> str:
+    return word[:2] + word[3] + word[2] + word[4:]
+
+
+async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, Seconds]:
+    """Return seconds, and seconds of processor time in all threads, of every request, by what it asks for: (rounds, 2).
+
+    The first one of all is of the search that indexes the words.
+    """
+    app = create_app(Settings(model_dir=model, data_dir=data_dir))
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+        service = state["services"].by_tenant["main"]
+        items = service.catalogue.item_ids
+        for user in range(USERS):
+            own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
+            await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
+
+        async def answer(path: str, asked: Mapping[str, str]) -> tuple[float, float]:
+            sent = bytearray()
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    assert message["status"] == 200
+                sent.extend(message.get("body", b""))
+
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": path,
+                "raw_path": path.encode(),
+                "headers": [(b"host", b"x")],
+            }
+            query = {"query_string": urlencode(asked).encode(), "state": dict(state)}
+            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+            await app({**scope, **query}, receive, send)
+            taken = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+            json.loads(sent)
+            return taken
+
+        kinds = _kinds(searches(model_directory.load(model).items.titles, rounds))
+        found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        first = await answer("/v1/items", {"query": "qqqqqq"})
+        rng = np.random.default_rng(0)
+        for begin in range(0, rounds, BURST):
+            for kind in rng.permutation(list(kinds)).tolist():
+                for turn in range(begin, min(begin + BURST, rounds)):
+                    found[kind].append(await answer(*kinds[kind](turn)))
+    return {"the first search": np.array([first])} | {kind: np.array(taken) for kind, taken in found.items()}
+
+
+def _kinds(wanted: Mapping[str, list[str]]) -> dict[str, Callable[[int], Asked]]:
+    """Return what makes a request of each kind: its path and query, by the number of the turn."""
+    kinds: dict[str, Callable[[int], Asked]] = {"plain": _plain}
+    for name, texts in wanted.items():
+        kinds[name] = partial(_search, texts)
+        kinds[f"{name}, for a user"] = partial(_search_for_user, texts)
+    return kinds
+
+
+def _plain(turn: int) -> Asked:
+    return f"/v1/users/user-{turn % USERS}/recommendations", {}
+
+
+def _search(texts: Sequence[str], turn: int) -> Asked:
+    return "/v1/items", {"query": texts[turn]}
+
+
+def _search_for_user(texts: Sequence[str], turn: int) -> Asked:
+    return "/v1/items", {"query": texts[turn], "user_id": f"user-{turn % USERS}"}
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Trained model directory.")],
+    items: Annotated[int, typer.Option(help="Items of the catalogue: the model's, and copies of them.")] = 1_000_000,
+    words: Annotated[int, typer.Option(help="Different words of made-up titles; 0: the model's titles.")] = 50_000,
+    rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 200,
+) -> None:
+    """Print what searches cost beside the plain request."""
+    with TemporaryDirectory() as directory:
+        large, titled = Path(directory) / "large", Path(directory) / "titled"
+        synthetic_catalogue.write_enlarged(large, model, items, "trained")
+        if words:
+            write_titled(titled, large, words)
+        found = asyncio.run(measure(titled if words else large, Path(directory) / "state", rounds))
+    plain = float(np.median(found["plain"][:, 0]))
+    table = Table("ms", "median", "98 %", "CPU, median", "of plain", title=f"{cpu()}, {items:,} items")
+    for kind, taken_s in found.items():
+        median, cpu_median = np.median(taken_s, axis=0)
+        late = np.quantile(taken_s[:, 0], 0.98)
+        cells = [f"{1e3 * one:.2f}" for one in (median, late, cpu_median)]
+        table.add_row(kind, *cells, f"{median / plain:.1f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
