@@ -162,7 +162,7 @@ class TrainedCatalogue:
 
         Whole titles and ids come first, then those that begin with the query, those with a word that does, and those
         that contain it; then titles with all words of the query, in any order, and last those that have them with one
-        typo each; popular items first in each. The first search of a large catalogue takes a second longer.
+        typo each; popular items first in each. The first search of a large catalogue takes seconds longer.
         """
         search = Search.of(query)
         found = self._find(search, limit)

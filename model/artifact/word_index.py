@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact.growing_table import GrowingTable
-from model.artifact.string_table import EACH_SUBSTRING, EACH_WORD_PREFIX, NO_MATCH, TYPO, StringTable
+from model.artifact.string_table import EACH_SUBSTRING, EACH_WORD_PREFIX, NO_MATCH, SUBSTRING, TYPO, StringTable
 
 MAX_WORDS = 8  # of a search; those behind them only count in the search as a whole
 MIN_LETTERS = 4  # of a word that may have a typo
@@ -94,8 +94,10 @@ class WordIndex:
         levels = np.zeros(len(strings), np.uint8)
         for word in search.words:
             np.maximum(levels, self._levels_of(word, with_typos), out=levels)
+        if search.is_word:  # where no word begins with it, it is a part of one
+            levels[levels == EACH_SUBSTRING] = SUBSTRING
         # whatever contains the text has its words
-        rows = np.flatnonzero(levels < TYPO)
+        rows = np.flatnonzero((levels == EACH_WORD_PREFIX) | (levels == EACH_SUBSTRING))
         levels[rows] = np.minimum(levels[rows], strings.match_levels_folded(search.text, rows))
         return levels
 
