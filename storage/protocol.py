@@ -23,7 +23,7 @@ from storage.records import (
     TypeChanges,
 )
 from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
-from storage.state.event import Event, Undo
+from storage.state.event import Event, LogRecord, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
 
@@ -318,6 +318,22 @@ class StatisticsStore(Protocol):
         ...
 
 
+class OrderStore(Protocol):
+    """What is bought together: orders with an item, with two (a space between the ids) and all (the empty name)."""
+
+    async def newest(self, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
+        """Return the newest `limit` entries of the user's log, newest first, without what an archive alone has."""
+        ...
+
+    async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
+        """Add to the counts of these names. They halve with time; the largest MAX_ORDER_COUNTS are kept."""
+        ...
+
+    async def counts(self, tenant: str) -> dict[str, float]:
+        """Return every count by name, as of when something was added last."""
+        ...
+
+
 class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     """A store as a whole. Any number of stores, in any number of processes, may work on the same data.
 
@@ -327,10 +343,12 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     properties  the types of tenants' properties, and users' properties
     scenarios   the versions of tenants' scenarios
+    orders      what is bought together
     """
 
     properties: PropertyStore
     scenarios: ScenarioStore
+    orders: OrderStore
 
     @property
     def generations(self) -> GenerationRegistry:

@@ -20,6 +20,7 @@ from app.observability.metrics import Metrics
 from app.schemas.events import MAX_EVENTS, MAX_SHOWN, MAX_VALUE, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
+from model.data.orders import PURCHASE
 from model.data.table import LAST_SECOND
 from storage.errors import PartlyApplied, StorageError
 from storage.protocol import EventStore
@@ -122,6 +123,8 @@ class Ingest:
 
         def learn_from(results: Mapping[int, AppendResult]) -> None:
             durable, outcomes = [events[place] for place in results], list(results.values())
+            if any(event.type == PURCHASE for event in durable):
+                signals.order_counter.count(durable, outcomes, now_us)
             for learner, observed in zip(learners, observations, strict=True):
                 of_durable = {n: observed[place] for n, place in enumerate(results) if place in observed}
                 learner.observe_after(durable, outcomes, of_durable)

@@ -1,4 +1,4 @@
-"""Live signals, which events give beside the users' states: trends, click-through rates and codes of new items."""
+"""Live signals, which events give beside the users' states: trends, click-through, orders and codes of new items."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from app.errors import ErrorDetail, InvalidRequest
 from app.events.click_through import ClickThrough
 from app.events.cold_item_learner import ColdItemLearner
+from app.events.order_counter import OrderCounter
 from app.events.trend_counter import TrendCounter
 from app.observability.metrics import Metrics
 from storage.errors import StorageError
@@ -27,6 +28,7 @@ class LiveSignals:
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
         self.trend_counter = TrendCounter(store, tenant)
+        self.order_counter = OrderCounter(store, tenant)
         self.click_through = ClickThrough(store, tenant, metrics)
         self.learners: Sequence[ColdItemLearner] = ()
         self.event_types: Collection[str] = ()
@@ -59,8 +61,10 @@ class LiveSignals:
         """
         await self.click_through.sync()
         await self.trend_counter.sync()
+        await self.order_counter.sync()
 
     async def flush(self) -> None:
         """Write this process's counts to the store; StorageError as for `sync`."""
         await self.click_through.flush()
         await self.trend_counter.flush()
+        await self.order_counter.flush()

@@ -15,6 +15,7 @@ from app.events.user_data import UserData
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
 from app.recommendation.ranking.generation_context import GenerationContext
+from app.recommendation.ranking.together import LiveComplements
 from app.recommendation.ranking.trending import Trending
 from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
@@ -73,6 +74,7 @@ class ServedGeneration:
     assignments: Assignments = field(default_factory=lambda: NO_ASSIGNMENTS)
     cold_items: Assignments = field(default_factory=lambda: NO_ASSIGNMENTS)
     trending: Trending = field(init=False)
+    live_complements: LiveComplements = field(init=False)
     recommender: Recommender = field(init=False)
     users: UserData = field(init=False)
     model: ServedModel = field(init=False)
@@ -81,6 +83,8 @@ class ServedGeneration:
         context, name = self.context, self.named.name
         tenant = context.settings.tenant
         self.trending = Trending(context.signals.trend_counter, self.catalogue)
+        learned = len(self.artifact.items)
+        self.live_complements = LiveComplements(context.signals.order_counter, self.catalogue, learned)
         self.recommender = self.build_recommender("")
         self.users = UserData(name, self.generation, self.catalogue, context.store, tenant)
         self.model = describe_model(context.settings, self.artifact, name, self.generation.dtype.itemsize)
@@ -133,13 +137,14 @@ class ServedGeneration:
         context, generation, tenant = self.context, self.generation, self.context.settings.tenant
         return Recommender(
             GenerationContext(
-                self.named.name,
-                generation,
-                self.catalogue,
-                self.engine,
-                self.trending,
-                self.artifact.complements,
-                self.artifact.intervals,
+                name=self.named.name,
+                generation=generation,
+                catalogue=self.catalogue,
+                engine=self.engine,
+                trending=self.trending,
+                complements=self.artifact.complements,
+                live_complements=self.live_complements,
+                intervals=self.artifact.intervals,
             ),
             Readers(
                 StateReader(context.store, tenant, generation, context.metrics.store),

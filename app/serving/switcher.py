@@ -278,9 +278,10 @@ class GenerationSwitcher:
         self.recommender: Recommender | ExperimentRecommender = self._arms.build_recommender(self.current.recommender)
 
     def _record_current(self) -> None:
-        """Count trends by the current generation's event weights, and set its metrics."""
+        """Count trends and orders by the current generation's model, and set its metrics."""
         generation, named = self.current.generation, self.current.named
         self._context.signals.trend_counter.set_event_weights(generation.event_weights)
+        self._context.signals.order_counter.set_learned(self.current.artifact.items.rows)
         tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
         self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
 

@@ -113,6 +113,16 @@ def strongest_complements(
     return found
 
 
+def complement_score(both: float, orders_with: float, share: float) -> float:
+    """Return the score of one item as a complement of another one, as `strongest_complements` does.
+
+    both         orders that have both
+    orders_with  those that have the other one
+    share        of all orders, which has the item
+    """
+    return float((both / (orders_with + SHRINKAGE) / share**POPULARITY) ** SHARPNESS)
+
+
 def basket_gains(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     """Return what the scores of a user's items gain as complements of a basket: (C,) -> (C,)."""
     gains: NDArray[np.float32] = (LIFT_STRENGTH * np.log1p(scores / FAINT_SCORE)).astype(np.float32)

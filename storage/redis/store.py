@@ -40,6 +40,7 @@ from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.corrections.repair import LogRepair
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.generations import RedisGenerations
+from storage.redis.items.order_counts import RedisOrders
 from storage.redis.items.properties import RedisProperties
 from storage.redis.items.redis_items import RedisItems
 from storage.redis.items.scenarios import RedisScenarios
@@ -93,8 +94,7 @@ class RedisStore(UserStore):
         options: RedisOptions,
     ) -> None:
         ttl_s, max_waiting = (options.state_ttl_days or 0) * DAY_S, options.max_waiting
-        self._session = session
-        self._archive = archive
+        self._session, self._archive = session, archive
         self._log = UserLog(session, archive)
         self._lost_users = lost_users = LostUsers(session, archive)
         self._corrections = RedisCorrections(session, self._log, archive, lost_users)
@@ -105,6 +105,7 @@ class RedisStore(UserStore):
             session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
         )
         self._writer.serve(generations)
+        self.orders = RedisOrders(session, self._log, self._corrections)
         self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)
         self.scenarios, self._generations = RedisScenarios(session), RedisGenerations(session, tenant)
 

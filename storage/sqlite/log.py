@@ -30,6 +30,9 @@ SELECT_EVENTS = f"""
 SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? AND NOT {IS_ERASED}
 ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
+SELECT_NEWEST_OF_USER = f"""
+SELECT {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND NOT {IS_ERASED} ORDER BY seq DESC LIMIT ?
+"""  # noqa: S608, the columns are a constant
 SELECT_ENTRY = f"""
 SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
 """  # noqa: S608, the columns are a constant
@@ -111,6 +114,11 @@ def add_seen(db: sqlite3.Connection, tenant: str, user_id: str, before: int, lim
     entries = sorted(json.loads(text), reverse=True)
     seen.add((event_id, item_id, kind, time_us, items) for _, event_id, item_id, kind, time_us, items in entries)
     return [seq for seq, *_ in entries]
+
+
+def newest_of_user(db: sqlite3.Connection, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
+    """Return the newest `limit` entries of the user's log, newest first."""
+    return [from_row(columns) for columns in db.execute(SELECT_NEWEST_OF_USER, (tenant, user_id, limit))]
 
 
 def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:

@@ -131,6 +131,16 @@ CREATE TABLE visitors (
 ) WITHOUT ROWID;
 """
 
+ORDER_COUNTS_SCHEMA = """
+CREATE TABLE order_counts (
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL, -- see OrderStore in storage/protocol.py
+    trend REAL NOT NULL,
+    PRIMARY KEY (tenant, name)
+) WITHOUT ROWID;
+CREATE INDEX order_counts_by_trend ON order_counts (tenant, trend);
+"""
+
 TALLIES_SCHEMA = """
 CREATE TABLE tallies (
     tenant TEXT NOT NULL,
@@ -165,6 +175,7 @@ SCHEMAS = (
     ITEMS_SCHEMA,
     USER_PROPERTIES_SCHEMA,
     TRENDS_SCHEMA,
+    ORDER_COUNTS_SCHEMA,
     TALLIES_SCHEMA,
     SCENARIOS_SCHEMA,
 )

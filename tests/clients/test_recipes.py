@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
-TABLE = "From your own table"
+TABLE, CART = "From your own table", "With what is in the cart"
 RECIPES = [name for name in SECTIONS if "```json" in SECTIONS[name] and name != SHOP]
 TIMEOUT_S = 200
 
@@ -97,7 +97,7 @@ def assert_answer(found: Any, shown: str) -> None:
 
 
 def test_there_are_the_eleven_that_shops_ask_for() -> None:
-    assert len({*RECIPES} - {SCENARIO, PRODUCT_PAGE}) == 11
+    assert len({*RECIPES} - {SCENARIO, PRODUCT_PAGE, CART}) == 11
 
 
 def test_without_a_rule(shop: Shop) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.recommendation.ranking.together import LiveComplements
 from app.recommendation.ranking.trending import Trending
 from model.data.orders import PURCHASE
 from model.inference.engine import Engine
-from model.lisa.item_complements import NO_COMPLEMENTS, Complements
+from model.lisa.item_complements import Complements
 from model.lisa.item_intervals import NO_INTERVALS, Intervals
 from storage.state.generation import Generation
 
@@ -21,7 +22,8 @@ class GenerationContext:
     catalogue: LiveCatalogue
     engine: Engine
     trending: Trending
-    complements: Complements = NO_COMPLEMENTS
+    complements: Complements
+    live_complements: LiveComplements
     intervals: Intervals = NO_INTERVALS
 
     @property

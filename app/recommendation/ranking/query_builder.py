@@ -79,7 +79,7 @@ class QueryBuilder:
         self._catalogue = context.catalogue
         self._engine = context.engine
         self._trending = context.trending
-        self._complements = context.complements
+        self._complements, self._live_complements = context.complements, context.live_complements
         self._intervals = context.intervals
         self._has_model = len(context.generation.codes) > 0
 
@@ -160,7 +160,9 @@ class QueryBuilder:
 
     def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
         excluded, similar_to = self._catalogue.unavailable.copy(), self._similar_to(request, history.model_input)
-        basket = Basket.of(request, self._catalogue, self._complements) if request.basket else None
+        basket = None
+        if request.basket:
+            basket = Basket.of(request, self._catalogue, self._complements, self._live_complements)
         in_cart = NO_ROWS if basket is None else basket.rows
         for _ in filter_out(excluded, request, selection, self._catalogue, history.log.left_out, in_cart):
             pass

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from heapq import nlargest
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
+from app.events.order_counter import ALL_ORDERS, OrderCounter
 from app.schemas.recommendations import RecommendationRequest
-from model.lisa.item_complements import Complements, basket_gains
+from model.lisa.item_complements import COUNT, Complements, basket_gains, complement_score
 
 MAX_LIFTED = 40  # complements that rise in a user's list, the strongest ones
 
 
 NO_LIFT = NO_ROWS, np.zeros(0, np.float32)
+Scored = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+class LiveComplements:
+    """The complements of one catalogue that orders tell of since its model was trained.
+
+    One of the two items is newer than the model; the model's own table has the others.
+    """
+
+    def __init__(self, orders: OrderCounter, catalogue: TrainedCatalogue, learned: int) -> None:
+        self._orders = orders
+        self._catalogue = catalogue
+        self._learned = learned  # rows, the first ones, that the model was trained on
+        self._newest: Mapping[str, float] = {}
+        self._scores: Mapping[int, Mapping[int, float]] = {}
+
+    def of(self, basket: Rows) -> Mapping[int, float]:
+        """Return the scores of the complements of all items of a basket, by rows, without the basket's items."""
+        newest = self._orders.newest
+        if newest is not self._newest:
+            self._scores, self._newest = _live_scores(newest, self._catalogue, self._learned), newest
+        found: defaultdict[int, float] = defaultdict(float)
+        in_basket = basket.tolist()
+        for row in in_basket:
+            for other, score in self._scores.get(row, {}).items():
+                found[other] += score
+        return {row: score for row, score in found.items() if row not in in_basket}
 
 
 class Basket(NamedTuple):
@@ -30,10 +62,19 @@ class Basket(NamedTuple):
     scores: NDArray[np.float64]
 
     @classmethod
-    def of(cls, request: RecommendationRequest, catalogue: TrainedCatalogue, complements: Complements) -> Self:
+    def of(
+        cls,
+        request: RecommendationRequest,
+        catalogue: TrainedCatalogue,
+        complements: Complements,
+        live: LiveComplements,
+    ) -> Self:
         """Return the basket of a request."""
-        rows = catalogue.rows(request.basket)
-        return cls(rows, *complements.of(rows, None if request.basket_only else MAX_LIFTED))
+        rows, most = catalogue.rows(request.basket), None if request.basket_only else MAX_LIFTED
+        newer = live.of(rows)
+        if not newer:
+            return cls(rows, *complements.of(rows, most))
+        return cls(rows, *_with_newer(complements.of(rows), newer, most))
 
     @property
     def lifted(self) -> tuple[Rows, NDArray[np.float32]]:
@@ -44,3 +85,33 @@ class Basket(NamedTuple):
         """Return what the scores of some items gain: (len(rows),)."""
         gains = dict(zip(*(part.tolist() for part in self.lifted), strict=True))
         return np.array([gains.get(row, 0.0) for row in rows.tolist()])
+
+
+def _live_scores(
+    counts: Mapping[str, float], catalogue: TrainedCatalogue, learned: int
+) -> Mapping[int, Mapping[int, float]]:
+    """Return the strongest complements of each row, as training finds them, from counts of orders."""
+    found: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    orders = max(counts.get(ALL_ORDERS, 0.0), 1.0)
+    for name, both in counts.items():
+        one, is_pair, other = name.partition(" ")
+        if not is_pair:
+            continue
+        row, other_row = catalogue.row_of.get(one), catalogue.row_of.get(other)
+        if row is None or other_row is None or max(row, other_row) < learned:
+            continue
+        with_one, with_other = max(counts.get(one, 0.0), both), max(counts.get(other, 0.0), both)
+        found[row][other_row] = complement_score(both, with_one, min(with_other / orders, 1.0))
+        found[other_row][row] = complement_score(both, with_other, min(with_one / orders, 1.0))
+    return {row: dict(nlargest(COUNT, scores.items(), itemgetter(1))) for row, scores in found.items()}
+
+
+def _with_newer(trained: Scored, newer: Mapping[int, float], most: int | None) -> Scored:
+    """Return rows and scores of both, strongest first; ties by item order."""
+    both: defaultdict[int, float] = defaultdict(float)
+    both.update(zip(trained[0].tolist(), trained[1].tolist(), strict=True))
+    for row, score in newer.items():
+        both[row] += score
+    rows, scores = np.array([*both], np.int64), np.array([*both.values()], np.float64)
+    strongest_first = np.lexsort((rows, -scores))[:most]
+    return rows[strongest_first], scores[strongest_first]

@@ -48,6 +48,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
   PREFIX:{items:TENANT}:trend-clock     string  position and what Redis's clock showed then, see `TrendClock` there
   PREFIX:{items:TENANT}:visitors        hash    item id -> its visitors of this half-life, see `with_visitor` there
+  PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:order-clock     string  as :trend-clock
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
@@ -261,6 +263,16 @@ class ItemKeys:
     def visitors(self) -> str:
         """Key of the items' visitors."""
         return f"{self.prefix}:visitors"
+
+    @property
+    def order_counts(self) -> str:
+        """Key of the counts of what is bought together."""
+        return f"{self.prefix}:order-counts"
+
+    @property
+    def order_clock(self) -> str:
+        """Key of the clock of these counts."""
+        return f"{self.prefix}:order-clock"
 
     @property
     def tallies(self) -> str:

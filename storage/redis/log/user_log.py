@@ -71,12 +71,10 @@ class UserLog:
     async def newest(self, user: User, limit: int) -> AsyncIterator[list[LogEntry]]:
         """Yield the newest `limit` entries of the user's log in pages, newest first."""
         await self._session.check()
-        keys, highest = [user.head, user.id_index, user.log], ENDLESS
+        highest = ENDLESS
         while limit > 0:
             page = min(limit, USER_PAGE)
-            async with self._session.background_limit(user.head):
-                found = await self._session.run(READ_LOG, keys, [0, highest, page, "newest"])
-            entries = parse_log_entries(found)
+            entries = await self.newest_unarchived(user, page, highest)
             yield entries
             limit -= len(entries)
             highest = entries[-1].seq - 1 if entries else highest
@@ -86,6 +84,13 @@ class UserLog:
         if archived:
             async with self._reading_archive:
                 yield await self._newest_archived(user, archived, highest, limit)
+
+    async def newest_unarchived(self, user: User, limit: int, highest: int = ENDLESS) -> list[LogEntry]:
+        """Return the newest `limit` entries up to `highest`, newest first, without those that the archive alone has."""
+        keys = [user.head, user.id_index, user.log]
+        async with self._session.background_limit(user.head):
+            found = await self._session.run(READ_LOG, keys, [0, highest, limit, "newest"])
+        return parse_log_entries(found)
 
     async def seen_items(self, user: User, events: EventFilter, limit: int) -> SeenItems:
         """Return the items of these events among the newest `limit` entries of the user's log."""

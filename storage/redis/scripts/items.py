@@ -177,6 +177,31 @@ end
 return 1
 """)
 
+# Does as `TrendClock` and `sum_of_trends` in storage/trends.py do.
+ADD_ORDER_COUNTS = Script("""
+-- KEYS  order-counts, order-clock
+-- ARGV  seconds of a half-life and of the longest step; half-lives by which counts may be behind and ahead; how many
+--       are kept; of each: name, how many
+local half_life_s, now_s = tonumber(ARGV[1]), tonumber(redis.call('TIME')[1])
+local position, read_s = string.match(redis.call('GET', KEYS[2]) or '', '(%S+) (%S+)')
+position = tonumber(position or now_s / half_life_s)
+position = position + math.min(math.max(now_s - (read_s or now_s), 0), ARGV[2]) / half_life_s
+redis.call('SET', KEYS[2], string.format('%.17g %d', position, now_s))
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. position - ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. position + ARGV[4], '+inf')
+for arg = 6, #ARGV, 2 do
+    local trend = position + math.log(ARGV[arg + 1]) / math.log(2)
+    local sum = redis.call('ZSCORE', KEYS[1], ARGV[arg])
+    if sum then
+        local high, low = math.max(sum, trend), math.min(sum, trend)
+        trend = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+    end
+    redis.call('ZADD', KEYS[1], string.format('%.17g', trend), ARGV[arg])
+end
+redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[5])
+return 1
+""")
+
 ADD_TALLIES = Script("""
 -- KEYS  tallies
 -- ARGV  of each: name, how many or how much

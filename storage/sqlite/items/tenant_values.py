@@ -72,6 +72,7 @@ EXPERIMENT = "experiment"
 PROPERTY_TYPES = "property-types"  # a JSON object, see HeldProperties
 SCENARIOS_REVISION = "scenarios-revision"
 TREND_CLOCK = "trend-clock"
+ORDER_CLOCK = "order-clock"
 ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
 
 

@@ -1,0 +1,144 @@
+"""Live counts of what is bought together: each process reads the orders of new purchases in the log and adds them up.
+
+Training counts complements of the items that it learns. Of items that are newer than the model, the orders since then
+tell. A purchase counts with those before it in its order, wherever they came in, so it counts once. Purchases that are
+undone or erased later fade like all others, as a count names no user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+
+from model.data.orders import PURCHASE, WINDOW_S
+from model.lisa.item_complements import NEAR
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import AppendResult
+from storage.state.corrections import effective_events, posted_as
+from storage.state.event import Event, LogRecord
+from storage.trends import HALF_LIFE_S
+
+ALL_ORDERS = ""  # the name of the count of all orders of several items
+MAX_AGE_HALF_LIVES = 10.0  # of a purchase; older ones are history, which training reads
+MAX_WAITING = 10_000  # purchases that wait to be flushed, some 3 MB; beyond them, none counts until the next flush
+MIN_ENTRIES = 100  # of the newest of a log that are read for a user's purchases
+MAX_ENTRIES = 1_000
+
+logger = logging.getLogger(__name__)
+
+IsItem = Callable[[str], bool]
+
+
+class OrderCounter:
+    """Counts orders of one tenant by the items in them; what an order counts halves with each half-life.
+
+    newest  the counts of all processes, as last read, by the names of `pair_name`, items and ALL_ORDERS; replaced as a
+            whole when they change
+    """
+
+    def __init__(self, store: UserStore, tenant: str) -> None:
+        self.newest: Mapping[str, float] = {}
+        self._store = store
+        self._tenant = tenant
+        self._learned: Container[str] = ()
+        self._flushing = asyncio.Lock()
+        self._waiting: dict[tuple[str, str], float] = {}  # weights of purchases, by user and event
+
+    def set_learned(self, item_ids: Container[str]) -> None:
+        """From now on, count the orders of all items but these, which a model was trained on."""
+        self._learned = item_ids
+
+    def count(self, events: Sequence[Event], results: Iterable[AppendResult], now_us: int) -> None:
+        """Note the new purchases among these events, which are in the log."""
+        for event, result in zip(events, results, strict=True):
+            if event.type == PURCHASE and not result.duplicate and len(self._waiting) < MAX_WAITING:
+                age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)
+                if age <= MAX_AGE_HALF_LIVES:
+                    self._waiting[event.user_id, event.event_id] = 0.5**age
+
+    async def sync(self) -> None:
+        """Flush, then read the counts of all processes; StorageError when the store cannot be used."""
+        await self.flush()
+        counts = await self._store.orders.counts(self._tenant)
+        if counts != self.newest:
+            self.newest = counts
+
+    async def flush(self) -> None:
+        """Add up the noted purchases' orders in the store; after a StorageError they are kept for the next time."""
+        async with self._flushing:
+            weights, self._waiting = self._waiting, {}
+            try:
+                counts = await self._counts(weights)
+                if counts:
+                    await self._store.orders.add(self._tenant, counts)
+            except StorageError as exc:
+                logger.debug("orders could not be counted, which will be tried again: %s", exc)
+                self._waiting = weights | self._waiting
+                raise
+
+    async def _counts(self, weights: Mapping[tuple[str, str], float]) -> dict[str, float]:
+        # apart for each name of a user who has several, since all of these have the same log
+        by_user: defaultdict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+        for (user_id, event_id), weight in weights.items():
+            by_user[user_id][user_id, event_id] = weight
+        counts: defaultdict[str, float] = defaultdict(float)
+        for user_id, own in by_user.items():
+            entries = min(MIN_ENTRIES + len(own), MAX_ENTRIES)
+            newest_first = await self._store.orders.newest(self._tenant, user_id, entries)
+            for name, weight in order_counts(newest_first[::-1], own, self._is_new, self.newest.__contains__):
+                counts[name] += weight
+        return counts
+
+    def _is_new(self, item_id: str) -> bool:
+        return item_id not in self._learned
+
+
+def pair_name(one: str, other: str) -> str:
+    """Return the name of the count of orders with both items."""
+    return " ".join(sorted((one, other)))
+
+
+def order_counts(
+    log: Iterable[LogRecord], weights: Mapping[tuple[str, str], float], is_new: IsItem, is_counted: IsItem
+) -> Iterator[tuple[str, float]]:
+    """Yield names of counts, and what the purchases among these entries add to them.
+
+    log         entries of one user, in log order
+    weights     of the purchases that are to be counted, by the user and the id that they were posted with
+    is_new      whether no model has learned an item
+    is_counted  whether there are counts of an item already, as one that was bought with a new one
+    """
+    orders: defaultdict[Hashable, dict[str, float]] = defaultdict(dict)
+    window, before_us = 0, 0
+    for event in effective_events(log):
+        if event.type != PURCHASE:
+            continue
+        order: Hashable = event.order_id
+        if order is None:
+            window += abs(event.timestamp_us - before_us) > WINDOW_S * 1e6
+            order, before_us = window, event.timestamp_us
+        orders[order].setdefault(event.item_id, weights.get(posted_as(event), 0.0))
+    for items in orders.values():
+        if len(items) > 1:
+            yield from _counts_of_order(items, is_new, is_counted)
+
+
+def _counts_of_order(weights: Mapping[str, float], is_new: IsItem, is_counted: IsItem) -> Iterator[tuple[str, float]]:
+    """Yield what the items of one order add, each with those before it; the second one also counts the first one."""
+    items = list(weights)
+    has_new = any(map(is_new, items))
+    for place, item_id in enumerate(items):
+        weight = weights[item_id]
+        if not place or not weight:
+            continue
+        if place == 1:
+            yield ALL_ORDERS, weight
+        for one in items[:2] if place == 1 else [item_id]:
+            if has_new or is_counted(one):
+                yield one, weight
+        for distance, other in enumerate(reversed(items[max(place - NEAR, 0) : place]), start=1):
+            if is_new(item_id) or is_new(other):
+                yield pair_name(item_id, other), float(weight / (distance * (len(items) - 1)) ** 0.5)

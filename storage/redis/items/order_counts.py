@@ -1,0 +1,65 @@
+"""What is bought together, in Redis: counts that halve with time, and the newest entries of a log."""
+
+from collections.abc import Mapping
+from itertools import islice
+
+from typing_extensions import override
+
+from storage.protocol import OrderStore
+from storage.records import MAX_ORDER_COUNTS
+from storage.redis.connections.nodes import Argument
+from storage.redis.corrections.undo_and_merge import RedisCorrections
+from storage.redis.log.user_log import UserLog
+from storage.redis.scripts.items import ADD_ORDER_COUNTS
+from storage.redis.session.redis_session import RedisSession
+from storage.state.event import LogRecord
+from storage.trends import HALF_LIFE_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES, MAX_STEP_S, TrendClock
+
+COUNTS_PAGE = 500  # some 3 ms in which Redis does nothing else
+LIMITS: tuple[Argument, ...] = (
+    repr(HALF_LIFE_S),
+    repr(MAX_STEP_S),
+    repr(MAX_LAG_HALF_LIVES),
+    repr(MAX_LEAD_HALF_LIVES),
+    MAX_ORDER_COUNTS,
+)
+
+
+class RedisOrders(OrderStore):
+    """The orders of all tenants. The counts of a tenant share a slot, so each step is one script."""
+
+    def __init__(self, session: RedisSession, log: UserLog, corrections: RedisCorrections) -> None:
+        self._session = session
+        self._log = log
+        self._corrections = corrections
+
+    @override
+    async def newest(self, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
+        await self._session.require_open()
+        user = await self._corrections.resolve(self._session.keys.user(tenant, user_id))
+        return [entry.record for entry in await self._log.newest_unarchived(user, limit)]
+
+    @override
+    async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
+        await self._session.require_open()
+        keys, left = self._session.keys.items(tenant), iter(counts.items())
+        while some := list(islice(left, COUNTS_PAGE)):
+            args: list[Argument] = [*LIMITS]
+            for name, count in some:
+                args += (name, repr(count))
+            await self._session.write(ADD_ORDER_COUNTS, [keys.order_counts, keys.order_clock], args)
+
+    @override
+    async def counts(self, tenant: str) -> dict[str, float]:
+        await self._session.require_open()
+        keys = self._session.keys.items(tenant)
+        text = await self._session.call("GET", keys.order_clock)
+        if text is None:
+            return {}
+        clock = TrendClock.parse(text.decode())
+        lowest, highest = clock.limits
+        command = ("ZRANGE", keys.order_counts, repr(lowest), repr(highest), "BYSCORE", "WITHSCORES")
+        found = await self._session.call(*command)
+        return {
+            name.decode(): clock.count_of(float(trend)) for name, trend in zip(found[::2], found[1::2], strict=True)
+        }

@@ -1,0 +1,78 @@
+"""What is bought together, in the embedded store: counts that halve with time, and the newest entries of a log."""
+
+import sqlite3
+import time
+from collections.abc import Mapping
+from functools import partial
+from itertools import islice
+
+from typing_extensions import override
+
+from storage.protocol import OrderStore
+from storage.records import MAX_ORDER_COUNTS
+from storage.sqlite.batches import execute_in_batches
+from storage.sqlite.database import Database
+from storage.sqlite.items.tenant_values import ORDER_CLOCK, named_value, set_named_value
+from storage.sqlite.log import newest_of_user, resolve_alias
+from storage.state.event import LogRecord
+from storage.trends import TrendClock, sum_of_trends
+
+COUNTS_AT_ONCE = 500  # some 3 ms in which nobody else writes
+SELECT_KNOWN = "SELECT name, trend FROM order_counts WHERE tenant = ? AND name IN ({rows})"
+SELECT_COUNTS = "SELECT name, trend FROM order_counts WHERE tenant = ? AND trend BETWEEN ? AND ?"
+DELETE_DAMAGED = "DELETE FROM order_counts WHERE tenant = ? AND trend NOT BETWEEN ? AND ?"
+# In the order in which Redis lets go of them.
+DELETE_LOWEST = f"""
+DELETE FROM order_counts WHERE tenant = ? AND name IN (
+    SELECT name FROM order_counts WHERE tenant = ? ORDER BY trend DESC, name DESC LIMIT -1 OFFSET {MAX_ORDER_COUNTS}
+)
+"""  # noqa: S608, a constant
+
+
+class SQLiteOrders(OrderStore):
+    """The OrderStore in a SQLite file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @override
+    async def newest(self, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
+        return await self._database.read_page(
+            lambda db: newest_of_user(db, tenant, resolve_alias(db, tenant, user_id), limit)
+        )
+
+    @override
+    async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
+        left = iter(counts.items())
+        while some := dict(islice(left, COUNTS_AT_ONCE)):
+            await self._database.write(partial(_add, tenant=tenant, counts=some), size=len(some))
+
+    @override
+    async def counts(self, tenant: str) -> dict[str, float]:
+        return await self._database.read(lambda db: _counts(db, tenant))
+
+
+def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> None:
+    now_s = time.time()
+    clock = (_clock(db, tenant) or TrendClock.first(now_s)).moved_to(now_s)
+    set_named_value(db, tenant, ORDER_CLOCK, str(clock))
+    db.execute(DELETE_DAMAGED, (tenant, *clock.limits))
+    known = dict(execute_in_batches(db, SELECT_KNOWN, [(name,) for name in counts], before=[tenant]))
+    rows = []
+    for name, count in counts.items():
+        trend = clock.trend_of(count)
+        rows.append((tenant, name, sum_of_trends(known[name], trend) if name in known else trend))
+    db.executemany("INSERT OR REPLACE INTO order_counts VALUES (?, ?, ?)", rows)
+    db.execute(DELETE_LOWEST, (tenant, tenant))
+
+
+def _counts(db: sqlite3.Connection, tenant: str) -> dict[str, float]:
+    clock = _clock(db, tenant)
+    if clock is None:
+        return {}
+    return {name: clock.count_of(trend) for name, trend in db.execute(SELECT_COUNTS, (tenant, *clock.limits))}
+
+
+def _clock(db: sqlite3.Connection, tenant: str) -> TrendClock | None:
+    text = named_value(db, tenant, ORDER_CLOCK)
+    return None if text is None else TrendClock.parse(text)

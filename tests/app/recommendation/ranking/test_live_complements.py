@@ -1,0 +1,190 @@
+"""What goes with items that are newer than the model, over HTTP, against what training finds in the same orders."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.events import live_signals
+from app.serving import switcher
+from app.settings import Settings
+from model.artifact import model_directory
+from model.lisa.item_complements import POPULARITY, SHARPNESS, SHRINKAGE, Complements, strongest_complements
+from tests.app.conftest import ITEMS, Client, item_id, write_model
+from tests.app.support import finish_background_work, recommend
+from tests.storage.redis.servers import RedisServer
+from tests.waiting import wait_until
+
+TOLERANCE = 1e-2  # what fades in a quarter of an hour
+NEW = "new-1"
+
+Begin = Callable[..., Client]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def begin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Start a service on the store of this test, which counts when the test says so."""
+    monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
+    monkeypatch.setattr(live_signals, "SYNC_EVERY_S", 1e6)
+    clients: list[Client] = []
+    server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
+
+    def begin_client(**models: Any) -> Client:
+        models = models or {"models_dir": tmp_path / "models"}
+        store = {"data_dir": tmp_path / "state"} if server is None else {"redis_url": server.url}
+        client = Client(Settings(**models, **store))
+        clients.append(client)
+        sync(client)
+        return client
+
+    yield begin_client
+    for client in clients:
+        client.close()
+
+
+def sync(*clients: Client) -> None:
+    """Let every process count, and read what all of them have counted."""
+    for client in (*clients, *clients):
+        client.runner.run(client.service.signals.sync())
+
+
+def purchases(user_id: str, items: Sequence[str], order_id: str | None = None) -> list[dict[str, Any]]:
+    """The events of an order, with ids that say whose it is and of what."""
+    named = {} if order_id is None else {"order_id": order_id}
+    common = {"user_id": user_id, "type": "purchase", **named}
+    return [{"event_id": f"{order_id}-{item}", "item_id": item, **common} for item in items]
+
+
+def post(client: Client, events: list[dict[str, Any]]) -> int:
+    """Post the events and return how many are new."""
+    answer = client.post("/v1/events", json=events)
+    assert answer.status_code == 200, answer.text
+    accepted: int = answer.json()["accepted"]
+    return accepted
+
+
+def listed(answer: Any) -> dict[str, float]:
+    return {item["item_id"]: item["score"] for item in answer["items"]}
+
+
+def together(client: Client, item: str) -> dict[str, float]:
+    """What goes with the item, once it is known."""
+    url = f"/v1/items/{item}/together"
+    answer = wait_until(lambda: (found := client.get(url, params={"k": 100})).is_success and found.json())
+    assert answer["source"] == "together"
+    return listed(answer)
+
+
+def trained(orders: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
+    """The oracle: the complements of each item that training finds."""
+    names = sorted({*chain(*orders)})
+    rows = [(number, names.index(name)) for number, order in enumerate(orders) for name in order]
+    order, item = np.array(rows).T
+    found = strongest_complements(order, item, len(names))
+    return {
+        name: {names[other]: score for other, score in zip(items, scores, strict=True) if other >= 0}
+        for name, items, scores in zip(names, found.items.tolist(), found.scores.tolist(), strict=True)
+    }
+
+
+def write_shop(directory: Path) -> Path:
+    """A model that knows what goes with each item: the next two."""
+    plain, rows = model_directory.load(write_model(directory)), np.arange(ITEMS)
+    items = np.stack([(rows + 1) % ITEMS, (rows + 2) % ITEMS], axis=1).astype(np.int32)
+    scores = np.tile(np.array([2.0, 1.0], np.float32), (ITEMS, 1))
+    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, Complements(items, scores))
+    return directory
+
+
+def assert_together(client: Client, expected: dict[str, dict[str, float]], tolerance: float = TOLERANCE) -> None:
+    for item, complements in expected.items():
+        found = together(client, item)
+        assert found == pytest.approx(complements, rel=tolerance)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_without_a_model_orders_count_as_training_would_count_them(begin: Begin) -> None:
+    """Their items come to two processes in turn, and what is corrected later fades: a count names nobody."""
+    rng, names = random.Random(4), [f"thing-{n}" for n in range(8)]
+    orders = [rng.sample(names, rng.randint(1, 5)) for _ in range(30)]
+    processes = begin(), begin()
+    posted = [purchases(f"user-{n % 4}", order, f"o{n}") for n, order in enumerate(orders)]
+    for events in posted:
+        for place, event in enumerate(events):
+            assert post(processes[place % 2], [event]) == 1
+    sync(*processes)
+    expected = trained(orders)
+    for client in processes:
+        assert_together(client, expected)
+    assert post(processes[0], [event for events in posted for event in events]) == 0
+    assert processes[0].request("DELETE", f"/v1/users/user-0/events/{posted[0][0]['event_id']}").status_code == 200
+    assert processes[0].post("/v1/users/user-1/merge", json={"from": "user-2"}).status_code == 200
+    assert processes[0].request("DELETE", "/v1/users/user-3").status_code == 202
+    again = begin()
+    sync(*processes, again)
+    assert_together(again, expected)
+
+
+def test_what_was_corrected_before_it_is_counted_counts_as_it_is_then(begin: Begin) -> None:
+    client = begin()
+    post(client, purchases("ann", ["tea", "cup", "pot"], "o1"))
+    post(client, purchases("bob", ["tea"], "o2"))
+    post(client, purchases("visitor", ["lid", "pot"], "o2"))
+    post(client, purchases("cid", ["tea", "jar"], "o3"))
+    assert client.request("DELETE", "/v1/users/ann/events/o1-cup").status_code == 200
+    assert client.post("/v1/users/bob/merge", json={"from": "visitor"}).status_code == 200
+    assert client.request("DELETE", "/v1/users/cid").status_code == 202
+    sync(client)
+    assert_together(client, trained([["tea", "pot"], ["tea", "lid", "pot"]]))
+
+
+def test_without_ids_an_order_is_what_a_user_buys_within_an_hour(begin: Begin) -> None:
+    client, now_s = begin(), time.time()
+    bought = [("tea", 365 * 24), ("jar", 365 * 24), ("tea", 3.5), ("cup", 3), ("lid", 2.5), ("pot", 0.1)]
+    events = [
+        {"user_id": "ann", "item_id": item, "type": "purchase", "timestamp": now_s - hours_ago * 3_600}
+        for item, hours_ago in bought
+    ]
+    assert post(client, [*events, {"user_id": "ann", "item_id": "tea", "type": "cart"}]) == len(bought) + 1
+    sync(client)
+    assert_together(client, trained([["tea", "cup", "lid"], ["pot"]]), tolerance=0.05)  # an order fades with its age
+    assert together(client, "jar") == {}
+
+
+def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(begin: Begin, tmp_path: Path) -> None:
+    client = begin(model_dir=write_shop(tmp_path / "tiny"))
+    words = {"title": "New tea cup", "categories": ["tea", "cup"]}
+    assert client.request("PUT", f"/v1/items/{NEW}", json=words).status_code == 200
+    finish_background_work(client)  # assigns codes
+    finish_background_work(client)  # serves them
+    three, four = item_id(3), item_id(4)
+    assert together(client, NEW) == {}
+    assert together(client, three) == pytest.approx({four: 2, item_id(5): 1})
+    for number, order in enumerate(([three, NEW], [four, three, NEW], [three, four])):
+        assert post(client, purchases("ann", order, f"o{number}")) == len(order)
+    sync(client)
+
+    def score(both: float, orders_with: int, orders_with_it: int) -> float:
+        return float((both / (orders_with + SHRINKAGE) / (orders_with_it / 3) ** POPULARITY) ** SHARPNESS)
+
+    with_three, with_four = 1 + 2**-0.5, 0.5  # of three items in an order two are neighbours, and two are not
+    of_three, of_four = score(with_three, 2, 2), score(with_four, 1, 2)
+    assert together(client, three) == pytest.approx({four: 2, item_id(5): 1, NEW: of_three}, rel=TOLERANCE)
+    assert together(client, four) == pytest.approx({item_id(5): 2, item_id(6): 1, NEW: of_four}, rel=TOLERANCE)
+    expected = {three: score(with_three, 2, 2), four: score(with_four, 2, 1)}
+    assert together(client, NEW) == pytest.approx(expected, rel=TOLERANCE)
+    asked: dict[str, Any] = {"user_id": "nobody", "k": ITEMS + 1, "exclude_seen": "none", "basket": [three, four]}
+    alone = recommend(client, **asked, basket_only=True)
+    of_both = {item_id(5): 3, item_id(6): 1, NEW: of_three + of_four}
+    assert listed(alone) == pytest.approx(of_both, rel=TOLERANCE)
+    assert [(item["item_id"], item["title"]) for item in alone["items"] if "cold" in item] == [(NEW, "New tea cup")]
+    lifted = recommend(client, **asked, explain=True)
+    gains = {item["item_id"]: item["explanation"]["basket"] for item in lifted["items"]}
+    assert gains[NEW] > 0
