@@ -17,6 +17,7 @@ from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
 from model.lisa.item_complements import POPULARITY, SHARPNESS, SHRINKAGE, Complements, strongest_complements
+from storage.errors import StorageUnavailable
 from tests.app.conftest import ITEMS, Client, item_id, write_model
 from tests.app.support import finish_background_work, recommend
 from tests.storage.redis.servers import RedisServer
@@ -156,6 +157,21 @@ def test_without_ids_an_order_is_what_a_user_buys_within_an_hour(begin: Begin) -
     sync(client)
     assert_together(client, trained([["tea", "cup", "lid"], ["pot"]]), tolerance=0.05)  # an order fades with its age
     assert together(client, "jar") == {}
+
+
+def test_a_store_that_cannot_be_used_is_told_later(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object) -> None:
+        raise StorageUnavailable("away")
+
+    client = begin()
+    post(client, purchases("ann", ["tea", "cup"], "o1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(client.service.store.orders, "add", fails)
+        with pytest.raises(StorageUnavailable):
+            client.runner.run(client.service.signals.sync())
+        post(client, purchases("bob", ["cup", "pot"], "o2"))
+    sync(client)
+    assert_together(client, trained([["tea", "cup"], ["cup", "pot"]]))
 
 
 def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(begin: Begin, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class TestLostData:
                 changes += [
                     store.add_tallies("main", {("shown",): 3}),
                     store.add_visits("main", [Visit("a", b"1234", 1)]),
+                    store.orders.add("main", {"a": 1}),
                 ]
                 for change in changes:
                     with pytest.raises(StorageUnavailable, match="has lost events"):  # it would be gone with these data
