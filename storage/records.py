@@ -54,7 +54,7 @@ DAY_S = 86_400
 USERS_PAGE = 500
 """Users whose properties a store reads at a time."""
 
-MAX_ORDER_COUNTS = 8_192  # of a tenant, some 1.5 MB
+MAX_ORDER_COUNTS = 8_192  # of a tenant, by estimate some 1.5 MB
 MAX_SCENARIO_VERSIONS = 50
 """Newest versions of a scenario that a store keeps."""
 
