@@ -80,6 +80,7 @@ def recommended(page: Page) -> list[tuple[str, str]]:
 
 def click(page: Page, item_id: str) -> None:
     page.fill("#query", item_id)
+    expect(page.locator("#found-line")).to_contain_text(f"“{item_id}”")  # not what was found before, which goes away
     page.click(f'#found button[data-item-id="{item_id}"]')
     expect(page.locator("#history li").first).to_have_attribute("data-item-id", item_id)
 
