@@ -36,7 +36,7 @@ from rich.console import Console
 
 from benchmarks.harness.compose import ROOT, make_users, redis_command
 from benchmarks.harness.redis_cluster import Admin
-from benchmarks.harness.service_process import free_port, is_ready
+from benchmarks.harness.service_process import fetch, free_port, is_ready
 
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
@@ -138,13 +138,19 @@ class Topology:
             self._wait_until_ready(self._start())
 
     def kill_one(self) -> None:
-        """Kill the replica that has run for longest, and put a new one into its place."""
+        """Kill the replica that has run for longest, once the balancer knows all; put a new one into its place."""
+        _wait_for(lambda: self._known_to_balancer() >= len(self.replicas), self.replicas[-1].process)
         lost = self.replicas.pop(0)
         lost.process.kill()
         lost.process.wait()
         self.killed += 1
         self.names.addresses.discard(lost.address)
         self._wait_until_ready(self._start())
+
+    def _known_to_balancer(self) -> int:
+        """Return how many replicas the load balancer sends requests to."""
+        metrics = fetch(f"http://{self.balancer_environment['LISAREC_METRICS_BIND']}/metrics").text
+        return len(re.findall(r'^haproxy_server_status{.*state="UP"} 1', metrics, re.MULTILINE))
 
     def targets(self) -> list[str]:
         """Return the addresses of the replicas that the name server currently lists."""
