@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 
 from model.data.orders import PURCHASE, WINDOW_S
 from model.lisa.item_complements import NEAR
-from storage.errors import StorageError
+from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.corrections import effective_events, posted_as
@@ -87,7 +87,13 @@ class OrderCounter:
         counts: defaultdict[str, float] = defaultdict(float)
         for user_id, own in by_user.items():
             entries = min(MIN_ENTRIES + len(own), MAX_ENTRIES)
-            newest_first = await self._store.orders.newest(self._tenant, user_id, entries)
+            try:
+                newest_first = await self._store.orders.newest(self._tenant, user_id, entries)
+            except (StorageUnavailable, StorageBusy):
+                raise
+            except StorageError as exc:  # of this user alone, for whom others' orders do not wait
+                logger.warning("orders of a user whose log cannot be read are not counted: %s", exc)
+                continue
             for name, weight in order_counts(newest_first[::-1], own, self._is_new, self.newest.__contains__):
                 counts[name] += weight
         return counts

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from app.events import live_signals
+from app.events.order_counter import pair_name
 from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
 from model.lisa.item_complements import POPULARITY, SHARPNESS, SHRINKAGE, Complements, strongest_complements
-from storage.errors import StorageUnavailable
+from storage.errors import StorageError, StorageUnavailable
+from storage.state.event import LogRecord
 from tests.app.conftest import ITEMS, Client, item_id, write_model
 from tests.app.support import finish_background_work, recommend
 from tests.storage.redis.servers import RedisServer
@@ -204,3 +206,23 @@ def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(beg
     lifted = recommend(client, **asked, explain=True)
     gains = {item["item_id"]: item["explanation"]["basket"] for item in lifted["items"]}
     assert gains[NEW] > 0
+
+
+def test_orders_of_others_count_though_the_log_of_one_cannot_be_read(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = begin()
+    orders = client.service.store.orders
+    read = orders.newest
+
+    async def newest(tenant: str, user_id: str, limit: int) -> list[LogRecord]:
+        if user_id == "ada":
+            raise StorageError("the log is damaged", "damaged")
+        return await read(tenant, user_id, limit)
+
+    monkeypatch.setattr(orders, "newest", newest)
+    post(client, [*purchases("ada", ["a", "b"], "o1"), *purchases("bea", ["c", "d"], "o2")])
+    sync(client)
+    counted = client.service.signals.order_counter.newest
+    assert pair_name("c", "d") in counted
+    assert pair_name("a", "b") not in counted
