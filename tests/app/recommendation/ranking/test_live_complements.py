@@ -218,7 +218,8 @@ def test_orders_of_others_count_though_the_log_of_one_cannot_be_read(
     async def newest(tenant: str, user_id: str, limit: int) -> list[LogRecord]:
         if user_id == "ada":
             raise StorageError("the log is damaged", "damaged")
-        return await read(tenant, user_id, limit)
+        records: list[LogRecord] = await read(tenant, user_id, limit)
+        return records
 
     monkeypatch.setattr(orders, "newest", newest)
     post(client, [*purchases("ada", ["a", "b"], "o1"), *purchases("bea", ["c", "d"], "o2")])
