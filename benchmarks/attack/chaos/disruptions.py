@@ -45,6 +45,7 @@ KINDS = (
     "store lost",
     "store older",
 )
+KINDS_OF_COMMANDS = {"model rebuilt", "rebuild killed", "store repaired"}  # which give way to requests
 KINDS_OF_REDIS = ("redis killed", "redis restarted", "redis stopped", "loss accepted")
 KINDS_OF_CLUSTER = ("primary replaced", "lagging replica took over")
 
@@ -103,6 +104,11 @@ class Disruptions:
         """Return the kinds that have not happened."""
         return [kind for kind in self._kinds if not self.injected[kind]]
 
+    @property
+    def waits_for_commands(self) -> bool:
+        """Whether nothing but commands goes on."""
+        return self._running.keys() <= KINDS_OF_COMMANDS
+
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Disrupt until it is over and each kind has happened; everything is healed and ready then."""
         async with asyncio.TaskGroup() as lanes:
@@ -120,7 +126,7 @@ class Disruptions:
             self._running[kind] += 1
             has_happened = await self._kinds[kind](rng)
             self.injected[kind] += has_happened  # another lane may have added one meanwhile
-            self._running[kind] -= 1
+            self._running -= Counter([kind])  # a kind of which none is running is no key of it
             await asyncio.sleep(rng.uniform(*PAUSE_S))
 
     def _next_kind(self, is_over: bool) -> str | None:

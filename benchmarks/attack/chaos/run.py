@@ -126,10 +126,12 @@ async def _run(seconds: float, workload: Workload, disruptions: Disruptions) -> 
     begin_s = time.monotonic()
     is_healed = False
 
+    def is_over() -> bool:
+        return time.monotonic() - begin_s > seconds
+
     async def disrupt() -> None:
         nonlocal is_healed
-        await disruptions.run(lambda: time.monotonic() - begin_s > seconds)
-        workload.is_calm = True
+        await disruptions.run(is_over)
         await disruptions.operator.require_success()
         is_healed = True
 
@@ -141,6 +143,7 @@ async def _run(seconds: float, workload: Workload, disruptions: Disruptions) -> 
                 f"{disruptions.injected.total():,} disruptions"
             )
 
+    workload.is_calm = lambda: is_over() and disruptions.waits_for_commands
     reporting = asyncio.create_task(report())
     try:
         async with asyncio.TaskGroup() as tasks:

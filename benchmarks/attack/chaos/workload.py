@@ -39,14 +39,14 @@ class Workload:
     record    every operation
     answers   how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
     given_up  what nobody has answered for so long
-    is_calm   whether clients pause for longer between operations
+    is_calm   says whether clients pause for longer between operations
     """
 
     def __init__(self, addresses: Sequence[Address], item_ids: Sequence[str], seed: int, gate: CorrectionGate) -> None:
         self.record = OperationLog()
         self.answers: Counter[str] = Counter()
         self.given_up: list[str] = []
-        self.is_calm = False
+        self.is_calm: Callable[[], bool] = lambda: False
         self._gate = gate
         self._addresses = addresses
         self._item_ids = [*item_ids, *(f"cold-{number}" for number in range(COLD_ITEMS))]
@@ -75,7 +75,7 @@ class Workload:
         while not is_over():
             (kind,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
             await operations[kind](rng, connections)
-            await asyncio.sleep((CALM_PAUSE_S if self.is_calm else PAUSE_S) * rng.random())
+            await asyncio.sleep((CALM_PAUSE_S if self.is_calm() else PAUSE_S) * rng.random())
         for connection in connections:
             connection.close()
 
