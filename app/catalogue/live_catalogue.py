@@ -56,6 +56,11 @@ class LiveCatalogue(TrainedCatalogue):
         """The items that the shop has not switched off, whatever their dates are."""
         return self._availability.switched_on.true
 
+    @property
+    def searched_items(self) -> int:
+        """The number of items that a search goes through, be it that no model has learned them."""
+        return len(self) + len(self.values.other_ids)
+
     def follow_time(self) -> None:
         """Apply the dates that have passed, from which on items are available or are not."""
         with self.properties.lock:
@@ -124,8 +129,11 @@ class LiveCatalogue(TrainedCatalogue):
         self, search: Search, limit: int, *, with_typos: bool, available: bool = False
     ) -> list[FoundItem]:
         ids, others = self.values.other_ids, self.values.others
-        of_ids = ids.folded.match_levels_folded(search.text)
-        levels = np.minimum(others.titles.match_levels(search, with_typos=with_typos)[: len(of_ids)], of_ids)
+        levels = ids.folded.match_levels_folded(search.text)
+        titled, of_titles = others.titles.match_levels(search, with_typos=with_typos)
+        are_there = titled < len(levels)  # other items may have come meanwhile
+        titled, of_titles = titled[are_there], of_titles[are_there]
+        levels[titled] = np.minimum(levels[titled], of_titles)
         rows = np.flatnonzero(levels == TYPO if with_typos else levels < TYPO)
         if available:
             rows = rows[bitmap.has(others.switched_on.true, rows)]
@@ -136,8 +144,8 @@ class LiveCatalogue(TrainedCatalogue):
     def _title_levels(self, search: Search, *, with_typos: bool) -> Levels:
         levels, titles = super()._title_levels(search, with_typos=with_typos), self.values.learned.titles
         if titles.changes:
-            is_retitled = bitmap.to_mask(titles.known, len(self))
-            levels = np.where(is_retitled, titles.match_levels(search, with_typos=with_typos), levels)
+            retitled, of_titles = titles.match_levels(search, with_typos=with_typos)
+            levels[retitled] = of_titles
         return levels
 
     def _current_titles_of(self, rows: NDArray[np.integer]) -> list[str]:

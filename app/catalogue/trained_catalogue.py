@@ -1,7 +1,6 @@
 """The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from app.schemas.items import FoundItem
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import EXACT, NO_MATCH, TYPO
-from model.artifact.word_index import Levels, Search
+from model.artifact.word_index import Levels, Search, closest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
@@ -196,13 +195,11 @@ class TrainedCatalogue:
 
     def _find_with_typos(self, search: Search, limit: int) -> list[FoundItem]:
         """Return items whose titles match with a typo, be it that their ids match."""
-        return self._closest(self._title_levels(search, with_typos=True), [TYPO], limit)
+        return self._closest(self._title_levels(search, with_typos=True), range(TYPO, NO_MATCH), limit)
 
-    def _closest(self, levels: Levels, wanted: Iterable[int], limit: int) -> list[FoundItem]:
+    def _closest(self, levels: Levels, wanted: range, limit: int) -> list[FoundItem]:
         """Return items of the first wanted levels, popular items first in each."""
-        popular_first = levels[self.popular_rows]
-        positions = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in wanted)
-        return [self._item(int(self.popular_rows[position])) for position in islice(positions, limit)]
+        return [self._item(row) for row in closest(levels, self.popular_rows, wanted, limit).tolist()]
 
     def _match_levels(self, search: Search) -> Levels:
         of_titles = self._title_levels(search, with_typos=False)

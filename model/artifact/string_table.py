@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 DECODE_CHUNK = 4096  # strings
 CHECK_CHUNK = 1 << 24  # bytes
+PAIRS_CHUNK = 1 << 20  # bytes
 MAX_LOAD = 0.8  # the largest share of an index's slots that are taken
 FREE_SLOT = -1
 # How a string matches a search, the closest first: as a whole, by its beginning, by that of a word, by any part; by all
@@ -89,7 +90,12 @@ class StringTable(Sequence[str]):
             raise ValueError("a name begins within a letter")
 
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
-        """Tell how each string matches a text as a whole, in any case: (N,), from EXACT to SUBSTRING, or NO_MATCH."""
+        """Tell how each string matches a text as a whole, in any case: (N,), from EXACT to SUBSTRING, or NO_MATCH.
+
+        Strings of few letters, such as ids, are not gone through for a text that none of them can have.
+        """
+        if not self.folded.may_have(wanted.casefold().encode()):
+            return np.full(len(self), NO_MATCH, np.uint8)
         return self.folded.match_levels_folded(wanted)
 
     def match_levels_folded(self, wanted: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
@@ -102,6 +108,24 @@ class StringTable(Sequence[str]):
             _match_levels(self.buffer, self.ends, text, shifts, found)
         else:
             _match_levels_of(self.buffer, self.ends, rows, text, shifts, found)
+        return found
+
+    def may_have(self, text: bytes) -> bool:
+        """Return False where no string has the text, as none has one of its letters or pairs of neighbouring bytes."""
+        letters = np.frombuffer(text, np.uint8)
+        if not len(text) or len(self.buffer) < 2:
+            return True
+        if len(text) == 1:
+            return bool(self._pairs[letters].any() or self._pairs[:, letters].any())
+        return bool(self._pairs[letters[:-1], letters[1:]].all())
+
+    @cached_property
+    def _pairs(self) -> NDArray[np.bool_]:
+        """The pairs of bytes that stand beside each other in the buffer: (256, 256)."""
+        found = np.zeros((256, 256), np.bool_)
+        for begin in range(0, len(self.buffer), PAIRS_CHUNK):
+            part = self.buffer[begin : begin + PAIRS_CHUNK + 1]
+            found[part[:-1], part[1:]] = True
         return found
 
     @cached_property

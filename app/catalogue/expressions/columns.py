@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers
 from app.catalogue.expressions.texts import Texts
-from model.artifact.string_table import NO_MATCH
-from model.artifact.word_index import Search, match_levels
+from model.artifact.word_index import Search
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 
@@ -199,13 +198,12 @@ class TextColumn(StoredColumn):
         """Return the items as they are now, by their texts."""
         return LabelSnapshot(self.numbers.copy(), len(self.texts), None)
 
-    def match_levels(self, search: Search, *, with_typos: bool) -> NDArray[np.uint8]:
-        """Tell how the text of each row matches a search: (N,), levels of `StringTable`."""
+    def match_levels(self, search: Search, *, with_typos: bool) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Tell how texts match a search: the rows (M,) that have one, and levels of `StringTable` (M,)."""
         numbers, texts = self.numbered
-        numbers = numbers.copy()  # before the texts, to which others are added
-        levels = match_levels(texts.folded, search, with_typos=with_typos)
-        found: NDArray[np.uint8] = np.append(levels, np.uint8(NO_MATCH))[numbers]
-        return found
+        rows = np.flatnonzero(numbers != NO_TEXT)
+        chosen = numbers[rows]  # before the texts, to which others are added
+        return rows, texts.match_levels(search, with_typos=with_typos)[chosen]
 
     @override
     def value(self, row: int) -> str | None:

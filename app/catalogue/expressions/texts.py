@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from model.artifact.growing_table import GrowingTable, extended
 from model.artifact.string_table import StringTable, ends_of
+from model.artifact.word_index import GrowingWordIndex, Levels, Search
 
 MIN_NEW, NEW_SHARE = 1_000, 1 / 8  # so many new texts, or so many for each one before, are a reason to look for unused
 
@@ -21,6 +22,7 @@ class Texts:
         self._table = GrowingTable(texts if isinstance(texts, StringTable) else StringTable.of(texts))
         self._first = len(self._table)
         self._series: pl.Series | None = None
+        self._words = GrowingWordIndex()
         self._folded: tuple[NDArray[np.uint8], NDArray[np.int64], int] = np.zeros(0, np.uint8), np.zeros(1, np.int64), 0
 
     def __len__(self) -> int:
@@ -74,6 +76,10 @@ class Texts:
             ends[count + 1 : len(strings) + 1] = used + new.ends[1:].astype(np.int64)
             self._folded = buffer, ends, len(strings)
         return StringTable(buffer, ends[: len(strings) + 1].view(np.uint64))
+
+    def match_levels(self, search: Search, *, with_typos: bool) -> Levels:
+        """Tell how each text matches a search, by number: levels of `StringTable`. The first search indexes them."""
+        return self._words.match_levels(self.folded, search, with_typos=with_typos)
 
     def __getitem__(self, number: int) -> str:
         return self._table[number]

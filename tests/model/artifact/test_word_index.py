@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
+from typing import cast
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from model.artifact.string_table import (
     WORD_PREFIX,
     StringTable,
 )
-from model.artifact.word_index import Search, WordIndex, match_levels
+from model.artifact.word_index import GrowingWordIndex, Search, WordIndex, closest, match_levels
 from tests.model.artifact.search_oracle import edits, title_level
 
 LETTERS = "abcé"
@@ -79,6 +81,12 @@ def test_any_letters_may_be_searched_for(titles: list[str], query: str) -> None:
     [
         ("kettle", "Kettle", EXACT),
         ("kettle", "Kettle, steel", PREFIX),
+        ("kettle", "Kettles", PREFIX),
+        ("kettle", "Kettle ", PREFIX),
+        ("ket", "steel Kettle", WORD_PREFIX),
+        ("ket", "(Kettle)", SUBSTRING),
+        ("ket", "steel-Kettle kettle", WORD_PREFIX),
+        ("ett", "Kettle", SUBSTRING),
         ("steel kettle", "Kettle, steel", EACH_WORD_PREFIX),
         ("steel ket", "Kettle, steel", EACH_WORD_PREFIX),
         ("steel kettle", "Teakettle of steel", EACH_SUBSTRING),
@@ -109,6 +117,44 @@ def test_more_titles_than_are_indexed_at_once() -> None:
         for query in ("thing red", "thign", "7"):
             expected = [title_level(query, title, with_typos=True) for title in titles]
             assert levels_of(titles, query, with_typos=True) == expected
+
+
+@given(st.lists(TITLES, min_size=1, max_size=6), st.data())
+def test_titles_that_are_added_are_found_as_if_they_had_been_there(pages: list[list[str]], data: st.DataObject) -> None:
+    """Between the searches so many are added that some are indexed, once or more often, and some are not."""
+    index, titles = GrowingWordIndex(), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word_index, "MAX_UNINDEXED", data.draw(st.integers(1, 5)))
+        for page in pages:
+            titles += page
+            words = data.draw(st.sampled_from(titles)).split()
+            draw = cast(st.DrawFn, data.draw)
+            query = " ".join(mistyped(draw, word) for word in data.draw(st.permutations(words))) or "b"
+            for with_typos in (False, True):
+                found = index.match_levels(StringTable.of(titles).folded, Search.of(query), with_typos=with_typos)
+                assert found.tolist() == [title_level(query, title, with_typos=with_typos) for title in titles]
+
+
+def test_a_shorter_table_is_searched_too() -> None:
+    """As by a thread that has read the titles before another one has indexed more."""
+    index, titles = GrowingWordIndex(), ["red pot", "blue pot"] * word_index.MAX_UNINDEXED
+    for count in (len(titles), len(titles) // 2, 1, len(titles)):
+        strings = StringTable.of(titles[:count])
+        expected = [title_level("pot red", title, with_typos=False) for title in titles[:count]]
+        assert index.match_levels(strings, Search.of("pot red"), with_typos=False).tolist() == expected
+
+
+@given(
+    st.lists(st.integers(EXACT, NO_MATCH), max_size=30),
+    st.integers(1, 5),
+    st.sampled_from([range(TYPO), range(TYPO, NO_MATCH)]),
+    st.randoms(),
+)
+def test_the_closest_are_those_of_a_sort(levels: list[int], limit: int, wanted: range, chance: Random) -> None:
+    order = list(range(len(levels)))
+    chance.shuffle(order)
+    expected = sorted((row for row in order if levels[row] in wanted), key=lambda row: levels[row])[:limit]
+    assert closest(np.array(levels, np.uint8), np.array(order, np.int32), wanted, limit).tolist() == expected
 
 
 def test_nothing_is_found_where_there_are_no_titles() -> None:

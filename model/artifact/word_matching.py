@@ -1,0 +1,219 @@
+"""The compiled loops of searches: how words match, which words strings have, and which strings match most closely."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from model.artifact.string_table import (
+    EACH_SUBSTRING,
+    EACH_WORD_PREFIX,
+    NO_MATCH,
+    PREFIX,
+    SPACE,
+    SUBSTRING,
+    TYPO,
+)
+
+LETTERS, MIXED, DIGITS = range(3)  # kinds of words
+# How a word stands in its string: what begins with it matches at PREFIX, and one level less closely with each step.
+AT_BEGINNING, BEHIND_SPACE, BEHIND_OTHER = range(3)
+PLACE_BITS, PLACE_MASK = 2, 3  # of a number that has a row above these bits, and in them how a word stands there
+
+
+@numba.njit(nogil=True)
+def is_in_word(byte):  # type: ignore[no-untyped-def]
+    """Tell whether a byte of UTF-8 is of a letter or digit; all letters beyond ASCII are."""
+    return byte >= 0x80 or 0x30 <= byte <= 0x39 or 0x61 <= byte <= 0x7A or 0x41 <= byte <= 0x5A
+
+
+@numba.njit(nogil=True)
+def _kind(buffer, begin, end):  # type: ignore[no-untyped-def]
+    digits = 0
+    for place in range(begin, end):
+        if 0x30 <= buffer[place] <= 0x39:
+            digits += 1
+    if digits == 0:
+        return LETTERS
+    return DIGITS if digits == end - begin else MIXED
+
+
+@numba.njit(cache=True, nogil=True)
+def find_kinds(buffer, ends, kinds):  # type: ignore[no-untyped-def]
+    """Find the kind of each word."""
+    for number in range(len(kinds)):
+        kinds[number] = _kind(buffer, np.int64(ends[number]), np.int64(ends[number + 1]))
+
+
+@numba.njit(nogil=True)
+def _letter_end(buffer, place, end):  # type: ignore[no-untyped-def]
+    """Return where the letter at this place ends."""
+    if place < end:
+        place += 1
+        while place < end and buffer[place] & 0xC0 == 0x80:
+            place += 1
+    return place
+
+
+@numba.njit(nogil=True)
+def _stands_at(word, first, last, buffer, place, end):  # type: ignore[no-untyped-def]
+    """Tell whether this part of the word stands at this place, before the end."""
+    size, same = last - first, 0
+    if size > end - place:
+        return False
+    while same < size and word[first + same] == buffer[place + same]:
+        same += 1
+    return same == size
+
+
+@numba.njit(nogil=True)
+def _has_typo(word, same, buffer, begin, end):  # type: ignore[no-untyped-def]
+    """Tell whether the word is like the beginning of another one with one typo, which stands between these places.
+
+    same  bytes at the beginning of both that are the same, fewer than the word has
+
+    A typo before the first letter that differs would be the same as one there.
+    """
+    size = len(word)
+    while same > 0 and word[same] & 0xC0 == 0x80:
+        same -= 1  # to where the letter begins
+    here = begin + same
+    after, there = _letter_end(word, same, size), _letter_end(buffer, here, end)
+    if _stands_at(word, after, size, buffer, there, end) or _stands_at(word, after, size, buffer, here, end):
+        return True  # another letter, or one too many
+    if _stands_at(word, same, size, buffer, there, end):
+        return True  # one is missing
+    second = _letter_end(word, after, size)
+    return (
+        second > after
+        and _stands_at(word, after, second, buffer, here, end)
+        and _stands_at(word, same, after, buffer, here + second - after, end)
+        and _stands_at(word, second, size, buffer, here + second - same, end)
+    )
+
+
+@numba.njit(nogil=True)
+def _level_in_word(word, may_have_typo, buffer, begin, end):  # type: ignore[no-untyped-def]
+    """Tell how the word that stands between these places matches."""
+    size, same = len(word), 0
+    while same < size and same < end - begin and word[same] == buffer[begin + same]:
+        same += 1
+    if same == size:
+        return EACH_WORD_PREFIX
+    for place in range(begin + 1, end - size + 1):
+        if _stands_at(word, 0, size, buffer, place, end):
+            return EACH_SUBSTRING
+    if may_have_typo and _has_typo(word, same, buffer, begin, end) and _kind(buffer, begin, end) == LETTERS:
+        return TYPO
+    return NO_MATCH
+
+
+@numba.njit(cache=True, nogil=True)
+def match_words(buffer, ends, word, may_have_typo, levels):  # type: ignore[no-untyped-def]
+    """Tell how each word matches."""
+    for number in range(len(levels)):
+        begin, end = np.int64(ends[number]), np.int64(ends[number + 1])
+        levels[number] = _level_in_word(word, may_have_typo, buffer, begin, end)
+
+
+@numba.njit(cache=True, nogil=True)
+def raise_levels(buffer, ends, word, may_have_typo, levels):  # type: ignore[no-untyped-def]
+    """Raise each string's level to that at which its closest word matches."""
+    for row in range(len(levels)):
+        if levels[row] == NO_MATCH:
+            continue
+        level, place, end = NO_MATCH, np.int64(ends[row]), np.int64(ends[row + 1])
+        while place < end and level > EACH_WORD_PREFIX:
+            begin = place
+            while place < end and is_in_word(buffer[place]):
+                place += 1
+            if place > begin:
+                level = min(level, _level_in_word(word, may_have_typo, buffer, begin, place))
+            else:
+                place += 1
+        if level > levels[row]:
+            levels[row] = level
+
+
+@numba.njit(cache=True, nogil=True)
+def spread(of_words, ends, places, levels):  # type: ignore[no-untyped-def]
+    """Lower each string's level to that of its closest word."""
+    for number in range(len(of_words)):
+        level = of_words[number]
+        if level < NO_MATCH:
+            for place in range(ends[number], ends[number + 1]):
+                row = places[place] >> PLACE_BITS
+                levels[row] = min(levels[row], level)
+
+
+@numba.njit(cache=True, nogil=True)
+def spread_alone(of_words, ends, places, levels):  # type: ignore[no-untyped-def]
+    """Do so for a search of a single word, whose levels follow from how the words stand in their strings.
+
+    Whole strings are not told from those that begin with the word.
+    """
+    for number in range(len(of_words)):
+        level = of_words[number]
+        if level == EACH_WORD_PREFIX:
+            for place in range(ends[number], ends[number + 1]):
+                row, of_row = places[place] >> PLACE_BITS, PREFIX + (places[place] & PLACE_MASK)
+                levels[row] = min(levels[row], of_row)
+        elif level < NO_MATCH:
+            within = SUBSTRING if level == EACH_SUBSTRING else level
+            for place in range(ends[number], ends[number + 1]):
+                row = places[place] >> PLACE_BITS
+                levels[row] = min(levels[row], within)
+
+
+@numba.njit(cache=True, nogil=True)
+def split(buffer, ends, first_row):  # type: ignore[no-untyped-def]
+    """Return the words of strings one behind the other, their ends, and for each its string's row and how it stands."""
+    begin, end = ends[0], ends[-1]
+    words, word_ends = np.empty(end - begin, np.uint8), np.zeros((end - begin) // 2 + len(ends) + 1, np.int64)
+    places = np.empty(len(word_ends), np.int32)
+    count, used = 0, 0
+    for row in range(len(ends) - 1):
+        place, stands = ends[row], AT_BEGINNING
+        while place < ends[row + 1]:
+            before = used
+            while place < ends[row + 1] and is_in_word(buffer[place]):
+                words[used] = buffer[place]
+                used += 1
+                place += 1
+            if used > before:
+                places[count] = (first_row + row) << PLACE_BITS | stands
+                count += 1
+                word_ends[count] = used
+            else:
+                stands = BEHIND_SPACE if buffer[place] == SPACE else BEHIND_OTHER
+                place += 1
+    return words[:used], word_ends[: count + 1], places[:count]
+
+
+@numba.njit(cache=True, nogil=True)
+def sort(numbers, places, free, found):  # type: ignore[no-untyped-def]
+    """Put each word's places where the first free room for them is."""
+    for n in range(len(numbers)):
+        number = numbers[n]
+        found[free[number]] = places[n]
+        free[number] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_by_level(levels, order, first_level, ends, found):  # type: ignore[no-untyped-def]
+    """Put the first rows in the order, for each level as many as there is room for, where the level has its room.
+
+    ends   (levels + 1,) of the room of `first_level` and the levels behind it, each of which has so many rows
+    found  (ends[-1],)
+    """
+    places, left = ends[:-1].copy(), len(found)
+    if left == 0:
+        return
+    for row in order:
+        level = np.int64(levels[row]) - first_level
+        if 0 <= level < len(places) and places[level] < ends[level + 1]:
+            found[places[level]] = row
+            places[level] += 1
+            left -= 1
+            if left == 0:
+                return

@@ -1,0 +1,87 @@
+"""Titles that a shop puts, of items that a model has learned and of others, are found as those of the model are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import ItemOverrides
+from model.artifact import word_index
+from model.artifact.item_table import ItemTable
+from model.artifact.string_table import EXACT, TYPO
+from model.artifact.word_index import Search
+from storage.records import ItemChanges, ItemEntry
+from tests.model.artifact.search_oracle import title_level, whole_level
+
+LEARNED = [f"item-{n}" for n in range(9)]
+OTHERS = [f"new-{n}" for n in range(5)]
+WORDS = st.sampled_from(["green", "tea", "Kettle", "teakettle", "pot", "4k", "\u00e9clair"])
+TITLES = st.lists(WORDS, max_size=3).map(" ".join)
+PUTS = st.lists(st.builds(ItemEntry, st.sampled_from(LEARNED + OTHERS), st.none() | TITLES), min_size=1, max_size=6)
+QUERIES = [
+    "tea",
+    "t",
+    "kettle green",
+    "grene",
+    "kettel",
+    "item-3",
+    "new",
+    "pot tea",
+    "4k",
+    "\u00e9cliar",
+    "ket gre",
+    "zz",
+]
+
+
+def level(query: str, name: str, title: str, *, with_typos: bool) -> int:
+    return min(title_level(query, title, with_typos=with_typos), whole_level(query, name))
+
+
+def expected_items(query: str, titles: Mapping[str, str], limit: int) -> list[str]:
+    """Learned items by level, then the others, first what matches without typos; all learned ones are as popular."""
+    found: list[str] = []
+    for with_typos in (False, True):
+        wanted = {TYPO} if with_typos else {*range(EXACT, TYPO)}
+        for names in (LEARNED, OTHERS):
+            of_names = [
+                (level(query, name, titles[name], with_typos=with_typos), name) for name in names if name in titles
+            ]
+            found += [name for one, name in sorted(of_names) if one in wanted and name not in found]
+    return found[:limit]
+
+
+@given(
+    st.lists(TITLES, min_size=len(LEARNED), max_size=len(LEARNED)),
+    st.lists(PUTS, max_size=4),
+    st.lists(st.sampled_from(QUERIES), min_size=1, max_size=3, unique=True),
+    st.integers(1, 4),
+)
+@settings(max_examples=60)
+def test_they_are_found_by_the_same_definition(
+    of_model: list[str], puts: list[list[ItemEntry]], queries: list[str], indexed: int
+) -> None:
+    overrides, titles = ItemOverrides(), dict(zip(LEARNED, of_model, strict=True))
+    counts = np.ones(len(LEARNED), np.int64)
+    catalogue = LiveCatalogue(ItemTable(LEARNED, of_model, [()] * len(LEARNED), counts), overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word_index, "MAX_UNINDEXED", indexed)
+        for version, entries in enumerate([[], *puts]):
+            if entries:
+                overrides.apply(ItemChanges(entries, version))
+            catalogue.catch_up()
+            for entry in entries:
+                of_item = dict(zip(LEARNED, of_model, strict=True)).get(entry.item_id, "")
+                titles[entry.item_id] = of_item if entry.title is None else entry.title
+            for query in queries:
+                for limit in (2, 20):
+                    found = [item.item_id for item in catalogue.search(query, limit)]
+                    assert found == expected_items(query, titles, limit)
+                levels = catalogue.match_levels(Search.of(query), enough=len(LEARNED) + 1)
+                with_typos = [level(query, name, titles[name], with_typos=True) for name in LEARNED]
+                assert levels.tolist() == with_typos
