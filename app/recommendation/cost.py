@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import floor
 
 from app.errors import ErrorDetail, TooCostly
+from app.schemas.items import SearchQuery
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest
 from app.schemas.scenarios import ScenarioSettings
 
@@ -28,7 +29,7 @@ CHARACTER = 1 / 100  # of an expression
 BOOSTED = 1.0  # of a boost for each item, which the scan adds
 WEIGHED = 1 / 2  # of an objective
 COUNTED = 1.0  # of counting what each part of a request leaves out
-SEARCHED = 2.0  # of a search for a user, which goes through titles and ids and adds to the score of each item
+SEARCHED = 2.0  # of a search for a user, which adds to the score of each item
 BASKET = 1 / 4  # of a list in which the complements of a basket rise
 PARAM = 1 / 350  # of a text or number in the parameters of expressions
 STATE = 1 / 4  # of a sealed state that is opened
@@ -39,6 +40,7 @@ SHORT_LOG = 100
 # of what is no recommendation, in whole plain requests
 LISTED_ITEMS = 250  # popular or trending items for one
 FOUND_ITEMS = 50
+SEARCHED_ITEMS = 100_000  # whose titles and ids are held against a word
 LOGGED_EVENTS = 100  # that are read
 ARCHIVED_FILE = 5  # of an archive, in which a user's log is read
 UPDATED_ITEMS = 25
@@ -119,12 +121,14 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
     return cost
 
 
-def search_charge(limit: int, words: int, request: RecommendationRequest | None, most: int) -> int:
-    """Return what it costs to find so many items by a search of so many words; for a user, `request` ranks them.
+def search_charge(query: SearchQuery, words: int, items: int, most: int) -> int:
+    """Return what a search of so many words costs in a catalogue of so many items.
 
     raises  TooCostly  as `charge_for`
     """
-    return (1 if request is None else charge_for([request], most)) + limit // FOUND_ITEMS + max(0, words - 1)
+    request, gone_through = query.for_user(), items // SEARCHED_ITEMS if query.query.strip() else 0
+    ranked = 1 if request is None else charge_for([request], most)
+    return ranked + gone_through + query.limit // FOUND_ITEMS + max(0, words - 1) * (1 + gone_through)
 
 
 def update_charge(items: Sequence[object]) -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from app.recommendation import cost
 from app.recommendation.cost import charge_for, correction_charge, scenario_charge, update_charge
@@ -25,12 +25,11 @@ from app.schemas.fields import (
     MAX_PARAM_TEXTS,
     MAX_PARAMS,
 )
-from app.schemas.items import MAX_ITEMS
+from app.schemas.items import MAX_ITEMS, SearchQuery
 from app.schemas.properties import MAX_VALUE_BYTES
-from app.schemas.recommendations import MAX_REQUESTS, PersonalSearch, RecommendationRequest
+from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
-from model.artifact.word_index import MAX_WORDS
 from storage.records import MAX_PROPERTIES
 
 BOUND = 4.0  # at least twice what was measured, since processor time varies
@@ -176,6 +175,27 @@ def portable(state: str, item_ids: Sequence[str]) -> list[Call]:
     ]
 
 
+def searches(items: int) -> list[Call]:
+    """Return the costliest searches of a catalogue of so many items: many items have these letters."""
+    words = "e a i o t n r s"
+    queries = {
+        "search": SearchQuery(query="e", limit=MAX_K),
+        "words": SearchQuery(query=words),
+        "personal search": SearchQuery(query="e", limit=MAX_K, user_id=USER),
+        "personal words": SearchQuery(query=words, user_id=USER),
+    }
+    return [
+        Call(
+            name,
+            "GET",
+            f"/v1/items?{urlencode(query.model_dump(exclude_unset=True))}",
+            None,
+            cost.search_charge(query, len(query.query.split()), items, MOST),
+        )
+        for name, query in queries.items()
+    ]
+
+
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
     """Return the costliest calls of what else can be read."""
     item = item_ids[0]
@@ -183,23 +203,14 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
     similar = RecommendationRequest(history=[], k=MAX_K, explain=True)
     with_item = RecommendationRequest(history=[], k=MAX_K, basket=[item], basket_only=True)
     by_query = RecommendationRequest(user_id=USER, k=MAX_K, explain=True, diversity=0.5)
-    query, words = f"k={MAX_K}&explain=true&diversity=0.5", "e a i o t n r s"
-    found = PersonalSearch(user_id=USER, k=MAX_K, exclude_seen="none", text="e")
+    query = f"k={MAX_K}&explain=true&diversity=0.5"
     return [
         Call("by query", "GET", f"/v1/users/{USER}/recommendations?{query}", None, charge_for([by_query], MOST)),
         Call("similar", "GET", f"/v1/items/{item}/similar?k={MAX_K}&explain=true", None, charge_for([similar], MOST)),
         Call("goes with", "GET", f"/v1/items/{item}/together?k={MAX_K}", None, charge_for([with_item], MOST)),
         Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, 1 + MAX_K // cost.LISTED_ITEMS),
         Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, 1 + MAX_K // cost.LISTED_ITEMS),
-        Call("search", "GET", f"/v1/items?limit={MAX_K}&query=e", None, cost.search_charge(MAX_K, 1, None, MOST)),
-        Call("words", "GET", f"/v1/items?query={quote(words)}", None, cost.search_charge(20, MAX_WORDS, None, MOST)),
-        Call(
-            "personal search",
-            "GET",
-            f"/v1/items?limit={MAX_K}&query=e&user_id={USER}",
-            None,
-            cost.search_charge(MAX_K, 1, found, MOST),
-        ),
+        *searches(len(item_ids)),
         Call("item", "GET", f"/v1/items/{item}"),
         Call("state", "GET", f"/v1/users/{LONG_USER}"),
         Call("log", "GET", f"/v1/users/{LONG_USER}/events?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),

@@ -83,15 +83,14 @@ async def search_items(
     Without a query, all match. Words of the query may stand in any order, and the last one may be unfinished.
     """
     service, thread = services.by_tenant[caller.tenant], services.shared_thread
-    request = query.for_user()
-    words = len(Search.of(query.query).words)
-    await charge(cost.search_charge(query.limit, words, request, services.settings.max_cost))
-    if request is not None:
-        recommender, catalogue = service.switcher.recommender, service.catalogue
+    catalogue, words = service.catalogue, len(Search.of(query.query).words)
+    await charge(cost.search_charge(query, words, catalogue.searched_items, services.settings.max_cost))
+    if (request := query.for_user()) is not None:
+        recommender = service.switcher.recommender
         return Items(items=await find_for_user(request, recommender, catalogue, thread, caller.requester))
     # A thread, because a large catalogue takes milliseconds to look through.
-    search = partial(service.catalogue.search, query.query, query.limit)
-    return Items(items=await thread.run(search, len(service.catalogue), caller.requester))
+    search = partial(catalogue.search, query.query, query.limit)
+    return Items(items=await thread.run(search, catalogue.searched_items, caller.requester))
 
 
 @router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from app.errors import TooCostly
 from app.http.auth.keys import SCOPES, add, make
-from app.recommendation.cost import ARCHIVED_FILE, charge_for, cost_of, parts_of
+from app.recommendation.cost import ARCHIVED_FILE, charge_for, cost_of, parts_of, search_charge
+from app.schemas.items import SearchQuery
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
 from tests.app.conftest import Client, write_model
@@ -82,6 +83,36 @@ class TestTheCost:
         assert refusal.value.details[0].reason == "costs 2,500"
 
 
+class TestTheChargeOfASearch:
+    @pytest.mark.parametrize(
+        ("query", "words", "charges"),
+        [
+            ({"query": "e"}, 1, [1, 1, 2, 11, 101]),
+            ({"query": "green tea pot"}, 3, [3, 3, 6, 33, 303]),
+            ({"query": "e", "limit": 1_000}, 1, [21, 21, 22, 31, 121]),
+            ({"query": "e", "user_id": "ada"}, 1, [3, 3, 4, 13, 103]),
+            ({"limit": 100}, 0, [3, 3, 3, 3, 3]),
+        ],
+    )
+    def test_grows_with_the_items_that_each_word_is_held_against(
+        self, query: dict[str, Any], words: int, charges: list[int]
+    ) -> None:
+        catalogues = [60, 99_999, 100_000, 1_000_000, 10_000_000]
+        assert [search_charge(SearchQuery(**query), words, items, MOST) for items in catalogues] == charges
+
+    def test_counts_items_that_no_model_has_learned(
+        self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, texts = guarded
+        monkeypatch.setattr("app.recommendation.cost.SEARCHED_ITEMS", 20)
+        of_model = len(client.service.catalogue)
+        unlearned = [{"item_id": f"unlearned-{n}", "title": "Pot"} for n in range(40)]
+        assert client.post("/v1/items", json=unlearned, headers=bearer(texts["free"])).status_code == 200
+        answer = client.get("/v1/items?query=pot&limit=1", headers=bearer(texts["searches"]))
+        assert answer.json()["items"][0]["title"] == "Pot"
+        assert left(client, texts["searches"]) == 100 - (1 + (of_model + 40) // 20)
+
+
 def post_log(client: Client, key: str, user_id: str, events: int) -> None:
     for start in range(0, events, 1_000):
         numbers = range(start, min(events, start + 1_000))
@@ -100,7 +131,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     """A service and the texts of its keys: one without a rate, and some of different rates."""
     directory = tmp_path_factory.mktemp("guarded")
     texts = {}
-    rates = {"free": None, "small": 20, "exact": 100, "lists": 100, "seen": 100, "corrects": 100, "operates": 100}
+    rates = {"free": None, "small": 20} | dict.fromkeys(
+        ("exact", "lists", "seen", "corrects", "operates", "searches"), 100
+    )
     for name, rate in rates.items():
         texts[name], key = make("main", SCOPES, requests_per_minute=rate)
         add(directory / "keys", key)
