@@ -11,9 +11,10 @@ function listed(nodes) {
 
 const signed = (number) => `${number < 0 ? "− " : "+ "}${Math.abs(number).toFixed(2)}`;
 
-function sum({ score, explanation: { codewords, other_codewords: others, bias, follows } }) {
+function sum({ score, explanation: { codewords, other_codewords: others, bias, follows, basket } }) {
   const shared = codewords.reduce((total, { adds }) => total + adds, others);
-  return `Score ${score.toFixed(2)}: ${shared.toFixed(2)} for its codewords ${signed(bias)} for everybody ${signed(follows)} for what it follows.`;
+  const ofCart = basket ? ` ${signed(basket)} for the cart` : "";
+  return `Score ${score.toFixed(2)}: ${shared.toFixed(2)} for its codewords ${signed(bias)} for everybody ${signed(follows)} for what it follows${ofCart}.`;
 }
 
 /** Nodes that say why; [codebook, codeword] of the bins that speak for it. */

@@ -1,5 +1,6 @@
 // The playground: one user, what is recommended to them, and the state it is made from, live.
 
+import { Cart } from "./cart.js";
 import { count, describe, element, make } from "./elements.js";
 import { explain } from "./explanation.js";
 import { HeatMap } from "./heat_map.js";
@@ -92,22 +93,24 @@ async function startOver() {
 async function become(somebody) {
   user = somebody;
   ranks = null;
+  cart.empty();
   heatMap?.show(null);
   remember();
   await refresh();
 }
 
 async function refresh(beganMs = performance.now(), eventMs = null) {
-  const recommending = call("GET", `${listOf(user.id)}?${rules.query(WISHES)}`);
+  const recommending = call("GET", `${listOf(user.id)}?${rules.query(wishes())}`);
   const reading = readState();
   reading.catch(() => {}); // it is awaited below, unless the other fails first
-  const [{ data, spans }] = await Promise.all([recommending, heatMap ?? showModel()]);
+  const [{ data, spans }] = await Promise.all([recommending, heatMap ?? showModel(), cart.show()]);
   showRecommendations(data);
   showTiming(spans, eventMs, performance.now() - beganMs);
   const state = await reading;
   if ((state ?? data).generation !== heatMap.generation) await showModel(); // another one serves now
   showState(state);
   await showHistory(state);
+  if (element("personal").checked) await search(); // the order is the user's, who is another one now
 }
 
 /** The user's state, null for whom nobody has seen yet. */
@@ -124,9 +127,12 @@ async function readState() {
 // ---------------------------------------------------------------- rules
 
 const rules = new Rules(element("rules-form"), () => act(() => refresh()));
+const cart = new Cart(titleOf, () => act(() => refresh()));
+
+const wishes = () => ({ ...WISHES, ...cart.wishes });
 
 async function copyCurl() {
-  const command = rules.curl(listOf(user.id), WISHES);
+  const command = rules.curl(listOf(user.id), wishes());
   element("curl").textContent = command;
   try {
     await navigator.clipboard.writeText(command);
@@ -143,7 +149,18 @@ function itemRow(itemId, title, before, after) {
   const button = make("button", { type: "button", className: "item" }, before, name, after);
   button.dataset.itemId = itemId;
   button.addEventListener("click", () => act(() => click(itemId)));
-  return make("li", {}, button);
+  // the arrow to the right goes there
+  const adding = make("button", { type: "button", className: "plain add", textContent: "+ cart", tabIndex: -1 });
+  adding.ariaLabel = `+ cart: ${title || itemId}`;
+  adding.addEventListener("click", () => cart.put(itemId));
+  return make("li", {}, button, adding);
+}
+
+/** Show other rows; who reads the list stays where they were. */
+function replaceRows(list, rows) {
+  const focused = [...list.children].findIndex((row) => row.querySelector(":focus"));
+  list.replaceChildren(...rows);
+  if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus();
 }
 
 const text = (textContent, className = "") => make("span", { textContent, className });
@@ -162,13 +179,11 @@ function showRecommendations({ items, source }) {
   for (const { item_id: itemId, title } of items) if (title) titles.set(itemId, title);
   const list = element("recommendations");
   const were = tops(list);
-  const focused = [...list.children].findIndex((row) => row.querySelector(":focus"));
   const rows = items.map((item, place) => {
     const row = itemRow(item.item_id, item.title, moved(item.item_id, place), text(item.score.toFixed(2), "figure"));
     return explained(row, item);
   });
-  list.replaceChildren(...rows);
-  if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus(); // who reads it stays where they were
+  replaceRows(list, rows);
   pointOut(null); // first of all the click is to be seen
   if (ranks !== null) slide(list, were);
   ranks = new Map(items.map((item, place) => [item.item_id, place]));
@@ -238,24 +253,27 @@ function showTiming(spans, eventMs, tookMs) {
 }
 
 let isSearching = false;
+let isOutdated = false; // what was found, or is looked for
 
 /** Look for what stands there, one search after the other, the newest last. */
 async function search() {
+  isOutdated = true;
   if (isSearching) return; // whoever is at it goes on until it has shown what stands there
   isSearching = true;
   try {
-    let query;
-    do {
-      query = element("query").value;
-      const { data } = await call("GET", `/v1/items?limit=${SEARCH_LIMIT}&query=${encodeURIComponent(query.trim())}`);
-      showFound(query.trim(), data.items);
-    } while (query !== element("query").value);
+    while (isOutdated) {
+      isOutdated = false;
+      const [query, isPersonal] = [element("query").value.trim(), element("personal").checked];
+      const ofUser = isPersonal ? `&user_id=${encodeURIComponent(user.id)}` : "";
+      const { data } = await call("GET", `/v1/items?limit=${SEARCH_LIMIT}&query=${encodeURIComponent(query)}${ofUser}`);
+      showFound(query, data.items, isPersonal);
+    }
   } finally {
     isSearching = false;
   }
 }
 
-function showFound(query, items) {
+function showFound(query, items, isPersonal) {
   for (const item of items) titles.set(item.item_id, item.title);
   const rows = items.map((item) => {
     const warnings = [...(item.available ? [] : ["not available"]), ...(item.known ? [] : ["not learned yet"])];
@@ -264,11 +282,12 @@ function showFound(query, items) {
     row.firstChild.classList.toggle("unavailable", !item.available);
     return row;
   });
-  element("found").replaceChildren(...rows);
+  replaceRows(element("found"), rows);
   element("found").scrollTop = 0;
   const several = items.length === SEARCH_LIMIT ? `The first ${items.length}` : `${items.length}`;
-  const found = items.length ? `${several} with “${query}”, closest first` : `Nothing has “${query}” in its title`;
-  element("found-line").textContent = query ? found : "Most popular first";
+  const [order, all] = isPersonal ? ["best for this user first", "Best for this user first"] : ["closest first", "Most popular first"];
+  const found = items.length ? `${several} with “${query}”, ${order}` : `Nothing has “${query}” in its title`;
+  element("found-line").textContent = query ? found : all;
 }
 
 async function showHistory(state) {
@@ -347,13 +366,14 @@ async function look() {
 
 // ---------------------------------------------------------------- the page
 
-/** Up and down go through a list; down from the search goes into what was found. */
+/** Up and down go through a list, right and left through a row; down from the search goes into what was found. */
 function walk(press) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[press.key];
-  if (!step) return;
+  const [row, beside] = [press.target.closest("li"), { ArrowRight: ".add", ArrowLeft: ".item" }[press.key]];
+  if (!step && !(row && beside)) return;
   const list = press.target.closest("#found, #recommendations") ?? element("found");
   const buttons = [...list.querySelectorAll(".item")];
-  const next = buttons[buttons.indexOf(press.target.closest(".item")) + step];
+  const next = step ? buttons[buttons.indexOf(row?.firstChild) + step] : row.querySelector(beside);
   if (next) press.preventDefault();
   next?.focus();
 }
@@ -370,7 +390,7 @@ element("recommendations").addEventListener("pointermove", ({ target, pointerTyp
 element("recommendations").addEventListener("pointerleave", ({ pointerType }) => {
   if (pointerType === "mouse") pointOut(null);
 });
-element("query").addEventListener("input", () => search().catch(say));
+for (const id of ["query", "personal"]) element(id).addEventListener("input", () => search().catch(say));
 element("copy-curl").addEventListener("click", copyCurl);
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));

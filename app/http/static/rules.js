@@ -41,10 +41,11 @@ export class Rules {
     return element(`${field.name}-fault`);
   }
 
-  /** The wishes of the form and others, as a query. */
+  /** The wishes of the form and others, as a query; a list is named once for each of its values. */
   query(others) {
     const wishes = this.#fields.map((field) => [field.name, field.value.trim()]).filter(([, value]) => value);
-    return new URLSearchParams([...Object.entries(others), ...wishes]);
+    const fixed = Object.entries(others).flatMap(([name, value]) => [value].flat().map((one) => [name, one]));
+    return new URLSearchParams([...fixed, ...wishes]);
   }
 
   /** The command that asks for the same list; the key stays out of it. */
