@@ -1,6 +1,7 @@
 """The calls that the routes and the fast path share: each charges its caller, then does what a parsed body asks for."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -339,12 +340,25 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
     if cost > 1:  # almost never, and one was counted with the call
         await charge(services, caller, cost)
         if user_ids := [query.user_id for query in log_queries(requests)]:
-            reader = services.by_tenant[caller.tenant].log_reader
-            lengths = await reader.lengths(user_ids)
-            await charge(services, caller, charge_for(requests, most, lengths), counted=cost)
-            if operation_limit(caller) is not None:
-                await charge_operation(services, caller, archive_charge(await reader.archived_files(user_ids)))
+            await _charge_logs(services, caller, requests, user_ids, cost)
     return cost
+
+
+async def _charge_logs(
+    services: Services, caller: Caller, requests: Sequence[RecommendationRequest], user_ids: Sequence[str], counted: int
+) -> None:
+    """Charge the caller for the length of the users' logs, which is asked unless no length would change anything."""
+    settings, reader = services.settings, services.by_tenant[caller.tenant].log_reader
+    has_rate = operation_limit(caller) is not None
+    longest = [settings.max_seen_events] * len(user_ids)
+    if not has_rate and charge_for(requests, sys.maxsize, longest) <= settings.max_cost:
+        return
+    lengths = await reader.lengths(user_ids)
+    await charge(services, caller, charge_for(requests, settings.max_cost, lengths), counted=counted)
+    # one of which a part is archived is said to be as long as any
+    archived = [user for user, length in zip(user_ids, lengths, strict=False) if length >= settings.max_seen_events]
+    if has_rate and archived:
+        await charge_operation(services, caller, archive_charge(await reader.archived_files(archived)))
 
 
 def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:

@@ -58,6 +58,11 @@ def cost_of(request: RecommendationRequest) -> float:
     return PLAIN + sum(parts_of(request).values())
 
 
+def cost_of_log(request: RecommendationRequest) -> float:
+    """Return the part of the request's cost that is for reading a short log."""
+    return SEEN * sum((request.mode == "repeat", request.seen_rule == "all", bool(request.event_rules)))
+
+
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what each field of the request adds to the cost of a plain one."""
     categories = sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))

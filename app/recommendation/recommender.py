@@ -15,7 +15,7 @@ from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
-from app.recommendation.cost import LIGHT, cost_of
+from app.recommendation.cost import LIGHT, SHORT_LOG, cost_of, cost_of_log
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
 from app.recommendation.ranking.generation_context import GenerationContext
@@ -65,6 +65,8 @@ class BatchEntry(NamedTuple):
         """Return the request as it is asked now."""
         node = "" if request.user_id is None else states.node_of(request.user_id)
         cost = cost_of(request)
+        if cost >= LIGHT and seen is not None and seen.size <= SHORT_LOG:
+            cost -= cost_of_log(request)  # what there was to do is done, and the batch may be one of plain requests
         return cls(request, selection, tracing.current.get(), seen, Lane(node, cost >= LIGHT), cost)
 
 

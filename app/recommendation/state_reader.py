@@ -26,6 +26,7 @@ from storage.state.generation import Generation
 
 DAY_US = 86_400e6
 READ_AT_ONCE = 2  # logs, of each node of the store
+FEW_ITEMS = 200  # of a log, which are looked up sooner than another thread begins
 MAX_WAITING = 128  # logs
 
 
@@ -110,7 +111,8 @@ class LogReader:
                 newest = None if seen.is_complete else self._max_entries
                 in_rows = partial(_in_rows, seen, context.catalogue, newest, has_purchases=query.has_purchases)
                 size = len(seen.item_ids) + len(seen.left_out) + sum(map(len, seen.times_us.values()))
-                found[query] = await self._thread.run(in_rows, 1.0 + size, requester)
+                is_short = size <= FEW_ITEMS
+                found[query] = in_rows() if is_short else await self._thread.run(in_rows, 1.0 + size, requester)
         return found
 
     async def lengths(self, user_ids: Sequence[str]) -> list[int]:
@@ -134,6 +136,8 @@ class LogReader:
         return sum(files)
 
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
+        if len(logs) == 1:
+            return [await self._seen_items(logs[0])]  # almost always
         return await asyncio.gather(*map(self._seen_items, logs))
 
     async def _seen_items(self, log: _Log) -> SeenItems | None:

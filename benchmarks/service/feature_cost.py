@@ -50,6 +50,7 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
         "a basket of 50": {"basket": item_ids[:50]},
         "a basket of 5 alone": {"basket": item_ids[:5], "basket_only": True},
         "what to buy again": {"mode": "repeat"},
+        "nothing that was ever seen": {"exclude_seen": "all"},
         "diversity 0.5": {"diversity": 0.5},
         "rotation of 50 items that were shown": {"rotation": 0.5},
         "at most 3 of a category": {"max_per_category": 3},
@@ -78,8 +79,10 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
     return found
 
 
-async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds, and seconds of CPU in all threads, of every request, by what it asks for."""
+async def measure(
+    model: Path, data_dir: Path, rounds: int, only: Sequence[str] = ()
+) -> dict[str, list[tuple[float, float]]]:
+    """Seconds, and seconds of CPU in all threads, of every request, by what it asks for: all, or only these."""
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
     async with app.router.lifespan_context(app) as state:
         assert state is not None
@@ -118,7 +121,8 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
         for _ in range(4):
             cursor = (await answer({"cursor": cursor}, 0))["cursor"]
         names = sorted(labels.names, key=lambda name: -len(labels.items_with(name)))
-        options_of = {"plain": {}, **features(names, items[:1000], cursor)}
+        wanted = features(names, items[:1000], cursor)
+        options_of = {"plain": {}, **{name: wanted[name] for name in only or wanted}}
         found: dict[str, list[tuple[float, float]]] = {feature: [] for feature in options_of}
         rng = np.random.default_rng(0)
         for turn in range(rounds // BURST):
@@ -134,12 +138,13 @@ def main(
     model: Annotated[Path, typer.Option(help="Trained model directory, of items with categories.")],
     items: Annotated[int, typer.Option(help="Items of the catalogue: the model's, and copies of them.")] = 100_000,
     rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 500,
+    only: Annotated[list[str] | None, typer.Option(help="A feature, by its name; more of them, and no others.")] = None,
 ) -> None:
     """Print what each feature costs beside the plain request."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
         synthetic_catalogue.write_enlarged(large, model, items, "trained")
-        found = asyncio.run(measure(large, Path(directory) / "state", rounds))
+        found = asyncio.run(measure(large, Path(directory) / "state", rounds, only or ()))
     plain = np.array(found["plain"])
     table = Table(f"one of {items:,} items", "median µs", "beside plain", "CPU, median µs", "beside plain")
     for feature, taken_s in found.items():

@@ -22,6 +22,11 @@ class SeenRows(NamedTuple):
     newest: int | None
     bought: Purchases | None = None
 
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.seen) + len(self.left_out) + (0 if self.bought is None else len(self.bought.item))
+
 
 NOTHING_SEEN = SeenRows(NO_ROWS, NO_ROWS, None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     directory = tmp_path_factory.mktemp("guarded")
     texts = {}
     rates = {"free": None, "small": 20} | dict.fromkeys(
-        ("exact", "lists", "seen", "corrects", "operates", "searches"), 100
+        ("exact", "lists", "logs", "seen", "corrects", "operates", "searches"), 100
     )
     for name, rate in rates.items():
         texts[name], key = make("main", SCOPES, requests_per_minute=rate)
@@ -228,6 +228,29 @@ class TestACall:
         assert error["code"] == "too_costly"
         assert error["details"][0] == {"index": None, "field": "exclude_seen", "reason": "costs 240"}
         assert reads == []
+
+    def test_asks_for_lengths_of_logs_where_they_may_change_something(
+        self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, texts = guarded
+        asked: list[list[str]] = []
+        log_lengths = client.service.store.log_lengths
+
+        async def noted(tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
+            asked.append([*user_ids])
+            lengths: list[int] = await log_lengths(tenant, user_ids, limit=limit)
+            return lengths
+
+        monkeypatch.setattr(client.service.store, "log_lengths", noted)
+        for key, users, are_asked in (
+            ("free", ["ada"], False),
+            ("free", ["ada", "ben"], True),
+            ("logs", ["ada"], True),
+        ):
+            body = {"requests": [{"user_id": user, "exclude_seen": "all"} for user in users]}
+            assert client.post("/v1/recommendations", json=body, headers=bearer(texts[key])).status_code == 200
+            assert asked == ([users] if are_asked else [])
+            asked.clear()
 
     def test_that_corrects_a_log_costs_by_its_length(self, guarded: tuple[Client, dict[str, str]]) -> None:
         client, texts = guarded

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from app.catalogue.trained_catalogue import NO_ROWS
 from app.events import user_data
 from app.recommendation import state_reader
+from app.recommendation.cost import SHORT_LOG
+from app.recommendation.ranking.stored_users import SeenRows
+from app.recommendation.recommender import BatchEntry
+from app.recommendation.selection import EVERYTHING
+from app.schemas.recommendations import RecommendationRequest
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.app.support import assert_refused, item_ids, recommend
 from tests.storage.redis.servers import new_server
@@ -63,6 +71,17 @@ class TestBound:
     def test_the_field_is_described(self, bounded: Client) -> None:
         schemas = bounded.get("/openapi.json").json()["components"]["schemas"]
         assert "newest" in schemas["Recommendations"]["properties"]["seen_events_limit"]["description"]
+
+
+@pytest.mark.parametrize(("size", "is_costly"), [(0, False), (SHORT_LOG, False), (SHORT_LOG + 1, True)])
+@pytest.mark.parametrize("wish", [{"mode": "repeat"}, {"exclude_seen": "all"}, {"exclude_events": ["click"]}])
+def test_what_has_read_a_short_log_is_ranked_with_plain_requests(
+    wish: dict[str, Any], size: int, is_costly: bool
+) -> None:
+    request, states = RecommendationRequest.model_validate({"user_id": "ada", **wish}), SimpleNamespace(node_of=str)
+    seen = SeenRows(np.arange(size), NO_ROWS, None)
+    assert BatchEntry.of(request, EVERYTHING, seen, cast(Any, states)).lane.is_costly == is_costly
+    assert BatchEntry.of(request, EVERYTHING, None, cast(Any, states)).lane.is_costly  # it could not be read
 
 
 class TestOthers:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.recommendation import executor
+from app.recommendation.cost import SHORT_LOG
 from app.recommendation.ranking.query_builder import QueryBuilder
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
@@ -319,12 +320,23 @@ class TestWhereAnswersAreComputed:
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(executor, "MAX_ON_LOOP_S", 1e9)
+        bought = [{"user_id": "bea", "item_id": f"item-{n % 9}", "type": "purchase"} for n in range(SHORT_LOG + 1)]
+        client.post("/v1/events", json=bought).raise_for_status()
         for body in (
             {"history": ["item-1"] * 1_000},
             {"user_id": "ada", "candidates": ["item-1", "item-2"] * 500},
-            {"user_id": "ada", "exclude_seen": "all"},
+            {"user_id": "bea", "mode": "repeat"},
             {"user_id": "ada", "k": 1000},
         ):
             recommend(client, **body)
         assert len(turns) == 4
         assert all(turn.startswith("costly") for turn in turns)
+
+    def test_what_has_read_a_short_log_with_plain_ones(
+        self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(executor, "MAX_ON_LOOP_S", 1e9)
+        client.click("ada", "item-1", "item-2")
+        for wish in ({}, {"exclude_seen": "all"}, {"mode": "repeat"}):
+            recommend(client, user_id="ada", **wish)
+        assert turns == ["MainThread"] * 3
