@@ -1,9 +1,11 @@
 """Measure searches beside the plain request, in one process without a network: for a user, for nobody, and with typos.
 
 Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns. Titles
-are those of a model's items, or of made-up words by Zipf's law, five to a title, with a number of its own.
+are those of a model's items, or of made-up words by Zipf's law, five to a title, with a number of its own; and those
+that a shop puts in their place.
 
     python -m benchmarks.inference.personal_search --model models/ml-1m --items 1000000 --words 50000
+    python -m benchmarks.inference.personal_search --model models/ml-1m --items 1000000 --put 200000
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,14 +22,16 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.parse import urlencode
 
+import httpx
 import numpy as np
 import polars as pl
 import typer
+from fastapi import FastAPI
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
@@ -40,6 +45,8 @@ HISTORY = 30
 BURST = 5  # requests of one kind, one after the other
 TITLE_WORDS = 5
 SYLLABLES = [f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+
+PAGE = 1_000  # items that are put at once
 
 LONG_WORD = re.compile("[a-z]{5,}")
 
@@ -69,7 +76,7 @@ def write_titled(directory: Path, model: Path, words: int) -> None:
 def searches(titles: Sequence[str], rounds: int) -> Mapping[str, list[str]]:
     """Return searches of each kind, each for words of a title; of titles with two long words."""
     rng = np.random.default_rng(1)
-    found: dict[str, list[str]] = {"a word": [], "two words": [], "a typo": [], "two typos": [], "a beginning": []}
+    found: dict[str, list[str]] = defaultdict(list)
     usable = [words for title in titles if len(words := LONG_WORD.findall(title.lower())) > 1]
     for place in rng.integers(len(usable), size=rounds).tolist():
         one, other = usable[place][0], usable[place][-1]
@@ -78,23 +85,43 @@ def searches(titles: Sequence[str], rounds: int) -> Mapping[str, list[str]]:
         found["a typo"].append(_swapped(one))
         found["two typos"].append(f"{_swapped(other)} {_swapped(one)}")
         found["a beginning"].append(one[:3])
-    return found | {"a letter": ["a"] * rounds, "nothing": ["qqqqqq"] * rounds}
+        found["two letters"].append(one[:2])
+        found["three digits"].append(f"{place:03}"[:3])
+    return {**found, "a letter": ["a"] * rounds, "nothing": ["qqqqqq"] * rounds}
 
 
 def _swapped(word: str) -> str:
     return word[:2] + word[3] + word[2] + word[4:]
 
 
-async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, Seconds]:
+async def put_titles(app: FastAPI, state: Mapping[str, object], item_ids: Sequence[str], words: int) -> None:
+    """Put made-up titles, as a shop does."""
+
+    async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": dict(state)}, receive, send)
+
+    titles = made_up_titles(len(item_ids), words, seed=1)
+    titled = [{"item_id": one, "title": title} for one, title in zip(item_ids, titles, strict=True)]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(with_state), base_url="http://service") as client:
+        for begin in range(0, len(titled), PAGE):
+            (await client.post("/v1/items", json=titled[begin : begin + PAGE])).raise_for_status()
+
+
+async def measure(
+    model: Path, data_dir: Path, rounds: int, put: Sequence[str] = (), words: int = 1
+) -> dict[str, Seconds]:
     """Return seconds, and seconds of processor time in all threads, of every request, by what it asks for: (rounds, 2).
 
     The first one of all is of the search that indexes the words.
+
+    put    ids of items that the shop gives titles of so many different words
     """
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
     async with app.router.lifespan_context(app) as state:
         assert state is not None
         service = state["services"].by_tenant["main"]
         items = service.catalogue.item_ids
+        await put_titles(app, state, put, words)
         for user in range(USERS):
             own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
             await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
@@ -161,6 +188,7 @@ def main(
     items: Annotated[int, typer.Option(help="Items of the catalogue: the model's, and copies of them.")] = 1_000_000,
     words: Annotated[int, typer.Option(help="Different words of made-up titles; 0: the model's titles.")] = 50_000,
     rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 200,
+    put: Annotated[int, typer.Option(help="Items of the catalogue to which the shop gives another title.")] = 0,
 ) -> None:
     """Print what searches cost beside the plain request."""
     with TemporaryDirectory() as directory:
@@ -168,7 +196,9 @@ def main(
         synthetic_catalogue.write_enlarged(large, model, items, "trained")
         if words:
             write_titled(titled, large, words)
-        found = asyncio.run(measure(titled if words else large, Path(directory) / "state", rounds))
+        retitled = [synthetic_catalogue.item_id(number) for number in range(put)]
+        chosen = titled if words else large
+        found = asyncio.run(measure(chosen, Path(directory) / "state", rounds, retitled, max(words, 1)))
     plain = float(np.median(found["plain"][:, 0]))
     table = Table("ms", "median", "98 %", "CPU, median", "of plain", title=f"{cpu()}, {items:,} items")
     for kind, taken_s in found.items():

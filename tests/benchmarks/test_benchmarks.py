@@ -231,9 +231,11 @@ def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest
     assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*supported_paths(), "torch"))
 
 
-@pytest.mark.parametrize("words", [0, 500])
-def test_searches_are_timed_beside_plain_requests(model: Path, words: int, capsys: pytest.CaptureFixture[str]) -> None:
-    personal_search.main(model, items=2_000, words=words, rounds=4)
+@pytest.mark.parametrize(("words", "put"), [(0, 0), (500, 0), (500, 300)])
+def test_searches_are_timed_beside_plain_requests(
+    model: Path, words: int, put: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    personal_search.main(model, items=2_000, words=words, rounds=4, put=put)
     printed = capsys.readouterr().out
     for kind in ("plain", "the first search", "two words, for a user", "a typo", "nothing, for a user"):
         assert f"│ {kind} " in printed
