@@ -22,6 +22,7 @@ from app.recommendation.fair_thread import FairThread
 from app.serving.lifespan import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
+from model.inference.captured_batches import SLOTS
 from storage.archive.manifest import archived_through_s
 from storage.errors import StorageUnavailable
 
@@ -93,9 +94,10 @@ async def open_services(
     torch.set_num_threads(1)  # processes share the cores, one request does not
     async with AsyncExitStack() as stack:
         stack.push_async_callback(rate_limiter.close)
-        # One thread each: the engines are called for one batch at a time, off the event loop.
+        # One thread each: the engines are called for one batch at a time, off the event loop; two where they overlap.
+        light_threads = SLOTS if settings.device == "cuda" else 1
         engine_threads = EngineThreads(
-            light=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine")),
+            light=stack.enter_context(ThreadPoolExecutor(light_threads, thread_name_prefix="engine")),
             costly=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="costly")),
             shared=FairThread(stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="shared"))),
         )

@@ -27,6 +27,7 @@ MAX_SCENARIO_SERIES = 100  # scenarios of a tenant that this process counts by n
 
 logger = logging.getLogger(__name__)
 
+ENGINE_STAGES = ("step", "scan", "device")
 StoreCall = Literal["append", "states", "log"]
 STORE_CALLS: tuple[StoreCall, ...] = ("append", "states", "log")
 EventOutcome = Literal["accepted", "duplicate", "unknown_item", "unknown_type", "late", "refused"]
@@ -213,22 +214,38 @@ class EngineMetrics:
         self.in_progress = 0
         seconds = instruments.histogram(
             "lisarec_engine_seconds",
-            "Time of the engine for one batch, by stage: step makes queries from states, scan ranks the catalogue",
+            "Time of the engine for one batch, by stage: step makes queries from states, scan ranks the catalogue; "
+            "device is what a GPU has worked of that",
             COMPUTE_BUCKETS_S,
             ["stage"],
         )
-        self._step_seconds = instruments.buffered(seconds.labels("step"), COMPUTE_BUCKETS_S)
-        self._scan_seconds = instruments.buffered(seconds.labels("scan"), COMPUTE_BUCKETS_S)
+        self._seconds = {
+            stage: instruments.buffered(seconds.labels(stage), COMPUTE_BUCKETS_S) for stage in ENGINE_STAGES
+        }
+        waits = instruments.histogram(
+            "lisarec_batch_wait_seconds",
+            "Waiting before the engine: of a request until its batch begins, of a batch until the engine is free",
+            STORE_BUCKETS_S,
+            ["until"],
+        )
+        self._request_waits = instruments.buffered(waits.labels("batch"), STORE_BUCKETS_S)
+        self._batch_waits = instruments.buffered(waits.labels("engine"), STORE_BUCKETS_S)
         queries = instruments.histogram(
             "lisarec_batch_queries", "Queries that the engine was given at a time", BATCH_BUCKETS, []
         )
         self._batch_queries = instruments.buffered(queries, BATCH_BUCKETS)
 
-    def observe_batch(self, queries: int, step_s: float, scan_s: float) -> None:
-        """Record one batch."""
+    def observe_batch(self, queries: int, stages_s: Mapping[str, float]) -> None:
+        """Record one batch: how long those of its stages took that it had."""
         self._batch_queries.observe(queries)
-        self._step_seconds.observe(step_s)
-        self._scan_seconds.observe(scan_s)
+        for stage, seconds in stages_s.items():
+            self._seconds[stage].observe(seconds)
+
+    def observe_waits(self, requests_s: Iterable[float], batch_s: float) -> None:
+        """Record how long the requests of a batch have waited for it to begin, and the batch for the engine."""
+        for seconds in requests_s:
+            self._request_waits.observe(seconds)
+        self._batch_waits.observe(batch_s)
 
 
 class EventMetrics:

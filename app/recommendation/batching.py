@@ -1,5 +1,7 @@
 """Micro-batching without a timer: requests that arrive while a batch is worked on form the next one.
 
+Where batches overlap, as copies to a GPU and its computations do, a few are worked on at the same time.
+
 Callers share the batches fairly, by what their requests cost: those of one key wait for each other, and hold the
 requests of other keys up by at most a batch and their share of the next one.
 
@@ -51,11 +53,13 @@ class Limits(NamedTuple):
     max_batch    the most that the requests of a batch cost together, if there is more than one
     max_waiting  the most requests that may wait
     max_callers  the most callers that may wait or be worked for
+    max_running  the most batches that are worked on at the same time
     """
 
     max_batch: float
     max_waiting: int
     max_callers: float = inf
+    max_running: int = 1
 
 
 class Shares:
@@ -90,7 +94,7 @@ class _Call(Generic[RequestT, AnswerT]):
     requester: Requester
     waiter: "asyncio.Future[list[AnswerT]]"
     taken: int = 0
-    answers: list[AnswerT] = field(default_factory=list)
+    answers: dict[int, AnswerT] = field(default_factory=dict)  # by place: batches may end in another order
 
     @property
     def is_over(self) -> bool:
@@ -99,11 +103,11 @@ class _Call(Generic[RequestT, AnswerT]):
             self.waiter.set_exception(ClientDisconnect())
         return self.waiter.done()
 
-    def add(self, answer: AnswerT) -> None:
-        """Add the next answer; the last one ends the waiting."""
-        self.answers.append(answer)
+    def add(self, place: int, answer: AnswerT) -> None:
+        """Add the answer to the request at that place; the last one ends the waiting."""
+        self.answers[place] = answer
         if len(self.answers) == len(self.requests) and not self.waiter.done():  # else it was cancelled
-            self.waiter.set_result(self.answers)
+            self.waiter.set_result([self.answers[place] for place in range(len(self.requests))])
 
     def fail(self, failure: Exception) -> None:
         """End the waiting without answers."""
@@ -142,9 +146,12 @@ class FairQueue(Generic[RequestT, AnswerT]):
         waiting.append(call)
         self.requests.change(flow, len(call.requests))
 
-    def take(self, most: float) -> list[tuple[_Call[RequestT, AnswerT], RequestT]]:
-        """Take the requests whose turn it is, with their calls: one, and more as long as all cost at most `most`."""
-        taken: list[tuple[_Call[RequestT, AnswerT], RequestT]] = []
+    def take(self, most: float) -> list[tuple[_Call[RequestT, AnswerT], int]]:
+        """Take the requests whose turn it is: one, and more as long as all cost at most `most`.
+
+        Each is its call, and its place among the requests of the call.
+        """
+        taken: list[tuple[_Call[RequestT, AnswerT], int]] = []
         while self._turns:
             got, _, flow = self._turns[0]
             waiting = self._flows[flow]
@@ -154,14 +161,13 @@ class FairQueue(Generic[RequestT, AnswerT]):
                 waiting.popleft()
                 self._end_turn(flow, got)
                 continue
-            request = call.requests[call.taken]
-            cost = self._cost(request)
+            cost = self._cost(call.requests[call.taken])
             if taken and cost > most:
                 break
             most -= cost
             self._got = got
+            taken.append((call, call.taken))
             call.taken += 1
-            taken.append((call, request))
             self.requests.change(flow, -1)
             if call.taken == len(call.requests):
                 waiting.popleft()
@@ -177,7 +183,7 @@ class FairQueue(Generic[RequestT, AnswerT]):
 
 
 class MicroBatcher(Generic[RequestT, AnswerT]):
-    """Puts the requests of several callers into one batch, and works on one batch at a time.
+    """Puts the requests of several callers into one batch, and works on one batch at a time, or on a few.
 
     work    returns the answers to a batch, one for each request, in order
     cost    what one request costs
@@ -194,7 +200,8 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._limits = limits
         self._waiting: FairQueue[RequestT, AnswerT] = FairQueue(cost)
         self._callers = Shares()  # counted only where they have a limit
-        self._running: asyncio.Task[None] | None = None
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself would let them go
 
     def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
         """Return the answers to come, in order. If a batch fails, each caller with a request in it gets the failure.
@@ -208,8 +215,11 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         if self._limits.max_callers < inf:
             self._callers.change(requester.flow, 1)
             call.waiter.add_done_callback(lambda _: self._callers.change(requester.flow, -1))
-        if self._running is None:
-            self._running = asyncio.create_task(self._run(), context=Context())  # not the context of one request
+        if self._running < self._limits.max_running:
+            self._running += 1
+            task = asyncio.create_task(self._run(), context=Context())  # not the context of one request
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return call.waiter
 
     def require_room(self, requests: Sequence[RequestT], requester: Requester) -> None:
@@ -226,16 +236,16 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
             if not batch:  # nobody waits any more
                 continue
             try:
-                answers = await self._work([request for _, request in batch])
+                answers = await self._work([call.requests[place] for call, place in batch])
             except Exception as exc:
                 for call, _ in batch:
                     call.fail(exc)
             else:
-                for (call, _), answer in zip(batch, answers, strict=True):
-                    call.add(answer)
+                for (call, place), answer in zip(batch, answers, strict=True):
+                    call.add(place, answer)
             if self._waiting:
                 await asyncio.sleep(0)  # work that never waits must not hold everybody else up
-        self._running = None
+        self._running -= 1
 
 
 class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):

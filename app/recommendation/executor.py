@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 class EngineThreads(NamedTuple):
     """Threads that compute for all tenants.
 
-    light   batches of what many want
+    light   batches of what many want; as many threads as batches of a generation may be at work
     costly  batches of what one costly request wants
     shared  what is not batched
     """
@@ -36,16 +36,22 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
 
     Two threads that run Python delay each other at every call that releases the interpreter. That costs more than a
     short wait of all other requests. Costly requests have a thread of their own, so that no light one waits for them.
+    Batches that wait for a GPU overlap, and never run on the event loop.
 
-    compute  takes the requests of a batch and the data read for them
+    compute      takes the requests of a batch and the data read for them
+    max_running  the most light batches at a time
     """
 
     def __init__(
-        self, compute: Callable[[Sequence[RecommendationRequest], InputT], ResultT], threads: EngineThreads
+        self,
+        compute: Callable[[Sequence[RecommendationRequest], InputT], ResultT],
+        threads: EngineThreads,
+        max_running: int = 1,
     ) -> None:
         self._compute = compute
         self._threads = threads
-        self._running_light = asyncio.Lock()  # batches of several nodes share the engine
+        self._running_light = asyncio.Semaphore(max_running)  # batches of several nodes share the engine
+        self._may_run_on_loop = max_running == 1
         self._light_batches = 0
         self._unit_s = MAX_ON_LOOP_S  # the estimated processor time of what costs as much as a plain request
 
@@ -55,7 +61,7 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
             self._light_batches += 1
             is_timed = self._light_batches % BATCHES_PER_TIMING == 0
             compute = partial(self._compute_timed, cost) if is_timed else self._compute
-            if cost * self._unit_s <= MAX_ON_LOOP_S:
+            if self._may_run_on_loop and cost * self._unit_s <= MAX_ON_LOOP_S:
                 return compute(requests, data)
             return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, Self
@@ -24,6 +25,7 @@ from app.recommendation.selection import EVERYTHING, Selection, Selector
 from app.recommendation.state_reader import LogQuery, LogReader, StateReader, carried_rows, log_queries, needs_events
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest, Recommendations
+from model.inference.captured_batches import SLOTS
 
 MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a larger batch all would wait longer
 MAX_COSTLY_BATCH = 16.0
@@ -38,17 +40,23 @@ class Lane(NamedTuple):
     is_costly: bool
 
 
-def limits_of(lane: Lane) -> Limits:
-    """Return the limits of a lane. A node that has a name and hangs leaves room for requests that need others."""
-    max_batch = MAX_COSTLY_BATCH if lane.is_costly else MAX_BATCH
-    return Limits(max_batch, MAX_WAITING, MAX_CALLERS_OF_NODE if lane.node else inf)
+def limits_of(lane: Lane, max_running: int = 1) -> Limits:
+    """Return the limits of a lane. A node that has a name and hangs leaves room for requests that need others.
+
+    max_running  the most light batches at a time
+    """
+    max_callers = MAX_CALLERS_OF_NODE if lane.node else inf
+    if lane.is_costly:
+        return Limits(MAX_COSTLY_BATCH, MAX_WAITING, max_callers)
+    return Limits(MAX_BATCH, MAX_WAITING, max_callers, max_running)
 
 
 class BatchEntry(NamedTuple):
     """A request of a batch, its trace, lane and cost.
 
-    selection  what its expressions have selected
-    seen       what was read of its user's log; None where it is needed and cannot be read now
+    selection    what its expressions have selected
+    seen         what was read of its user's log; None where it is needed and cannot be read now
+    submitted_s  since when it waits, by ``time.perf_counter``
     """
 
     request: RecommendationRequest
@@ -57,6 +65,7 @@ class BatchEntry(NamedTuple):
     seen: SeenRows | None
     lane: Lane
     cost: float
+    submitted_s: float
 
     @classmethod
     def of(
@@ -67,7 +76,8 @@ class BatchEntry(NamedTuple):
         cost = cost_of(request)
         if cost >= LIGHT and seen is not None and seen.size <= SHORT_LOG:
             cost -= cost_of_log(request)  # what there was to do is done, and the batch may be one of plain requests
-        return cls(request, selection, tracing.current.get(), seen, Lane(node, cost >= LIGHT), cost)
+        lane = Lane(node, cost >= LIGHT)
+        return cls(request, selection, tracing.current.get(), seen, lane, cost, time.perf_counter())
 
 
 class Readers(NamedTuple):
@@ -116,14 +126,15 @@ class Recommender(BaseRecommender):
         self._readers = readers
         self.ranker = BatchRanker(context, clicks.ids, experiment)
         self._selector = Selector(context.catalogue, readers.properties, threads.shared)
-        self._executor = AdaptiveExecutor(self.ranker.rank, threads)
+        max_running = SLOTS if context.engine.has_graphs else 1
+        self._executor = AdaptiveExecutor(self.ranker.rank, threads, max_running)
         self._metrics = metrics
         self._clicks = clicks
         self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(
             self._answer_batch,
             attrgetter("cost"),
             attrgetter("lane"),
-            limits_of,
+            partial(limits_of, max_running=max_running),
         )
 
     @override
@@ -132,7 +143,8 @@ class Recommender(BaseRecommender):
     ) -> Awaitable[list[Recommendations]]:
         # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
         # and all users whom the store cannot read now.
-        if any(request.because is not None for request in requests) and not self._context.engine.has_distances:
+        engine = self._context.engine
+        if any(request.because is not None for request in requests) and not (engine.has_distances or engine.is_lost):
             return self._prepare_distances_and_recommend(requests, requester)
         if any(map(_needs_reading, requests)):
             return self._read_and_recommend(requests, requester)
@@ -170,7 +182,12 @@ class Recommender(BaseRecommender):
     async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
-        await asyncio.to_thread(self._context.engine.prepare_distances)  # slow, and only done once
+        engine = self._context.engine
+        try:
+            await asyncio.to_thread(engine.prepare_distances)  # slow, and only done once
+        except RuntimeError:
+            if not engine.has_lost_device():
+                raise
         return await self.recommend(requests, requester)
 
     @override
@@ -184,12 +201,14 @@ class Recommender(BaseRecommender):
         return answer
 
     async def _answer_batch(self, batch: Sequence[BatchEntry]) -> list[Recommendations]:
-        """Read the users' states, compute the answers, and record how long each stage took."""
+        """Read the users' states, compute the answers, and record how long each stage took and was waited for."""
+        begin_s = time.perf_counter()
         requests = [entry.request for entry in batch]
         selections = [entry.selection for entry in batch]
         seen = [entry.seen for entry in batch]
         cost = sum(entry.cost for entry in batch)
         users = await self._readers.states.read(requests, seen)
+        read_end_s = time.perf_counter()
         self._metrics.engine.in_progress += 1
         try:
             if batch[0].lane.is_costly:
@@ -198,13 +217,16 @@ class Recommender(BaseRecommender):
                 ranked = await self._executor.run_light(requests, RankerInput(users, selections), cost)
         finally:
             self._metrics.engine.in_progress -= 1
+        self._metrics.engine.observe_waits(
+            [begin_s - entry.submitted_s for entry in batch], ranked.begin_s - read_end_s
+        )
         timings = {}
         if users.read_s:
             timings["store"] = users.read_s
             self._metrics.store.observe("states", users.read_s, is_failed=users.is_failed)
         if ranked.ranked:
             timings |= ranked.stages_s
-            self._metrics.engine.observe_batch(ranked.ranked, ranked.stages_s["step"], ranked.stages_s["scan"])
+            self._metrics.engine.observe_batch(ranked.ranked, ranked.stages_s)
         for entry in batch:
             if entry.trace is not None:
                 entry.trace.spans.update(timings)

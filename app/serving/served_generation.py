@@ -25,7 +25,7 @@ from app.serving.model_places import models_of
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from model.cold_items import codes_fit, with_cold_items
-from model.inference.engine import Engine
+from model.inference.engine import Engine, open_engine
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
 from storage.state.event import IMPRESSION
@@ -110,7 +110,7 @@ class ServedGeneration:
             learner=ColdItemLearner(artifact, generation, codes, engine_thread, store, settings.tenant, tasks),
             category_codes=CategoryCodes(artifact, codes, engine_thread, store, settings.tenant, tasks),
             catalogue=LiveCatalogue(artifact.items, context.overrides),
-            engine=Engine(artifact, settings.device),
+            engine=open_engine(artifact, settings.device),
         )
         return served.with_new_assignments() if served.has_new_assignments else served
 
@@ -129,7 +129,7 @@ class ServedGeneration:
             assignments=assignments,
             cold_items=cold_items,
             catalogue=LiveCatalogue(extended.items, self.context.overrides),
-            engine=Engine(extended, self.context.settings.device),
+            engine=open_engine(extended, self.context.settings.device),
         )
 
     def build_recommender(self, experiment: str) -> Recommender:

@@ -140,7 +140,8 @@ async def _observation_costs() -> dict[str, float]:
         metrics.store.observe("states", store_s, is_failed=False)
         metrics.engine.in_progress += 1
         metrics.engine.in_progress -= 1
-        metrics.engine.observe_batch(1, 0.0003, 0.0004)
+        metrics.engine.observe_waits([0.0001], 0.0001)
+        metrics.engine.observe_batch(1, {"step": 0.0003, "scan": 0.0004})
         if (request_trace := tracing.current.get()) is not None:
             request_trace.spans |= {"store": store_s, "step": 0.0003, "scan": 0.0004}
         metrics.recommendations.count("personalised")

@@ -2,27 +2,43 @@
 
 A graph has fixed shapes, so there is one for each size of batch and each power of two of k. Codes, tables and weights
 stay on the device. A batch of another size is padded, or divided where much of it would be padding.
+
+Two slots take turns. Each has pinned memory, buffers on the device and graphs of its own, so that the states of one
+batch go up and the lists of another come down while a graph runs (``model.inference.pipeline``). A slot belongs to
+whoever took it until its lists are read.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.inference.pipeline import Pipeline, RunningBatch, Stages, StageSeconds, pipeline_of
 from model.inference.scan import Lifted, Ranked
 from model.lisa.lisa_mini import AttentionTables, LisaMini
 
+logger = logging.getLogger(__name__)
+
 SIZES = (1, 8, 64, 256)  # of batches
+SLOTS = 2  # batches at work at the same time
 LARGEST_K = 128
-MASK_BYTES = 1 << 30  # of the bitmaps of one batch, pinned and on the device; larger batches are divided
+MASK_BYTES = 1 << 30  # of the bitmaps of one slot, pinned and on the device; larger batches are divided
 WARM_UPS = 3  # before a capture: they compile kernels and allocate what libraries keep
+CAPTURE_LOCK = Lock()  # torch captures on one stream of the process, and nobody may synchronize the device meanwhile
+
+Bitmaps = Sequence[NDArray[np.uint64]] | NDArray[np.uint64]
+"""(Q, words), or a sequence with the bitmap of each user: what must not be shown."""
 
 
 @runtime_checkable
@@ -62,16 +78,16 @@ class States(NamedTuple):
 
 
 class RankedStates(NamedTuple):
-    """The queries of Q states, on the device, and the k best items of each.
+    """The queries of Q states, and the k best items of each.
 
-    vectors  (Q, D)  float32
-    recent   (Q, K)  int64
-    ranked   items (Q, k) int64 and scores (Q, k) float32
+    vectors   (Q, D)  float32
+    ranked    items (Q, k) int64 and scores (Q, k) float32
+    device_s  time of the device for all parts of the batch, by stage
     """
 
-    vectors: Tensor
-    recent: Tensor
+    vectors: NDArray[np.float32]
     ranked: Ranked
+    device_s: StageSeconds
 
 
 class MirroredArrays:
@@ -106,152 +122,239 @@ class CapturedBatch:
         self._resident, self._masks, self._k = resident, masks, k
         config, users = resident.model.config, len(masks)
         bins = users, len(config.decay_rates), config.history_codebooks, config.history_codewords
-        self._states = MirroredArrays(
+        self.states = MirroredArrays(
             masks.device,
             ((users,), torch.int64),
             ((users, config.recent_items), torch.int64),
             (bins, torch.float32),
         )
-        for part, padding in zip(self._states.on_host, (0, -1, 1), strict=True):  # of places that no state has used
+        for part, padding in zip(self.states.on_host, (0, -1, 1), strict=True):  # of places that no state has used
             part.fill_(padding)
-        self._answers = MirroredArrays(
+        self.answers = MirroredArrays(
             masks.device,
             ((users, k), torch.int64),
             ((users, k), torch.float32),
+            ((users, config.width), torch.float32),
             ((users,), torch.bool),
             ((users,), torch.bool),
         )
-        self._vectors = torch.zeros((users, config.width), device=masks.device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def capture(self) -> None:
-        """Capture the graph; until then, a batch is computed operation by operation."""
+    def capture(self, pool: Any) -> None:
+        """Capture the graph; until then, a batch is computed operation by operation.
+
+        pool  of torch, for the memory between operations. Graphs that never run at the same time may share it, as
+              nothing in it outlives a run
+        """
         side = torch.cuda.Stream(self._masks.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                self._compute()
+                self._enqueue_operations()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # other threads may allocate meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._compute()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            self._enqueue_operations()
         self._graph = graph
 
-    @torch.inference_mode()
-    def rank(self, states: States) -> RankedStates:
-        """Rank the states of at most so many users as the batch has places; raises as ``Engine.top_k``."""
+    def fill(self, states: States) -> None:
+        """Write the states of at most so many users as the batch has places into pinned memory."""
         users = len(states.last_items)
-        last, recent, bins = (part.numpy()[:users] for part in self._states.on_host)
+        last, recent, bins = (part.numpy()[:users] for part in self.states.on_host)
         last[:], recent[:] = states.last_items, np.asarray(states.recent_items)
         np.stack(list(states.histograms), out=bins)
+
+    def compute(self) -> None:
+        """Enqueue everything between the buffers on the device."""
         if self._graph is None:
-            self._compute()
+            self._enqueue_operations()
         else:
             self._graph.replay()
-        if self._masks.is_cuda:
-            torch.cuda.current_stream().synchronize()
-        items, scores, has_steps, is_finite = (part.numpy()[:users] for part in self._answers.on_host)
+
+    def lists(self, users: int, device_s: StageSeconds) -> RankedStates:
+        """Return a copy of the answers of the first users; raises as ``Engine.top_k``."""
+        items, scores, vectors, has_steps, is_finite = (part.numpy()[:users] for part in self.answers.on_host)
         if not has_steps.all():
             raise ValueError("a state without a single step has no query")
         if not is_finite.all():
             raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
-        kept = self._states.on_device[1][:users].clone()
-        return RankedStates(self._vectors[:users].clone(), kept, (items.copy(), scores.copy()))
+        return RankedStates(vectors.copy(), (items.copy(), scores.copy()), device_s)
 
     @torch.inference_mode()
-    def _compute(self) -> None:
-        """Enqueue everything between the buffers; nothing in it waits for the device."""
+    def _enqueue_operations(self) -> None:
         model, tables, scan = self._resident
-        self._states.upload()
-        last, recent, bins = self._states.on_device
+        last, recent, bins = self.states.on_device
         vectors = model.read(bins, last, recent, tables)
         products = model.codeword_products(vectors)
         is_finite = products.isfinite().flatten(1).all(dim=1)
-        products.masked_fill_(~is_finite[:, None, None], 0)  # a scan takes finite ones; `rank` refuses the list
+        products.masked_fill_(~is_finite[:, None, None], 0)  # a scan takes finite ones; `lists` refuses them
         lifted = Lifted(*model.follower_gains(recent))
         items, scores = scan.top_k_on_device(products, lifted, self._k, self._masks)
         has_steps = (bins.sum(dim=-1) > 0).flatten(1).all(dim=1)
-        for kept, found in zip(self._answers.on_device, (items, scores, has_steps, is_finite), strict=True):
-            kept.copy_(found)
-        self._vectors.copy_(vectors)
-        self._answers.download()
+        found = items, scores, vectors, has_steps, is_finite
+        for kept, part in zip(self.answers.on_device, found, strict=True):
+            kept.copy_(part)
+
+
+class Slot:
+    """The buffers of one batch at a time, whose owner alone uses them, and the graphs between them.
+
+    masks    (users, 2 words) int32, on the device
+    batches  by size and k
+    """
+
+    def __init__(self, users: int, words: int, device: torch.device) -> None:
+        shape = users, 2 * words
+        self.masks = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.batches: dict[tuple[int, int], CapturedBatch] = {}
+        self._mask_buffer = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._masked_users = 0  # no more rows than these have bits
+        self._current: tuple[CapturedBatch, int, RunningBatch] | None = None
+
+    def begin(self, batch: CapturedBatch, states: States, excluded: Bitmaps, pipeline: Pipeline) -> None:
+        """Let the device rank these states; no bitmaps exclude nothing."""
+        batch.fill(states)
+        masked = self._fill_masks(excluded)
+
+        def upload() -> None:
+            batch.states.upload()
+            self.masks[:masked].copy_(self._mask_buffer[:masked], non_blocking=True)
+
+        running = pipeline.enqueue(Stages(upload, batch.compute, batch.answers.download))
+        self._current = batch, len(states.last_items), running
+
+    def end(self) -> RankedStates:
+        """Wait for the lists of what was begun last, and return them."""
+        if self._current is None:
+            raise RuntimeError("a slot ends what it has begun")
+        (batch, users, running), self._current = self._current, None
+        return batch.lists(users, running.wait())
+
+    def abandon(self) -> None:
+        """Wait for what was begun and not ended, which still uses the buffers."""
+        if self._current is not None:
+            (_, _, running), self._current = self._current, None
+            running.wait()
+
+    def _fill_masks(self, excluded: Bitmaps) -> int:
+        """Write bitmaps into pinned memory, and return of how many users they have to go up."""
+        rows = self._mask_buffer.numpy().view(np.uint64)
+        if not len(excluded):
+            rows[: self._masked_users] = 0
+            changed, self._masked_users = self._masked_users, 0
+            return changed
+        for row, bits in zip(rows, excluded, strict=False):
+            row[:] = bits
+        self._masked_users = max(self._masked_users, len(excluded))
+        return len(excluded)
 
 
 class CapturedBatches:
-    """Ranks states on a device, batch by batch. Several threads may call it at once; they take turns.
+    """Ranks states on a device, batch by batch. Several threads may call it at once.
 
     resident     all on the same device
     words        of a user's bitmap
     is_captured  whether graphs are captured; otherwise each operation is enqueued by itself, as everywhere but on CUDA
+    pipeline     of the device
     """
 
-    def __init__(self, resident: Resident, words: int, *, is_captured: bool = True) -> None:
+    def __init__(
+        self, resident: Resident, words: int, *, is_captured: bool = True, pipeline: Pipeline | None = None
+    ) -> None:
         device = resident.model.target_codes.device
         self._resident = resident
-        self._is_captured = is_captured and device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if is_captured and device.type == "cuda" else None
+        self._pipeline = pipeline_of(device) if pipeline is None else pipeline
+        self._without_memory: set[int] = set()
         self.sizes = [size for size in SIZES if size == 1 or size * words * 8 <= MASK_BYTES]
-        shape = self.sizes[-1], words * 2
-        self._masks = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._mask_buffer = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._has_masks = False
-        self._batches: dict[tuple[int, int], CapturedBatch] = {}
-        self._lock = Lock()
+        self._slots = [Slot(self.sizes[-1], words, device) for _ in range(SLOTS)]
+        self._free: SimpleQueue[Slot] = SimpleQueue()
+        for slot in self._slots:
+            self._free.put(slot)
 
     def takes(self, k: int) -> bool:
         """Return whether lists of this length are ranked by captured batches."""
-        return 1 <= k <= LARGEST_K and self._resident.scan.bounds_blocks(_power_of_two(k))
+        if not 1 <= k <= LARGEST_K:
+            return False
+        length = _power_of_two(k)
+        return length not in self._without_memory and self._resident.scan.bounds_blocks(length)
 
     def prepare(self, k: int) -> None:
-        """Capture the graphs for lists of this length, before the first request waits for them."""
-        with self._lock:
+        """Capture the graphs for lists of this length, before the first request waits for them and in one thread."""
+        for slot in self._slots:
             for size in self.sizes:
-                self._batch(size, k)
+                self._batch(slot, size, k)
 
-    def rank(self, states: States, k: int, excluded: NDArray[np.uint64] | None = None) -> RankedStates:
+    @classmethod
+    def prepared(cls, resident: Resident, words: int, k: int) -> Self | None:
+        """Return batches that are ready for lists of this length; None, with a warning, where there can be none."""
+        try:
+            captured = cls(resident, words)
+            if captured.takes(k):
+                captured.prepare(k)
+        except RuntimeError as exc:  # the memory is full, or the driver is too old
+            logger.warning("step and scan run one after the other, as no graph was captured: %s", exc)
+            return None
+        return captured
+
+    def rank(self, states: States, k: int, excluded: Bitmaps | None = None) -> RankedStates:
         """Step and find the k best items of each user, as ``Engine.step`` and ``Engine.top_k`` do.
 
         states    of Q users, at least one
         k         that ``takes`` accepts
-        excluded  (Q, words)  bitmaps of what must not be shown
-        raises    ValueError  when a row of a histogram is empty, or scores are not finite
-                  IndexError  for items beyond the catalogue
+        excluded  of the same users
+        raises    ValueError        when a row of a histogram is empty, or scores are not finite
+                  IndexError        for items beyond the catalogue
+                  OutOfMemoryError  when another graph does not fit; ``takes`` says so from then on
         """
         self._require_items(states)
-        with self._lock:
-            parts = [
-                self._rank_part(states, (begin, end), size, k, excluded)
-                for begin, end, size in divided(len(states.last_items), self.sizes)
-            ]
+        masks: Bitmaps = () if excluded is None else excluded
+        parts: list[RankedStates] = []
+        running: deque[Slot] = deque()
+        with ExitStack() as taken:
+            for begin, end, size in divided(len(states.last_items), self.sizes):
+                # who waits for a slot has none, so that somebody always goes on
+                slot = self._take_slot(taken, is_patient=not running)
+                if slot is None:
+                    slot = running.popleft()
+                    parts.append(slot.end())
+                batch = self._batch(slot, size, k)
+                slot.begin(batch, states.part(begin, end), masks[begin:end], self._pipeline)
+                running.append(slot)
+            parts += [slot.end() for slot in running]
         items, scores = (np.concatenate([part.ranked[place] for part in parts])[:, :k] for place in (0, 1))
-        vectors, recent = torch.cat([part.vectors for part in parts]), torch.cat([part.recent for part in parts])
-        return RankedStates(vectors, recent, (items, scores))
+        device_s = StageSeconds(*np.sum([part.device_s for part in parts], axis=0).tolist())
+        return RankedStates(np.concatenate([part.vectors for part in parts]), (items, scores), device_s)
 
-    def _rank_part(
-        self, states: States, part: tuple[int, int], size: int, k: int, excluded: NDArray[np.uint64] | None
-    ) -> RankedStates:
-        batch, (begin, end) = self._batch(size, k), part
-        self._exclude(None if excluded is None else excluded[begin:end])
-        return batch.rank(states.part(begin, end))
+    def _take_slot(self, taken: ExitStack, *, is_patient: bool) -> Slot | None:
+        """Take a free slot, which is given back with the others; None where the impatient find none."""
+        try:
+            slot = self._free.get(block=is_patient)
+        except Empty:
+            return None
+        taken.callback(self._free.put, slot)
+        taken.callback(slot.abandon)
+        return slot
 
-    def _batch(self, size: int, k: int) -> CapturedBatch:
+    def _batch(self, slot: Slot, size: int, k: int) -> CapturedBatch:
         key = size, _power_of_two(k)
-        if key not in self._batches:
-            batch = CapturedBatch(self._resident, self._masks[:size], key[1])
-            if self._is_captured:
-                batch.capture()
-            self._batches[key] = batch
-        return self._batches[key]
+        if key not in slot.batches:
+            try:
+                with CAPTURE_LOCK:
+                    slot.batches[key] = self._made_batch(slot.masks[:size], key[1])
+            except torch.OutOfMemoryError:
+                self._without_memory.add(key[1])
+                raise
+        return slot.batches[key]
 
-    def _exclude(self, excluded: NDArray[np.uint64] | None) -> None:
-        """Put the bitmaps of a batch on the device; the batch before has ended, so the buffer is free."""
-        if excluded is not None:
-            users = len(excluded)
-            self._mask_buffer[:users].numpy()[:] = excluded.view(np.int32)
-            self._masks[:users].copy_(self._mask_buffer[:users], non_blocking=True)
-        elif self._has_masks:
-            self._masks.zero_()
-        self._has_masks = excluded is not None
+    def _made_batch(self, masks: Tensor, k: int) -> CapturedBatch:
+        batch = CapturedBatch(self._resident, masks, k)
+        if self._pool is not None:
+            batch.capture(self._pool)
+        if masks.is_cuda:
+            torch.cuda.synchronize(masks.device)  # the buffers were filled on another stream
+        return batch
 
     def _require_items(self, states: States) -> None:
         """Raise IndexError for rows beyond the catalogue, which would end all work on a device."""

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from model.artifact.model_directory import Artifact
 from model.inference import bitmap
-from model.inference.captured_batches import CapturedBatches, DeviceScan, Resident, States
+from model.inference.captured_batches import CAPTURE_LOCK, Bitmaps, CapturedBatches, DeviceScan, Resident, States
+from model.inference.pipeline import StageSeconds
 from model.inference.query_products import QueryProducts
 from model.inference.scan import Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
@@ -41,7 +42,7 @@ Products = tuple[Tensor, Lifted]
 class Queries:
     """Queries for items, made of states or of other items.
 
-    vectors   (Q, D)  float32
+    vectors   (Q, D)  float32, on the engine's device or on the CPU, as ``recent``
     recent    (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
     nearest   whether the best items are those that lie nearest to the vectors
     products  the engine's products of these queries, once it has computed them
@@ -81,18 +82,30 @@ class ScoreParts(NamedTuple):
     lifts: NDArray[np.float32]
 
 
+class RankedQueries(NamedTuple):
+    """Queries and the best items of each; ``device_s`` where one captured graph has made both."""
+
+    queries: Queries
+    ranked: Ranked
+    device_s: StageSeconds | None = None
+
+
+class DeviceUnavailable(ValueError):
+    """This machine lacks the device, or its memory is too small for the model; the message says which."""
+
+
 class Engine:
     """The inference of one generation on one device. It is synchronous: keep it off an event loop.
 
     is_lost     whether the device has stopped to answer
     has_graphs  whether ``captures`` may be true
 
-    raises ValueError for a device that this machine does not have, or that has too little memory
+    raises DeviceUnavailable
     """
 
     def __init__(self, artifact: Artifact, device: str = "cpu") -> None:
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
+            raise DeviceUnavailable(f"device {device!r} is not there: torch finds no GPU")
         self.device = torch.device(device)
         self.items = len(artifact.items)
         self._words = len(bitmap.empty(self.items))
@@ -117,7 +130,7 @@ class Engine:
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
             with _within_memory(device, self.items):
-                self._catalogue = _gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
+                self._catalogue = gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
         self.is_lost = False
         self._captured = self._capture()
         self.has_graphs = self._captured is not None
@@ -159,7 +172,8 @@ class Engine:
         """Find out, after an error, whether the device still answers; ``is_lost`` keeps that it does not."""
         if self.device.type == "cuda" and not self.is_lost:
             try:
-                torch.cuda.synchronize(self.device)
+                with CAPTURE_LOCK:
+                    torch.cuda.synchronize(self.device)
             except RuntimeError as exc:
                 logger.error("%s is lost until this process is started again: %s", self.device, exc)
                 self.is_lost = True
@@ -169,34 +183,32 @@ class Engine:
         """Return whether ``rank_states`` finds this many items in one captured graph of the device."""
         return self._captured is not None and self._captured.takes(k)
 
-    def rank_states(self, states: States, k: int, excluded: NDArray[np.uint64] | None = None) -> tuple[Queries, Ranked]:
+    def rank_states(self, states: States, k: int, excluded: Bitmaps | None = None) -> RankedQueries:
         """Step, and find the k best items of each state; where it is captured, without a return to the CPU between.
 
         raises  ValueError  as ``step`` and ``top_k``
                 IndexError  for items beyond the catalogue, where it is captured
         """
         users = len(states.last_items)
-        if self._captured is None or not self._captured.takes(k) or not users:
-            queries = self.step(*states)
-            return queries, self.top_k(queries, k, excluded)
-        if excluded is not None and excluded.shape != (users, self._words):
-            raise ValueError(f"there is no top {k} of {users} states with bitmaps of {excluded.shape}")
-        found = self._captured.rank(states, k, None if excluded is None else np.ascontiguousarray(excluded))
-        return Queries(found.vectors, found.recent), found.ranked
+        if excluded is not None and (len(excluded) != users or any(len(bits) != self._words for bits in excluded)):
+            raise ValueError(f"there is no top {k} of {users} states with other bitmaps than {users} of {self._words}")
+        if self._captured is not None and users and self._captured.takes(k):
+            try:
+                found = self._captured.rank(states, k, excluded)
+            except torch.OutOfMemoryError as exc:
+                logger.warning("step and scan for %d items run one after the other: %s", k, exc)
+            else:
+                recent = torch.from_numpy(np.array(states.recent_items, np.int64))
+                return RankedQueries(Queries(torch.from_numpy(found.vectors), recent), found.ranked, found.device_s)
+        queries = self.step(*states)
+        return RankedQueries(queries, self.top_k(queries, k, None if excluded is None else np.asarray(excluded)))
 
     def _capture(self) -> CapturedBatches | None:
         """Capture step and scan on a GPU with Triton; None where that cannot be done."""
         scan = self._catalogue
         if self.device.type != "cuda" or not isinstance(self._model, LisaMini) or not isinstance(scan, DeviceScan):
             return None
-        try:
-            captured = CapturedBatches(Resident(self._model, self._tables, scan), self._words)
-            if captured.takes(CAPTURED_K):
-                captured.prepare(CAPTURED_K)
-        except RuntimeError as exc:  # the memory is full, or the driver is too old
-            logger.warning("step and scan run one after the other: no graph was captured on %s: %s", self.device, exc)
-            return None
-        return captured
+        return CapturedBatches.prepared(Resident(self._model, self._tables, scan), self._words, CAPTURED_K)
 
     @torch.inference_mode()
     def neighbours_of(self, items: Sequence[int]) -> Queries:
@@ -277,8 +289,8 @@ class Engine:
             products, *lifted = map(torch.from_numpy, computed)
             queries.products = products, Lifted(*lifted)
         if queries.products is None:
-            lifts = Lifted(*self._model.follower_gains(queries.recent))
-            queries.products = self._model.codeword_products(queries.vectors), lifts
+            vectors, recent = queries.vectors.to(self.device), queries.recent.to(self.device)
+            queries.products = self._model.codeword_products(vectors), Lifted(*self._model.follower_gains(recent))
         return queries.products
 
     @torch.inference_mode()
@@ -335,15 +347,24 @@ def _add_lifts(followers, gains, each, items, lifts):  # type: ignore[no-untyped
                     lifts[place, newest] += gains[one]
 
 
+def open_engine(artifact: Artifact, device: str) -> Engine:
+    """Return an engine on the device, or on the CPU where that is not there or too small; a warning says so."""
+    try:
+        return Engine(artifact, device)
+    except DeviceUnavailable as exc:
+        logger.warning("the CPU ranks model %r: %s", artifact.name, exc)
+        return Engine(artifact)
+
+
 @contextmanager
 def _within_memory(device: str, items: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as exc:
-        raise ValueError(f"device {device!r} has too little memory for {items:,} items; use --device cpu") from exc
+        raise DeviceUnavailable(f"device {device!r} has too little memory for {items:,} items") from exc
 
 
-def _gpu_scan_class(device: torch.device) -> type[TorchScan]:
+def gpu_scan_class(device: torch.device) -> type[TorchScan]:
     """Return the scan by Triton where it is installed, as by torch's builds for GPUs, and knows the device."""
     if find_spec("triton") is None:
         return TorchScan

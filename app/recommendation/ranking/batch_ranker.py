@@ -72,10 +72,16 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankedBatch:
-    """The answers to a batch, how many of them the engine has ranked, and how long each of its stages took."""
+    """The answers to a batch.
+
+    ranked    how many of them the engine has ranked
+    begin_s   when that began, by ``time.perf_counter``
+    stages_s  how long each stage of the engine took
+    """
 
     answers: list[Recommendations]
     ranked: int
+    begin_s: float
     stages_s: Mapping[str, float]
 
 
@@ -96,16 +102,18 @@ class BatchRanker:
 
     def rank(self, requests: Sequence[RecommendationRequest], read: RankerInput) -> RankedBatch:
         """Return the answers to requests, in order; popular items where the engine has lost its device."""
+        begin_s = time.perf_counter()
         queries = self._builder.build(requests, read.users, read.selections)
         stages_s = {"step": 0.0, "scan": 0.0}
-        ranked: Mapping[CatalogueQuery, RankedItems] = {}
         if not self._engine.is_lost:
             try:
                 ranked = self._rank_all(queries, stages_s)
+                answers = [self._build_answer(query, ranked.get(query)) for query in queries]
+                return RankedBatch(answers, len(ranked), begin_s, stages_s)
             except RuntimeError:
                 if not self._engine.has_lost_device():
                     raise
-        return RankedBatch([self._build_answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
+        return RankedBatch([self._build_answer(query, None) for query in queries], 0, begin_s, stages_s)
 
     def _rank_all(
         self, queries: Sequence[CatalogueQuery], stages_s: dict[str, float]
@@ -136,11 +144,16 @@ class BatchRanker:
     def _rank_captured(
         self, queries: Sequence[CatalogueQuery], stages_s: dict[str, float]
     ) -> Mapping[CatalogueQuery, RankedItems]:
-        """Return the best items of each query as `_rank` does; the time of both stages is the scan's."""
+        """Return the best items of each query as `_rank` does; the time of both stages is the scan's.
+
+        Of that, `device` is what the device has worked: the rest is what this process did, and what it waited for.
+        """
         begin_s = time.perf_counter()
-        excluded = np.stack([query.excluded for query in queries])
-        vectors, (rows, scores) = self._engine.rank_states(_states_of(queries), queries[0].depth, excluded)
+        excluded = [query.excluded for query in queries]
+        vectors, (rows, scores), device_s = self._engine.rank_states(_states_of(queries), queries[0].depth, excluded)
         stages_s["scan"] += time.perf_counter() - begin_s
+        if device_s is not None:
+            stages_s["device"] = sum(device_s)
         return {query: RankedItems(rows[at], scores[at], vectors, at) for at, query in enumerate(queries)}
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from app.settings import Settings, problem_of_unknown_variables
@@ -47,6 +49,43 @@ def test_a_process_whose_gpu_is_lost_is_not_ready_and_lists_popular_items(
     assert (lost.status_code, lost.json()["error"]["code"]) == (503, "device_lost")
     monkeypatch.setattr(engine, "has_lost_device", fail)  # nobody asks again
     assert client.recommend("ada")["source"] == "popular"
+
+
+@pytest.mark.parametrize("method", ["top_k", "explain", "prepare_distances"])
+def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
+    client: Client, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    client.click("ada", "item-1")
+    engine = client.service.switcher.current.engine
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def lose() -> bool:
+        engine.is_lost = True
+        return True
+
+    monkeypatch.setattr(engine, method, fail)
+    monkeypatch.setattr(engine, "has_lost_device", lose)
+    for _ in range(2):
+        if method == "prepare_distances":
+            response = client.get("/v1/items/item-1/similar")
+            assert (response.status_code, response.json()["source"]) == (200, "popular")
+        else:
+            assert client.recommend("ada", explain=True)["source"] == "popular"
+    assert client.get("/readyz").json()["error"]["code"] == "device_lost"
+
+
+def test_without_a_gpu_a_service_starts_on_the_cpu_and_says_so(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    client = start(tmp_path, device="cuda")
+    client.click("ada", "item-1")
+    assert client.recommend("ada")["source"] == "personalised"
+    assert client.get("/readyz").status_code == 200
+    client.close()
+    assert "the CPU ranks model 'tiny': device 'cuda' is not there: torch finds no GPU" in caplog.text
 
 
 def test_the_model_is_described(shared_client: Client, model_dir: Path) -> None:

@@ -83,6 +83,10 @@ def test_the_stages_of_a_batch_are_counted(client: Client) -> None:
     assert value(found, "lisarec_batch_queries_sum") == 2
     assert value(found, "lisarec_engine_seconds_count", stage="step") == 1
     assert value(found, "lisarec_engine_seconds_count", stage="scan") == 1
+    assert value(found, "lisarec_engine_seconds_count", stage="device") == 0  # of a GPU
+    assert value(found, "lisarec_batch_wait_seconds_count", until="batch") == 2  # requests
+    assert value(found, "lisarec_batch_wait_seconds_count", until="engine") == 1  # batches
+    assert value(found, "lisarec_batch_wait_seconds_sum", until="batch") > 0
     assert value(found, "lisarec_store_seconds_count", call="append") == 1
     assert value(found, "lisarec_store_seconds_count", call="states") == 1
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from math import inf
 from typing import Any
@@ -14,6 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
 from app.recommendation.batching import Limits, MicroBatcher, MicroBatcherByLane, Requester
+from app.recommendation.executor import AdaptiveExecutor, EngineThreads
+from app.recommendation.fair_thread import FairThread
+from tests.waiting import PATIENCE_S
 
 MAX_BATCH = 4
 MAX_WAITING = 10
@@ -132,6 +137,82 @@ def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
         assert await second == [10]
 
     asyncio.run(law())
+
+
+class TestOverlappingBatches:
+    """Two batches are worked on at a time, as by a GPU whose copies overlap with its computations."""
+
+    def test_a_second_batch_does_not_wait_for_the_first_and_a_third_does(self) -> None:
+        async def law() -> None:
+            may_end = [asyncio.Event() for _ in range(3)]
+            batches: list[list[int]] = []
+
+            async def work(asks: list[int]) -> list[int]:
+                batches.append(asks)
+                await may_end[len(batches) - 1].wait()
+                return asks
+
+            batcher = MicroBatcher(work, one_each, Limits(MAX_BATCH, MAX_WAITING, max_running=2))
+            asked = [await begun(batcher.submit([number])) for number in range(4)]
+            assert batches == [[0], [1]]
+            may_end[1].set()
+            assert await asked[1] == [1]
+            assert not asked[0].done()
+            await begun(asked[2])
+            assert batches == [[0], [1], [2, 3]]
+            may_end[0].set()
+            may_end[2].set()
+            assert await asyncio.gather(*asked) == [[0], [1], [2], [3]]
+
+        asyncio.run(law())
+
+    @given(
+        callers=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), max_size=12),
+        max_running=st.integers(1, 3),
+        data=st.data(),
+    )
+    def test_answers_come_in_order_whichever_batch_ends_first(
+        self, callers: list[list[int]], max_running: int, data: st.DataObject
+    ) -> None:
+        async def law() -> None:
+            at_work: list[asyncio.Event] = []
+            largest = 0
+
+            async def work(asks: list[int]) -> list[int]:
+                nonlocal largest
+                at_work.append(may_end := asyncio.Event())
+                largest = max(largest, len(at_work))
+                await may_end.wait()
+                return [10 * ask for ask in asks]
+
+            batcher = MicroBatcher(work, one_each, Limits(MAX_BATCH, 1_000, max_running=max_running))
+            asked = [batcher.submit(asks) for asks in callers]
+            while not all(one.done() for one in asked):
+                await begun(asked[0])
+                if at_work:
+                    at_work.pop(data.draw(st.integers(0, len(at_work) - 1))).set()
+            assert [one.result() for one in asked] == [[10 * ask for ask in asks] for asks in callers]
+            assert largest <= max_running
+
+        asyncio.run(law())
+
+    def test_they_run_in_threads_and_at_the_same_time(self) -> None:
+        both = threading.Barrier(2, timeout=PATIENCE_S)
+        threads: list[threading.Thread] = []
+
+        def compute(_: Any, number: int) -> int:
+            threads.append(threading.current_thread())
+            both.wait()
+            return number
+
+        async def law() -> None:
+            with ThreadPoolExecutor(2) as light, ThreadPoolExecutor(1) as other:
+                executor = AdaptiveExecutor(compute, EngineThreads(light, other, FairThread(other)), max_running=2)
+                runs = [executor.run_light([], number, cost=1e-9) for number in range(6)]
+                assert await asyncio.gather(*runs) == list(range(6))
+
+        asyncio.run(law())
+        assert threading.main_thread() not in threads
 
 
 class WorkByNode:

@@ -18,6 +18,7 @@ from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
 from model.artifact.model_directory import load
 from model.inference.engine import Engine
+from model.inference.pipeline import StageSeconds
 from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
 from tests.app.support import ALL_ITEMS, item_ids, recommend, same_items
@@ -65,13 +66,14 @@ class TestLearning:
 
         def counted(engine: Engine, states: Any, k: int, excluded: Any = None) -> Any:
             asked.append(k)
-            return rank_states(engine, states, k, excluded)
+            return rank_states(engine, states, k, excluded)._replace(device_s=StageSeconds(0.25, 0.5, 0.25))
 
         monkeypatch.setattr(client.service.switcher.current.engine, "has_graphs", True)
         monkeypatch.setattr(Engine, "captures", lambda engine, k: True)
         monkeypatch.setattr(Engine, "rank_states", counted)
         assert same_items(client.recommend("ada", k=5), expected)
-        assert asked
+        assert asked == [5]
+        assert 'lisarec_engine_seconds_sum{stage="device"} 1.0' in client.get("/metrics").text
 
     def test_a_history_is_answered_like_a_user_who_clicked_it(self, client: Client) -> None:
         history = ["item-1", "item-2", "item-1", "item-30"]

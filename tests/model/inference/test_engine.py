@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from model.artifact.model_directory import Artifact
 from model.config import ModelConfig
 from model.inference import bitmap
-from model.inference.engine import Engine, Queries
+from model.inference.engine import DeviceUnavailable, Engine, Queries, gpu_scan_class, open_engine
 from model.lisa.lisa_mini import LisaMini
 from tests.model.inference.bitmaps import from_mask
 
@@ -260,20 +260,75 @@ def test_arguments_are_left_as_they_were(engine: Engine) -> None:
         np.testing.assert_array_equal(part, original)
 
 
-def test_a_gpu_that_is_not_there_is_refused(model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_cpu_ranks_and_a_sentence_says_so(
+    model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch finds no GPU; use --device cpu"):
+    with pytest.raises(DeviceUnavailable, match="torch finds no GPU"):
         Engine(in_memory(model), "cuda")
+    assert open_engine(in_memory(model), "cpu").device.type == "cpu"
+    assert not caplog.messages
+    engine = open_engine(in_memory(model), "cuda")
+    assert (engine.device.type, engine.has_graphs) == ("cpu", False)
+    assert caplog.messages == ["the CPU ranks model 'random': device 'cuda' is not there: torch finds no GPU"]
+    assert (engine.top_k(engine.step(*random_states(engine, 2)), 3)[0] >= 0).all()
 
 
-def test_a_gpu_that_is_too_small_is_refused(model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", ["model", "scan"])
+def test_where_a_gpu_is_too_small_the_cpu_ranks_and_a_sentence_says_so(
+    model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full: str
+) -> None:
     def fill_up(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(LisaMini, "to", fill_up)
-    with pytest.raises(ValueError, match=f"too little memory for {ITEMS} items; use --device cpu"):
+    monkeypatch.setattr(LisaMini, "to", fill_up if full == "model" else lambda model, _: model)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    monkeypatch.setattr("model.inference.engine.gpu_scan_class", lambda _: fill_up)
+    with pytest.raises(DeviceUnavailable, match=f"too little memory for {ITEMS} items"):
         Engine(in_memory(model), "cuda")
+    assert open_engine(in_memory(model), "cuda").device.type == "cpu"
+    assert f"device 'cuda' has too little memory for {ITEMS} items" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "scan"), [((7, 5), "TorchScan"), ((8, 0), "TritonScan"), ((9, 0), "TritonScan")]
+)
+def test_a_gpu_that_is_too_old_scans_by_torch_and_a_sentence_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capability: tuple[int, int], scan: str
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    found = gpu_scan_class(torch.device("cuda"))
+    assert found.__name__ == scan
+    assert hasattr(found, "top_k_on_device") == (scan == "TritonScan")  # without it, no graph is captured
+    assert ["too old for Triton" in message for message in caplog.messages] == [True] * (scan == "TorchScan")
+
+
+def test_a_gpu_is_lost_once_it_no_longer_answers(
+    model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    engine = Engine(in_memory(model))
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert not engine.has_lost_device()  # a CPU is no device to lose
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert not engine.has_lost_device()
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert engine.has_lost_device()
+    assert engine.is_lost
+    assert "cuda is lost until this process is started again" in caplog.text
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert engine.has_lost_device()  # CUDA does not recover in the same process
+
+
+def test_queries_on_the_cpu_are_ranked_as_those_on_the_device(engine: Engine) -> None:
+    queries = random_queries(engine, 4)
+    moved = Queries(queries.vectors.cpu(), queries.recent.cpu())
+    np.testing.assert_array_equal(engine.top_k(moved, 5)[0], engine.top_k(queries, 5)[0])
 
 
 @pytest.mark.gpu

@@ -38,13 +38,30 @@ def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) 
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
 
 
-def test_boosted_top_k_equals_brute_force() -> None:
-    codes, bias, products, lifted, mask = ScanCase(9 * BLOCK + 77, 8, 256, 2).draw(3)
-    boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), [2.0, -1.0], seed=2)
-    asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), 3, from_mask(mask)
-    found, _ = fused(codes, bias).top_k(*asked, boosts)
+@pytest.mark.parametrize("k", [1, 9, 10, 500, 9 * BLOCK + 77])
+def test_lists_on_both_sides_of_the_limit_of_one_pass_equal_brute_force(k: int) -> None:
+    codes, bias, products, lifted, mask = ScanCase(9 * BLOCK + 77, 8, 256, 2).draw(2)
+    scan = fused(codes, bias)
+    assert scan.bounds_blocks(k) == (k <= 9)  # longer lists: all scores, sorted
+    expected = scores_one_by_one(codes, bias, products, lifted)
+    found, scores = scan.top_k(products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), k, from_mask(mask))
     for row in range(len(products)):
-        assert found[row].tolist() == sorted_best(expected[row], mask[row], 3)[0]
+        items, values = sorted_best(expected[row], mask[row], k)
+        assert found[row].tolist() == items
+        np.testing.assert_allclose(scores[row], values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("k", [3, 20])
+def test_boosted_top_k_equals_brute_force(seed: int, k: int) -> None:
+    codes, bias, products, lifted, mask = ScanCase(9 * BLOCK + 77, 8, 256, 2).draw(seed)
+    boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), [2.0, -1.0], seed)
+    asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), k, from_mask(mask)
+    found, scores = fused(codes, bias).top_k(*asked, boosts)
+    for row in range(len(products)):
+        items, values = sorted_best(expected[row], mask[row], k)
+        assert found[row].tolist() == items
+        np.testing.assert_allclose(scores[row], values, rtol=1e-5, atol=1e-5)
 
 
 def test_a_lifted_item_stands_there_once() -> None:
