@@ -1,10 +1,17 @@
-"""Step and scan as one captured graph: the time of a batch, from states on the CPU to its lists there; and memory."""
+"""Step and scan as one captured graph: the time of a batch, from states on the CPU to its lists there; and memory.
+
+Beside it stands what the device has worked: copies up, the graph, copies down. With two callers the copies of one
+overlap with the graph of the other, so that they get more queries a second than one.
+"""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.inference.gpu import synthetic_model
@@ -18,8 +25,10 @@ from benchmarks.inference.gpu.device import (
 from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
 from model.config import ModelConfig
 from model.inference import bitmap
-from model.inference.captured_batches import SIZES, CapturedBatches, Resident
+from model.inference.captured_batches import SIZES, SLOTS, CapturedBatches, Resident
+from model.inference.pipeline import StageSeconds
 from model.inference.scan_gpu import TritonScan
+from model.lisa.lisa_mini import LisaMini
 
 ITEMS = 10_000_000, 20_000_000, 100_000_000
 QUICK_ITEMS = 3_000
@@ -56,7 +65,8 @@ def measure_catalogue(items: int, options: StageOptions, recorder: StageRecorder
     resident = Resident(model, synthetic_model.tables_of(model), scan)
     words = len(bitmap.empty(items))
     scanned = model.target_codes.nbytes + model.bias.nbytes
-    recorder.add(f"{items:,} items, resident", scanned_bytes=scanned, all_bytes=peak_bytes(options.device))
+    counted, peak = resident_bytes(model), peak_bytes(options.device)
+    recorder.add(f"{items:,} items, resident", scanned_bytes=scanned, counted_bytes=counted, peak_bytes=peak)
     captured, one_by_one = CapturedBatches(resident, words), CapturedBatches(resident, words, is_captured=False)
     rounds, k = (QUICK_ROUNDS, QUICK_K) if options.is_quick else (ROUNDS, K)
     for users in captured.sizes[: 2 if options.is_quick else None]:
@@ -74,7 +84,10 @@ def measure_catalogue(items: int, options: StageOptions, recorder: StageRecorder
 def timed_batch(
     batches: CapturedBatches, shape: ModelConfig, size: tuple[int, int, int], rounds: int, *, is_masked: bool
 ) -> dict[str, Any]:
-    """Time a batch for who waits for its lists, some rounds or some seconds; ``size`` is (items, users, k)."""
+    """Time a batch for who waits for its lists, some rounds or some seconds; ``size`` is (items, users, k).
+
+    Returns the time of the device too, by stage, and the rate of as many callers as batches may be at work.
+    """
     items, users, k = size
     states = synthetic_model.random_states(shape, items, users)
     masks = synthetic_model.random_bitmaps(users, len(bitmap.empty(items)), share=0.1) if is_masked else None
@@ -82,8 +95,30 @@ def timed_batch(
         batches.rank(states, k, masks)
     (once,) = wall_seconds_of(lambda: batches.rank(states, k, masks), 1)
     rounds = min(rounds, max(FEWEST_ROUNDS, int(MOST_SECONDS / once)))
-    seconds = wall_seconds_of(lambda: batches.rank(states, k, masks), rounds)
-    return {"users": users, "rounds": rounds, **percentiles_ms(seconds), "ms_per_query": median(seconds) * 1e3 / users}
+    worked: list[StageSeconds] = []
+    seconds = wall_seconds_of(lambda: worked.append(batches.rank(states, k, masks).device_s), rounds)
+    upload_ms, graph_ms, download_ms = (np.median(worked, axis=0) * 1e3).tolist()
+    begin_s = time.perf_counter()
+    with ThreadPoolExecutor(SLOTS) as callers:
+        list(callers.map(lambda _: batches.rank(states, k, masks), range(SLOTS * rounds)))
+    overlapping_s = time.perf_counter() - begin_s
+    return {
+        "users": users,
+        "rounds": rounds,
+        **percentiles_ms(seconds),
+        "ms_per_query": median(seconds) * 1e3 / users,
+        "upload_ms": upload_ms,
+        "graph_ms": graph_ms,
+        "download_ms": download_ms,
+        "queries_per_s": users * rounds / sum(seconds),
+        "queries_per_s_of_two_callers": users * SLOTS * rounds / overlapping_s,
+    }
+
+
+def resident_bytes(model: LisaMini) -> int:
+    """Return what the items take on a device, by count: the scan has the target codes once more, book by book."""
+    parts = model.history_codes, model.target_codes, model.target_codes, model.bias, model.followers, model.lift
+    return sum(part.nbytes for part in parts)
 
 
 def _meets_aim(items: int, users: int, timed: dict[str, Any]) -> dict[str, Any]:

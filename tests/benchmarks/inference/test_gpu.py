@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from app.jobs.datasets import synthetic_shop
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not there", allow_module_level=True)
 
-from benchmarks.inference.gpu import captured, correctness, run, scan_bandwidth, serving, training
+from benchmarks.inference.gpu import captured, correctness, run, serving, synthetic_model, training
 from benchmarks.inference.gpu.device import PUBLISHED_BANDWIDTH, published_bandwidth
 from benchmarks.inference.gpu.stage import (
     DONE,
@@ -29,12 +30,16 @@ from benchmarks.inference.gpu.stage import (
     StageRecorder,
     read_result,
 )
+from model.config import ModelConfig
 from model.inference.scan_gpu import TritonScan
+from model.training.loop import EpochReport
 
 pytestmark = pytest.mark.slow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOT = Path(__file__).parents[3]
+Rows = dict[str, list[dict[str, Any]]]
+"""What a visit has measured, by stage."""
 
 
 @pytest.fixture
@@ -49,21 +54,60 @@ def recorder(options: StageOptions) -> StageRecorder:
 
 def visit(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.inference.gpu.run", "--out", str(out), *arguments]
-    without_a_device = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    without_a_device = {name: value for name, value in os.environ.items() if name != "LISAREC_DATA"}
+    without_a_device["CUDA_VISIBLE_DEVICES"] = ""
     return subprocess.run(command, cwd=ROOT, env=without_a_device, capture_output=True, text=True)
 
 
-def test_without_a_device_the_interpreter_shows_that_answers_are_right(tmp_path: Path) -> None:
-    ended = visit(tmp_path, "--quick", "--items", "11000")
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """The rows of a visit without a device, by stage: as many seconds as a busy machine wants."""
+    out = tmp_path_factory.mktemp("rehearsal")
+    ended = visit(out, "--quick", "--budget-s", "6000")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "need one, and were left out" in " ".join(ended.stdout.split())
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [stage["stage"] for stage in summary["stages"]] == ["correctness"]
-    (stage,) = summary["stages"]
-    assert stage["status"] == DONE
-    assert [row["holds"] for row in stage["rows"]] == [True] * 5
+    assert "torch finds no GPU: the stages were rehearsed." in " ".join(ended.stdout.split())
+    summary = json.loads((out / "summary.json").read_text())
     assert summary["machine"]["torch"] == torch.__version__
-    assert json.loads((tmp_path / "correctness.json").read_text()) == stage
+    assert [(stage["stage"], stage["status"]) for stage in summary["stages"]] == [(name, DONE) for name in run.STAGES]
+    assert all(json.loads((out / f"{stage['stage']}.json").read_text()) == stage for stage in summary["stages"])
+    return {stage["stage"]: stage["rows"] for stage in summary["stages"]}
+
+
+def test_the_interpreter_shows_that_answers_are_right(rehearsal: Rows) -> None:
+    assert [row["holds"] for row in rehearsal["correctness"]] == [True] * (3 + 2 + 2)
+
+
+def test_captured_batches_are_timed(rehearsal: Rows) -> None:
+    timed = [row for row in rehearsal["captured"] if "ms_per_query" in row]
+    assert len(timed) == 2 * 2 * 2  # sizes of batches, with and without a graph, with and without bitmaps
+    for row in timed:
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+        assert min(row["upload_ms"], row["graph_ms"], row["download_ms"]) > 0
+        assert min(row["queries_per_s"], row["queries_per_s_of_two_callers"]) > 0
+
+
+def test_the_scan_is_a_share_of_the_bandwidth(rehearsal: Rows) -> None:
+    shares = [row for row in rehearsal["scan_bandwidth"] if "share_of_copy" in row]
+    assert [row["measured"] for row in shares] == [f"20,000 items, batch of 1, k {k}" for k in (1, 10)]
+    assert all(row["share_of_copy"] > 0 and row["bytes"] == 20_000 * 12.125 for row in shares)
+
+
+def test_a_service_is_measured_under_load(rehearsal: Rows) -> None:
+    (row,) = rehearsal["serving"]
+    assert row["measured"] == "20,000 items, 20 recommendations/s wanted"
+    assert min(row["recommendations_per_s"], row["queries_per_batch"], row["step_ms_per_batch"]) > 0
+    assert min(row["wait_for_batch_ms"], row["wait_for_engine_ms"]) >= 0
+    assert "device_ms_per_batch" not in row  # the CPU has ranked
+
+
+def test_without_data_no_training_is_measured(rehearsal: Rows) -> None:
+    (row,) = rehearsal["training"]
+    assert row["skipped"] == "no data; give --data or LISAREC_DATA"
+
+
+def test_an_item_takes_as_many_bytes_as_the_documents_say() -> None:
+    model = synthetic_model.untrained(1_000, "cpu", ModelConfig())
+    assert captured.resident_bytes(model) == 156 * 1_000
 
 
 def test_without_a_device_and_quick_nothing_was_measured(tmp_path: Path) -> None:
@@ -116,20 +160,6 @@ def test_a_scan_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not correctness.scan_equals_brute_force(11_000, DEVICE)
 
 
-def test_captured_batches_are_timed(options: StageOptions, recorder: StageRecorder) -> None:
-    captured.measure(replace(options, items=()), recorder)
-    timed = [row for row in recorder.result.rows if "ms_per_query" in row]
-    assert len(timed) == 2 * 2 * 2  # sizes of batches, with and without a graph, with and without bitmaps
-    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in timed)
-
-
-def test_the_scan_is_a_share_of_the_bandwidth(options: StageOptions, recorder: StageRecorder) -> None:
-    scan_bandwidth.measure(options, recorder)
-    shares = [row for row in recorder.result.rows if "share_of_copy" in row]
-    assert [row["measured"] for row in shares] == [f"20,000 items, batch of 1, k {k}" for k in (1, 10)]
-    assert all(row["share_of_copy"] > 0 and row["bytes"] == 20_000 * 12.125 for row in shares)
-
-
 def test_trainings_are_timed_in_both_precisions(options: StageOptions, recorder: StageRecorder, tmp_path: Path) -> None:
     (tmp_path / "ml-1m").mkdir()
     synthetic_shop.generate(tmp_path / "ml-1m", shoppers=60)
@@ -137,6 +167,7 @@ def test_trainings_are_timed_in_both_precisions(options: StageOptions, recorder:
     mixed, single, *others = recorder.result.rows
     assert [row["measured"] for row in (mixed, single)] == ["ml-1m, mixed precision", "ml-1m, float32"]
     assert all(row["is_whole"] and row["epochs"] == 1 and row["events_per_s"] > 0 for row in (mixed, single))
+    assert single["products"] == "torch.float32"
     assert all("is not there" in row["skipped"] for row in others)
 
 
@@ -150,11 +181,14 @@ def test_a_training_whose_time_is_up_is_said_to_be_cut(
     assert (row["is_whole"], row["epochs"], row["events_per_s"]) == (False, 0, None)
 
 
-def test_a_service_is_measured_under_load(options: StageOptions, recorder: StageRecorder, model: Path) -> None:
-    serving.measure(replace(options, model=model), recorder)
-    row = recorder.result.rows[0]
-    assert row["measured"] == "20,000 items, 20 recommendations/s wanted"
-    assert row["recommendations_per_s"] > 0
+def test_the_time_to_the_quality_of_a_cpu_is_that_of_the_first_epoch_that_reaches_it() -> None:
+    progress = training.TimedProgress(seconds=1_000)
+    for epoch, ndcg_at_10 in enumerate([0.15, 0.196, 0.199]):
+        progress.epoch(EpochReport(epoch, 1.0, ndcg_at_10, 0.3, 1.0))
+    assert training.seconds_to_quality(progress, 0.1949) == progress.seconds_to_epochs[1]
+    assert training.seconds_to_quality(progress, 0.197) == progress.seconds_to_epochs[1]  # 99 % of it
+    assert training.seconds_to_quality(progress, 0.25) is None
+    assert training.seconds_to_quality(progress, None) is None
 
 
 def test_the_mean_of_a_batch_is_that_of_the_time_between_two_scrapes() -> None:
@@ -165,5 +199,12 @@ def test_the_mean_of_a_batch_is_that_of_the_time_between_two_scrapes() -> None:
         'lisarec_engine_seconds_count{stage="scan"}': 2.0,
         'lisarec_engine_seconds_sum{stage="step"}': 0.0,
         'lisarec_engine_seconds_count{stage="step"}': 0.0,
+        'lisarec_batch_wait_seconds_sum{until="batch"}': 0.6,
+        'lisarec_batch_wait_seconds_count{until="batch"}': 12.0,
+        'lisarec_batch_wait_seconds_sum{until="engine"}': 0.5,
+        'lisarec_batch_wait_seconds_count{until="engine"}': 4.0,
     }
-    assert serving.of_batches(spent) == {"queries_per_batch": 3.0, "scan_ms_per_batch": 250.0}
+    means = serving.of_batches(spent)
+    assert means == pytest.approx(
+        {"queries_per_batch": 3.0, "scan_ms_per_batch": 250.0, "wait_for_batch_ms": 50.0, "wait_for_engine_ms": 125.0}
+    )
