@@ -52,7 +52,7 @@ def metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
 
 def interval_95(ranks: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
     """Compute the bootstrap interval of a metric over users: the 2.5 and 97.5 percentiles."""
-    return _bootstrap(gains(ranks, metric), draws, seed)
+    return mean_interval_95(gains(ranks, metric), draws, seed)
 
 
 def difference(ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str) -> float:
@@ -64,7 +64,16 @@ def difference_interval_95(
     ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> Interval:
     """Compute the paired bootstrap interval of ``difference``: a draw of users takes both ranks of each."""
-    return _bootstrap(gains(ranks, metric) - gains(others, metric), draws, seed)
+    return mean_interval_95(gains(ranks, metric) - gains(others, metric), draws, seed)
+
+
+def mean_interval_95(values: NDArray[np.float64], draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
+    """Compute the bootstrap interval of the mean of what each user adds to it (Q,), which takes few distinct values."""
+    # so drawing users is drawing how often each value occurs
+    distinct, counts = np.unique(values, return_counts=True)
+    drawn = np.random.default_rng(seed).multinomial(len(values), counts / len(values), size=draws)
+    low, high = np.percentile(drawn @ distinct / len(values), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def value_hit_rate(ranks: NDArray[np.int64], values: NDArray[np.float64], cutoff: int = 10) -> float:
@@ -100,14 +109,6 @@ def value_difference_interval_95(
         drawn = rng.integers(0, len(weights), len(weights))
         differences.append(weights[drawn] @ better[drawn] / weights[drawn].sum())
     low, high = np.percentile(differences, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _bootstrap(values: NDArray[np.float64], draws: int, seed: int) -> Interval:
-    # gains of ranks take few distinct values, so drawing users is drawing how often each value occurs
-    distinct, counts = np.unique(values, return_counts=True)
-    drawn = np.random.default_rng(seed).multinomial(len(values), counts / len(values), size=draws)
-    low, high = np.percentile(drawn @ distinct / len(values), [2.5, 97.5])
     return float(low), float(high)
 
 

@@ -175,12 +175,16 @@ class ReportOptions:
     json_file: JsonOption = None
     ranks: Annotated[Path | None, typer.Option(help="Write every user's rank as Parquet.", metavar="FILE")] = None
     report: Annotated[Path | None, typer.Option(help="Write index.html with plots here.", metavar="DIR")] = None
+    report_seed: Annotated[int, typer.Option(min=0, help="Draws the twenty users whose lists the report shows.")] = 0
 
 
 def evaluate(
     model: Annotated[
         list[Path],
-        typer.Option(help="Model directory; several are seeds of one, the first is compared.", metavar="DIR"),
+        typer.Option(
+            help="Model directory; repeatable: the first is compared with the others, and seeds of one are averaged.",
+            metavar="DIR",
+        ),
     ],
     data: DataOption,
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
@@ -190,9 +194,9 @@ def evaluate(
     baselines: BaselineOptions,
     reports: ReportOptions,
 ) -> None:
-    """Measure a model on the events held out of its data."""
+    """Measure a model on the events held out of its data, and compare it with others."""
     from app.jobs.reports.quality_page import write_page
-    from app.jobs.reports.quality_table import baselines_table, metrics_table
+    from app.jobs.reports.quality_table import baselines_table, metrics_table, other_models_table, verdicts_of
     from model.evaluation.evaluate import evaluate as evaluate_models
     from model.evaluation.evaluate import load_model
     from model.mechanisms.train import TrainedMechanism
@@ -212,7 +216,12 @@ def evaluate(
     if reports.ranks is not None:
         evaluation.write_ranks(reports.ranks)
     if reports.report is not None and not isinstance(first, TrainedMechanism):
-        say(f"{write_page(reports.report, evaluation, first)} is ready; open it in a browser")
+        page = write_page(reports.report, evaluation, first, reports.report_seed)
+        say(f"{page} is ready; open it in a browser")
     console.print(metrics_table(numbers))
+    if evaluation.others:
+        console.print(other_models_table(numbers))
+    for verdict in verdicts_of(numbers):
+        say(verdict)
     if grids:
         console.print(baselines_table(numbers))

@@ -1,7 +1,8 @@
-"""The evaluation of a model, or of several seeds of it, beside baselines on the same held-out events."""
+"""The evaluation of a model beside others, and beside baselines, on the same held-out events."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import numpy as np
 
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import Protocol, SeenRule
+from model.config import Protocol, Recipe, SeenRule
 from model.data.interactions import DataError
 from model.data.readers import read_interactions
 from model.data.splits import split
 from model.evaluation.baselines import Baseline, TooManyItems
+from model.evaluation.comparison import Variant
 from model.evaluation.neural_baselines import Notify
 from model.evaluation.report import Report
 from model.evaluation.trial import SAMPLED_PROTOCOLS, Trial, require_unseen_test_events
@@ -21,18 +23,21 @@ from model.holdout_ranks import held_out_events
 from model.mechanisms import train as mechanisms
 from model.mechanisms.train import TrainedMechanism
 
+AnyModel = Artifact | TrainedMechanism
+
 
 def evaluate(
-    models: Sequence[Artifact | TrainedMechanism],
+    models: Sequence[AnyModel],
     directory: Path,
     protocol: Protocol | None = None,
     seen_rule: SeenRule | None = None,
     grids: Mapping[str, Sequence[Baseline]] | None = None,
     notify: Notify = lambda _: None,
 ) -> Report:
-    """Test a model on the held-out events of the data it was trained on.
+    """Test a model on the held-out events of the data it was trained on, and compare it with other models.
 
-    models     at least one; the others are the same trained with other seeds
+    models     at least one, all of one table and split; the first is compared with the others, and those that differ
+               in nothing but the seed count as one, with the mean of their results
     protocol   None: the one of the model's own split
     seen_rule  None: the one the model was chosen with
     grids      baselines to test beside it, by name; None: none
@@ -41,11 +46,14 @@ def evaluate(
     """
     trial = prepare_trial(models[0], directory, protocol, seen_rule)
     if len({(model.tag, model.config.model_dump_json()) for model in models}) < len(models):
-        raise DataError("the same model is given twice; give models of different seeds")
-    tested = []
-    for model in models:
-        notify(f"testing {model.name}")
-        tested.append(trial.test_model(model))
+        raise DataError("the same model is given twice; give each once")
+    variants = []
+    for name, seeds in by_variant(models).items():
+        tested = []
+        for model in seeds:
+            notify(f"testing {model.name}")
+            tested.append(trial.test_model(model))
+        variants.append(Variant(name, tested))
     baselines, skipped = [], {}
     for name, grid in (grids or {}).items():
         notify(f"fitting {name}")
@@ -53,12 +61,38 @@ def evaluate(
             baselines.append(trial.test_baseline(name, grid, notify))
         except TooManyItems as exc:
             skipped[name] = str(exc)
-    return Report(trial, tested, baselines, skipped)
+    return Report(trial, variants[0], variants[1:], baselines, skipped)
 
 
-def prepare_trial(
-    model: Artifact | TrainedMechanism, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None
-) -> Trial:
+def by_variant(models: Sequence[AnyModel]) -> dict[str, list[AnyModel]]:
+    """Group models that differ in nothing but the seed, in the order in which they are given.
+
+    Groups are named after their first models, with its generation where several have that name. Two models of one seed
+    are never in one group: what made them differ is not in their settings.
+    """
+    groups: list[list[AnyModel]] = []
+    for model in models:
+        for group in groups:
+            seeds = {each.config.training.seed for each in group}
+            alike = _without_seed(group[0].config) == _without_seed(model.config)
+            if alike and model.config.training.seed not in seeds:
+                group.append(model)
+                break
+        else:
+            groups.append([model])
+    often = Counter(group[0].name for group in groups)
+    return {_label(group[0], often[group[0].name]): group for group in groups}
+
+
+def _without_seed(config: Recipe) -> Recipe:
+    return config.model_copy(update={"training": config.training.model_copy(update={"seed": 0})})
+
+
+def _label(model: AnyModel, of_that_name: int) -> str:
+    return model.name if of_that_name == 1 else f"{model.name} ({model.tag})"
+
+
+def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None) -> Trial:
     """Make the trial of a model's own data and split; arguments and errors as those of ``evaluate``."""
     config = model.config
     card = config.data
@@ -77,6 +111,6 @@ def prepare_trial(
     return Trial(protocol, seen_rule or card.seen_rule, config, interactions, parts, events, counts)
 
 
-def load_model(directory: Path) -> Artifact | TrainedMechanism:
+def load_model(directory: Path) -> AnyModel:
     """Load a model that is served, or a mechanism that is compared; raises ArtifactError."""
     return mechanisms.load(directory) if model_directory.is_mechanism(directory) else model_directory.load(directory)

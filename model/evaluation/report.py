@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from model.evaluation.comparison import Comparison, Variant
 from model.evaluation.trial import METRIC_SUFFIXES, Result, Trial
 from model.metrics import (
     FREQUENCY_EDGES,
@@ -29,15 +31,22 @@ from model.metrics import (
 class Report:
     """The results of an evaluation, with all that is needed to repeat it.
 
-    models     one result for each model; the report is about the first one, the others are its other seeds
+    first      the report is about its first model; others are its other seeds
+    others     other models, compared with the first variant
     baselines  on the same events
     skipped    why a baseline is not there, by name
     """
 
     trial: Trial
-    models: list[Result]
+    first: Variant
+    others: list[Variant]
     baselines: list[Result]
     skipped: dict[str, str]
+
+    @property
+    def models(self) -> list[Result]:
+        """The results of all seeds of the first variant."""
+        return [*self.first.results]
 
     @property
     def ranks(self) -> NDArray[np.int64]:
@@ -62,14 +71,10 @@ class Report:
         """Return the quality by the training events of the held-out item; the first bucket has the cold items."""
         return buckets(result.ranks, self.trial.counts[self.trial.events.targets], FREQUENCY_EDGES)
 
-    def spread(self) -> dict[str, dict[str, float]]:
-        """Return the mean and standard deviation of every metric over the models."""
-        metrics_of_models = [metrics(result.ranks) for result in self.models]
-        values = {name: [each[name] for each in metrics_of_models] for name in metrics_of_models[0]}
-        return {
-            name: {"mean": float(np.mean(each)), "standard_deviation": float(np.std(each, ddof=1))}
-            for name, each in values.items()
-        }
+    def drawn_users(self, count: int, seed: int) -> NDArray[np.int64]:
+        """Draw users to look at: places among the held-out events, ascending, ``count`` of them or all."""
+        drawn = np.random.default_rng(seed).permutation(len(self.ranks))[:count]
+        return np.sort(drawn).astype(np.int64)
 
     def rules(self) -> dict[str, Any]:
         """Return the protocol: what was measured, on which data, by which rules."""
@@ -92,14 +97,19 @@ class Report:
         """Return the metrics, named with their protocol, e.g. ``hr_at_10_full``; 95 % intervals for the cutoff 10."""
         first = self.models[0]
         numbers = {
+            "name": self.first.name,
             **self.rules(),
             **self._numbers(first),
             "by_history_length": [bucket._asdict() for bucket in self.by_history_length(first)],
             "by_item_frequency": [bucket._asdict() for bucket in self.by_item_frequency(first)],
         }
         if len(self.models) > 1:
-            numbers["models"] = [{**result.settings, **self._numbers(result)} for result in self.models]
-            numbers["spread"] = self._named(self.spread())
+            numbers["models"] = self._each_of(self.first)
+            means, deviations = self.first.metrics(), self.first.deviations()
+            spread = {name: {"mean": means[name], "standard_deviation": deviations[name]} for name in means}
+            numbers["spread"] = self._named(spread)
+        if self.others:
+            numbers["other_models"] = {variant.name: self._compared(variant) for variant in self.others}
         if self.baselines or self.skipped:
             numbers["baselines"] = {
                 result.name: {
@@ -111,6 +121,19 @@ class Report:
             }
             numbers["skipped_baselines"] = self.skipped
         return numbers
+
+    def _each_of(self, variant: Variant) -> list[dict[str, Any]]:
+        return [{**result.settings, **self._numbers(result)} for result in variant.results]
+
+    def _compared(self, variant: Variant) -> dict[str, Any]:
+        comparison = Comparison.of(self.first, variant)
+        differences = {name: difference._asdict() for name, difference in comparison.differences.items()}
+        return {
+            "metrics": self._named(variant.metrics()),
+            "models": self._each_of(variant),
+            "first_minus_it": self._named(differences),
+            "verdict": comparison.verdict,
+        }
 
     def _numbers(self, result: Result) -> dict[str, Any]:
         numbers: dict[str, Any] = {
@@ -154,8 +177,11 @@ class Report:
                 pl.all(),
                 pl.Series("rank", result.ranks),
             )
-            for result in (*self.models, *self.baselines)
+            for result in (*self._all_models(), *self.baselines)
         )
+
+    def _all_models(self) -> Iterator[Result]:
+        return (result for variant in (self.first, *self.others) for result in variant.results)
 
     def write_ranks(self, file: Path) -> None:
         """Write ``ranks_frame`` as Parquet, the protocol in its metadata."""

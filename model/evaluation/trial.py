@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,7 @@ from model.holdout_ranks import (
 from model.inference.engine import Engine
 from model.mechanisms import train as mechanisms
 from model.mechanisms.train import TrainedMechanism
-from model.metrics import (
-    CUTOFFS,
-    metrics,
-)
+from model.metrics import CUTOFFS, metrics
 
 VALIDATION_USERS = 5_000
 METRIC_SUFFIXES: dict[Protocol, str] = {
@@ -51,7 +48,7 @@ SAMPLED_PROTOCOLS: dict[Protocol, NegativeSampling] = {
 class Result:
     """The ranks that one scorer gave to the held-out items.
 
-    settings     a model's generation and seed, or a baseline's hyperparameters
+    settings     a model's name, generation and seed, or a baseline's hyperparameters
     ranks        (Q,)
     recommended  (Q, 50) items, best first, -1 where there are fewer; None where only some candidates were ranked
     """
@@ -87,22 +84,39 @@ class Trial:
         """The number of items of the catalogue."""
         return len(self.interactions.item_ids)
 
-    def test(self, name: str, settings: dict[str, Any], scorer: Scorer) -> Result:
-        """Rank the held-out events by the scorer, as the protocol says."""
+    def test(self, name: str, settings: dict[str, Any], scorer: Scorer, events: HeldOutEvents | None = None) -> Result:
+        """Rank the held-out events by the scorer, as the protocol says.
+
+        events  those of the trial, with histories as the scorer weighs them; None: as the trial's model does
+        """
+        events = self.events if events is None else events
         if self.protocol in SAMPLED_PROTOCOLS:
-            return Result(name, settings, ranks_sampled(self.events, scorer, 0, SAMPLED_PROTOCOLS[self.protocol]), None)
+            return Result(name, settings, ranks_sampled(events, scorer, 0, SAMPLED_PROTOCOLS[self.protocol]), None)
         k = min(max(CUTOFFS), self.items)
-        return Result(name, settings, *ranks_and_recommendations(self.events, scorer, self.seen_rule, k))
+        return Result(name, settings, *ranks_and_recommendations(events, scorer, self.seen_rule, k))
 
     def test_model(self, model: Artifact | TrainedMechanism) -> Result:
-        """Test a model; raises DataError for a model that was trained on other events than the trial allows."""
+        """Test a model, however it was trained; raises DataError where it may have seen a test event."""
         require_unseen_test_events(model.config.data, self.interactions, self.protocol)
-        if model.config.data.train_on != self.config.data.train_on:
-            raise DataError(f"the models were trained on different events: {model.name!r} with another --train-on")
-        if _without_seed(model.config) != _without_seed(self.config):
-            raise DataError(f"the models are not seeds of one: {model.name!r} was trained with other settings")
-        settings = {"generation": model.tag, "seed": model.config.training.seed}
-        return self.test(model.config.model.preset, settings, scorer_of(model))
+        settings = {"name": model.name, "generation": model.tag, "seed": model.config.training.seed}
+        return self.test(model.config.model.preset, settings, scorer_of(model), self._events_as_weighed_by(model))
+
+    def _events_as_weighed_by(self, model: Artifact | TrainedMechanism) -> HeldOutEvents:
+        """Return the held-out events, their histories with the model's weights; what counts as seen is the trial's."""
+        own, others = (
+            {name for name in self.interactions.type_names if config.event_weights.get(name, 0) > 0}
+            for config in (self.config, model.config)
+        )
+        if own != others:
+            named = ", ".join(sorted(own ^ others))
+            raise DataError(
+                f"events of type {named} step one of the models and not {model.name!r}, or the reverse, so others are "
+                "held out; compare models whose types of weight 0 are the same"
+            )
+        if model.config.event_weights == self.config.event_weights:
+            return self.events
+        weighed = held_out_events(self.interactions, self.parts.test, model.config)
+        return replace(weighed, seen=self.events.seen)
 
     def test_baseline(self, name: str, grid: Sequence[Baseline], notify: Notify = lambda _: None) -> Result:
         """Test the grid's best baseline on validation, trained on the training events of the model.
@@ -146,10 +160,6 @@ class Trial:
                 best, best_quality = (baseline, scorer), quality
         assert best is not None
         return best
-
-
-def _without_seed(config: Recipe) -> Recipe:
-    return config.model_copy(update={"training": config.training.model_copy(update={"seed": 0})})
 
 
 def require_unseen_test_events(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.jobs.reports.html import Html, concatenated, tag
-from app.jobs.reports.quality_table import interval_text, margin_text, named, number_text, settings_text
+from app.jobs.reports.example_lists import example_lists
+from app.jobs.reports.html import Html, concatenated, details, figure, section, table, tag
+from app.jobs.reports.quality_table import (
+    interval_text,
+    margin_text,
+    named,
+    number_text,
+    other_models_rows,
+    settings_text,
+    verdicts_of,
+)
 from app.jobs.reports.svg import Point, bars, heat_map, lines
 from model.artifact.model_directory import Artifact
 from model.evaluation.report import Report
@@ -42,26 +50,32 @@ svg { display: block; height: auto; width: 100%; } svg text { fill: var(--text);
 """
 
 
-def write_page(directory: Path, report: Report, model: Artifact) -> Path:
-    """Write ``index.html`` into the directory, made where it is missing; ``model`` is the report's first."""
+def write_page(directory: Path, report: Report, model: Artifact, seed: int = 0) -> Path:
+    """Write ``index.html`` into the directory, made where it is missing; the other arguments are those of ``page``."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "index.html"
-    file.write_text(page(report, model), encoding="utf-8")
+    file.write_text(page(report, model, seed), encoding="utf-8")
     return file
 
 
-def page(report: Report, model: Artifact) -> str:
-    """The whole document."""
+def page(report: Report, model: Artifact, seed: int = 0) -> str:
+    """The whole document.
+
+    model  the report's first
+    seed   draws the users whose lists are shown
+    """
     numbers = report.to_json()
     title = f"Quality of {model.name}"
     sections = [
         _rules(numbers),
         _metrics(numbers),
         _seeds(numbers),
+        _other_models(numbers),
         _baselines(numbers),
         _by_history_length(report),
         _by_item_frequency(report),
         _recommended(report, model),
+        example_lists(report, model.items, seed),
         _codewords(model),
         _training(model),
     ]
@@ -100,7 +114,7 @@ def _metrics(numbers: dict[str, Any]) -> Html:
         "Intervals by bootstrap over users. Coverage: share of the catalogue in somebody's top k. Novelty: mean "
         "self-information of the top 10, in bits. Popularity: their mean training events."
     )
-    return _section("Metrics", tag("p", about), _table(("metric", "value", "95 % interval"), rows))
+    return section("Metrics", tag("p", about), table(("metric", "value", "95 % interval"), rows))
 
 
 def _seeds(numbers: dict[str, Any]) -> Html | None:
@@ -113,7 +127,16 @@ def _seeds(numbers: dict[str, Any]) -> Html | None:
     about = f"{len(numbers['models'])} models: " + "; ".join(
         f"generation {model['generation']}, seed {model['seed']}" for model in numbers["models"]
     )
-    return _section("Several seeds", tag("p", about), _table(("metric", "mean", "standard deviation"), rows))
+    return section("Several seeds", tag("p", about), table(("metric", "mean", "standard deviation"), rows))
+
+
+def _other_models(numbers: dict[str, Any]) -> Html | None:
+    if "other_models" not in numbers:
+        return None
+    headings, rows = other_models_rows(numbers)
+    about = "Differences are paired: the same users, with 95 % bootstrap intervals. Above 0 the first model is better."
+    verdicts = [tag("p", verdict) for verdict in verdicts_of(numbers)]
+    return section("Beside other models", *verdicts, tag("p", about), table(headings, rows))
 
 
 def _baselines(numbers: dict[str, Any]) -> Html | None:
@@ -130,7 +153,7 @@ def _baselines(numbers: dict[str, Any]) -> Html | None:
         (
             name,
             *(f"{result['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)),
-            *(margin_text(result, metric) for metric in (hit_rate, ndcg)),
+            *(margin_text(result["model_minus_baseline"][metric]) for metric in (hit_rate, ndcg)),
             settings_text(result["settings"]),
         )
         for name, result in numbers["baselines"].items()
@@ -138,11 +161,11 @@ def _baselines(numbers: dict[str, Any]) -> Html | None:
     columns = ("", hit_rate, ndcg, f"model minus it, {hit_rate}", f"model minus it, {ndcg}", "chosen on validation")
     skipped = [tag("p", f"{name} is left out: {reason}.") for name, reason in numbers["skipped_baselines"].items()]
     about = "Differences are paired: the same users, with 95 % bootstrap intervals. Above 0 the model is better."
-    return _section(
+    return section(
         "Beside the baselines",
-        _figure(bars(points, f"{ndcg} of this model and the baselines"), f"{ndcg}, with 95 % intervals"),
+        figure(bars(points, f"{ndcg} of this model and the baselines"), f"{ndcg}, with 95 % intervals"),
         tag("p", about),
-        _table(columns, rows),
+        table(columns, rows),
         *skipped,
     )
 
@@ -150,7 +173,7 @@ def _baselines(numbers: dict[str, Any]) -> Html | None:
 def _by_history_length(report: Report) -> Html:
     compared = {name: report.by_history_length(result) for name, result in _compared(report).items()}
     x_title = "events before the held-out one; each group begins at the number shown"
-    return _section("By history length", *_bucket_plot(compared, x_title, "history length"))
+    return section("By history length", *_bucket_plot(compared, x_title, "history length"))
 
 
 def _by_item_frequency(report: Report) -> Html:
@@ -158,7 +181,7 @@ def _by_item_frequency(report: Report) -> Html:
     rules = report.rules()
     cold = f"{rules['cold_targets']:,} of the {rules['users']:,} held-out events are of items that training never saw."
     x_title = "training events of the held-out item; each group begins at the number shown"
-    return _section("By item frequency", tag("p", cold), *_bucket_plot(compared, x_title, "training events"))
+    return section("By item frequency", tag("p", cold), *_bucket_plot(compared, x_title, "training events"))
 
 
 def _compared(report: Report) -> dict[str, Result]:
@@ -185,7 +208,7 @@ def _bucket_plot(compared: dict[str, list[Bucket]], x_title: str, property_name:
     ]
     columns = (property_name, "users", *(f"NDCG@10, {name}" for name in compared), "95 % interval", "HR@10")
     plot = lines(series, f"NDCG@10 by {property_name}", x_title)
-    return _figure(plot, "NDCG@10, with 95 % intervals"), _details(_table(columns, rows))
+    return figure(plot, "NDCG@10, with 95 % intervals"), details(table(columns, rows))
 
 
 def _recommended(report: Report, model: Artifact) -> Html | None:
@@ -200,7 +223,7 @@ def _recommended(report: Report, model: Artifact) -> Html | None:
         for item in np.argsort(-often, kind="stable")[:MOST_RECOMMENDED]
     ]
     about = "The items that stand in most users' top 10."
-    return _section("Recommended most", tag("p", about), _table(("item", "users", "training events"), rows))
+    return section("Recommended most", tag("p", about), table(("item", "users", "training events"), rows))
 
 
 def _codewords(model: Artifact) -> Html:
@@ -212,10 +235,10 @@ def _codewords(model: Artifact) -> Html:
         for book, (bits, row) in enumerate(zip(entropy, shares, strict=True))
     ]
     about = "Share of the training events whose item has the codeword; an evenly used codebook is evenly coloured."
-    return _section(
+    return section(
         "Use of codewords",
-        _figure(heat_map(shares, "Use of the history codewords", "book", "word"), about),
-        _details(_table(("history codebook", "effective codewords (exp of the entropy)", "unused"), rows)),
+        figure(heat_map(shares, "Use of the history codewords", "book", "word"), about),
+        details(table(("history codebook", "effective codewords (exp of the entropy)", "unused"), rows)),
     )
 
 
@@ -232,14 +255,14 @@ def _training(model: Artifact) -> Html | None:
     if not epochs:
         return None
     loss = [Point(str(epoch["epoch"] + 1), epoch["loss"]) for epoch in epochs]
-    figures = [_figure(lines([("loss", loss)], "Training loss by epoch", "epoch", from_zero=False), "Training loss")]
+    figures = [figure(lines([("loss", loss)], "Training loss by epoch", "epoch", from_zero=False), "Training loss")]
     validated = [epoch for epoch in epochs if epoch["ndcg_at_10"] is not None]
     if validated:
         series = [
             (name, [Point(str(epoch["epoch"] + 1), epoch[key]) for epoch in validated])
             for name, key in (("HR@10", "hr_at_10"), ("NDCG@10", "ndcg_at_10"))
         ]
-        figures.append(_figure(lines(series, "Validation by epoch", "epoch"), "Validation, over the whole catalogue"))
+        figures.append(figure(lines(series, "Validation by epoch", "epoch"), "Validation, over the whole catalogue"))
     columns = ("epoch", "loss", "HR@10", "NDCG@10", "seconds")
     rows = [
         (
@@ -250,22 +273,4 @@ def _training(model: Artifact) -> Html | None:
         )
         for epoch in epochs
     ]
-    return _section("Training", *figures, _details(_table(columns, rows)))
-
-
-def _section(title: str, *children: Html) -> Html:
-    return tag("section", tag("h2", title), *children)
-
-
-def _figure(plot: Html, caption: str) -> Html:
-    return tag("figure", tag("div", plot, class_="plot"), tag("figcaption", caption))
-
-
-def _details(table: Html) -> Html:
-    return tag("details", tag("summary", "The numbers"), table)
-
-
-def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Html:
-    head = tag("tr", *(tag("th", name, scope="col") for name in columns))
-    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="wide")
+    return section("Training", *figures, details(table(columns, rows)))

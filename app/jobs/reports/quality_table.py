@@ -25,6 +25,34 @@ def metrics_table(numbers: dict[str, Any]) -> Table:
     return table
 
 
+def other_models_table(numbers: dict[str, Any]) -> Table:
+    """Return a table of the first model and the others, with paired differences."""
+    headings, rows = other_models_rows(numbers)
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def other_models_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of a table of the first model and the others; of several seeds it has the means."""
+    judged = [named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10")]
+    means = {name: each["mean"] for name, each in numbers.get("spread", {}).items()} or numbers["metrics"]
+    headings = ["", "seeds", *judged, *(f"first minus it, {metric}" for metric in judged)]
+    seeds = str(len(numbers.get("models", [None])))
+    rows = [[numbers["name"], seeds, *(f"{means[metric]:.4f}" for metric in judged), *[""] * len(judged)]]
+    for name, other in numbers["other_models"].items():
+        values = [f"{other['metrics'][metric]:.4f}" for metric in judged]
+        margins = [margin_text(other["first_minus_it"][metric]) for metric in judged]
+        rows.append([name, str(len(other["models"])), *values, *margins])
+    return headings, rows
+
+
+def verdicts_of(numbers: dict[str, Any]) -> list[str]:
+    """Return what the comparison with each other model shows, a sentence each."""
+    return [str(other["verdict"]) for other in numbers.get("other_models", {}).values()]
+
+
 def baselines_table(numbers: dict[str, Any]) -> Table:
     """Return a table of the model and the baselines, with paired differences."""
     hit_rate, ndcg = (named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10"))
@@ -33,13 +61,12 @@ def baselines_table(numbers: dict[str, Any]) -> Table:
     table.add_row("this model", *(f"{numbers['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)), "")
     for name, baseline in numbers["baselines"].items():
         values = (f"{baseline['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg))
-        table.add_row(name, *values, margin_text(baseline, ndcg))
+        table.add_row(name, *values, margin_text(baseline["model_minus_baseline"][ndcg]))
     return table
 
 
-def margin_text(baseline: dict[str, Any], metric: str) -> str:
-    """Return by how much the model is better than a baseline, with the interval."""
-    margin = baseline["model_minus_baseline"][metric]
+def margin_text(margin: dict[str, Any]) -> str:
+    """Return by how much the model is better, with the interval."""
     return f"{margin['difference']:+.4f} ({interval_text(margin['interval_95'], '+.4f')})"
 
 

@@ -142,6 +142,19 @@ class TestTrainAndEvaluate:
         assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
         assert (report / "index.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
+    def test_other_models_are_compared_with_the_first(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        other, numbers, report = tmp_path / "unlifted", tmp_path / "numbers.json", tmp_path / "report"
+        assert Outcome(capsys, "train", "--data", shop, "--out", other, "--epochs", 1, "--lift", 0).status == 0
+        files = ("--json", numbers, "--report", report, "--report-seed", 4)
+        shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", shop, *files)
+        assert shown.status == 0
+        found = json.loads(numbers.read_text())
+        assert found["other_models"]["unlifted"]["verdict"] in shown.out.splitlines()
+        assert "mean of 2" not in shown.out
+        assert "drawn with seed 4" in (report / "index.html").read_text(encoding="utf-8")
+
     def test_the_same_seed_gives_the_same_model(self, model: Path, shop: Path, tmp_path: Path) -> None:
         for name, seed in (("same", "0"), ("other", "1")):
             with pytest.raises(SystemExit, match="0"):

@@ -205,7 +205,8 @@ def packed(histories: Sequence[Any]) -> Histories:
 
 def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
     first = model_directory.load(trained)
-    other = replace(first, tag="f" * 16, items=first.items)
+    training = first.config.training.model_copy(update={"seed": 1})
+    other = replace(first, tag="f" * 16, config=first.config.model_copy(update={"training": training}))
     with torch.no_grad():
         worse = copy.deepcopy(first.model)
         worse.bias.add_(torch.randn(len(worse.bias)))
@@ -218,23 +219,13 @@ def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
         abs(values[0] - values[1]) / 2**0.5
     )
     assert [model["generation"] for model in numbers["models"]] == [first.tag, "f" * 16]
+    assert [model["seed"] for model in numbers["models"]] == [0, 1]
+    assert "other_models" not in numbers
 
 
-def test_seeds_that_trained_on_different_events_are_not_mixed(shop: Path, trained: Path) -> None:
-    first = model_directory.load(trained)
-    other = TestRefusals().carded(trained, train_on="validation")
-    with pytest.raises(DataError, match="trained on different events"):
-        evaluate.evaluate([first, other], shop, None, None)
-
-
-def test_what_is_not_a_seed_of_the_first_model_is_not_averaged_with_it(shop: Path, trained: Path) -> None:
-    first = model_directory.load(trained)
+def test_one_model_is_not_given_twice(shop: Path, trained: Path) -> None:
     with pytest.raises(DataError, match="given twice"):
-        evaluate.evaluate([first, model_directory.load(trained)], shop, None, None)
-    longer = first.config.training.model_copy(update={"epochs": 99})
-    other = replace(first, config=first.config.model_copy(update={"training": longer}))
-    with pytest.raises(DataError, match="not seeds of one"):
-        evaluate.evaluate([first, other], shop, None, None)
+        evaluate.evaluate([model_directory.load(trained), model_directory.load(trained)], shop, None, None)
 
 
 def test_sampled_negatives_refuse_another_seen_rule(shop: Path, trained: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.jobs.datasets.synthetic_shop import generate
 from app.jobs.reports.html import Html, tag
 from app.jobs.reports.quality_page import codeword_shares, page, write_page
-from app.jobs.reports.quality_table import baselines_table, metrics_table
+from app.jobs.reports.quality_table import baselines_table, metrics_table, other_models_table
 from app.jobs.reports.svg import Axis, Point, Spot, bars, heat_map, lines, scatter
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
@@ -110,6 +110,7 @@ class TestPage:
             "By history length",
             "By item frequency",
             "Recommended most",
+            "Some users and their lists",
             "Use of codewords",
             "Training",
         )
@@ -127,9 +128,14 @@ class TestPage:
         policies = [attributes["content"] for tag, attributes in read.tags if "http-equiv" in attributes]
         assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
-    def test_shows_titles_and_names_as_text(self, text: str) -> None:
+    def test_shows_titles_and_names_as_text(self, text: str, report: Report) -> None:
         read = Reader(text)
-        assert read.text.count(WICKED) == 10
+        drawn = report.drawn_users(20, 0)
+        lists = report.models[0].recommended
+        assert lists is not None
+        histories = np.minimum(report.trial.events.histories.lengths[drawn], 10).sum()
+        headings = len(drawn)  # of lists, by the name of their model
+        assert read.text.count(WICKED) == 10 + headings + histories + (lists[drawn, :10] >= 0).sum()
         assert f"Quality of {WICKED}" in read.text
 
     def test_says_by_which_rules_it_was_measured(self, text: str, report: Report) -> None:
@@ -166,7 +172,7 @@ class TestPage:
 
     def test_of_sampled_candidates_has_no_recommendations(self, models: list[Artifact], data: Path) -> None:
         shown = Reader(page(evaluate(models[:1], data, "loo_sampled100"), models[0]))
-        assert "Recommended most" not in shown.text
+        assert not {"Recommended most", "Some users and their lists"} & set(shown.text)
         assert "hr_at_10_sampled100" in shown.text
 
     def test_is_written_into_a_directory_that_need_not_be_there(
@@ -175,6 +181,43 @@ class TestPage:
         file = write_page(tmp_path / "new" / "report", report, models[0])
         assert file == tmp_path / "new" / "report" / "index.html"
         Reader(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def compared(models: list[Artifact], data: Path) -> Report:
+    """The first seed beside the second one as if it were another model, without baselines."""
+    training = models[1].config.training.model_copy(update={"epochs": 2})
+    config = models[1].config.model_copy(update={"training": training})
+    return evaluate([models[0], replace(models[1], name="another", config=config)], data)
+
+
+class TestUsers:
+    def test_other_models_stand_beside_the_first_with_a_verdict(self, compared: Report, models: list[Artifact]) -> None:
+        shown, numbers = Reader(page(compared, models[0])).text, compared.to_json()
+        other = numbers["other_models"]["another"]
+        assert "Beside other models" in shown
+        assert other["verdict"] in shown
+        assert f"{other['metrics']['ndcg_at_10_full']:.4f}" in shown
+        assert numbers["name"] == WICKED
+        assert other_models_table(numbers).row_count == 2
+
+    def test_what_came_is_bold_wherever_it_is_among_the_ten(self, compared: Report, models: list[Artifact]) -> None:
+        drawn = compared.drawn_users(20, 3)
+        found = [variant.results[0].ranks[drawn] for variant in (compared.first, *compared.others)]
+        assert Reader(page(compared, models[0], 3)).count("strong") == (np.array(found) <= 10).sum() > 0
+
+    def test_the_seed_draws_twenty_users(self, compared: Report, models: list[Artifact]) -> None:
+        pages = [page(compared, models[0], seed) for seed in (0, 0, 1)]
+        assert pages[0] == pages[1] != pages[2]
+        drawn = compared.drawn_users(20, 1).tolist()
+        assert len(set(drawn)) == 20 == Reader(pages[2]).count("caption")
+        captions = [text for text in Reader(pages[2]).text if "Then came" in text]
+        users = [compared.trial.interactions.user_ids[compared.users[place]] for place in drawn]
+        assert [caption.split(",")[0] for caption in captions] == users
+
+    def test_a_table_of_fewer_users_shows_them_all(self, compared: Report) -> None:
+        everybody = compared.drawn_users(10**9, 0)
+        assert everybody.tolist() == list(range(len(compared.ranks)))
 
 
 def test_codeword_shares_count_the_training_events(models: list[Artifact]) -> None:

@@ -1,0 +1,97 @@
+"""The comparison of models on the same held-out events: differences within each user, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.evaluation.trial import Result
+from model.metrics import HEADLINES, Interval, gains, mean_interval_95, metrics
+
+JUDGED = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}  # what a verdict is about
+
+
+class Difference(NamedTuple):
+    """How much higher the mean of a metric is than that of another model, with the interval over users."""
+
+    difference: float
+    interval_95: Interval
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the whole interval lies above or below 0; else 0, as the difference may be chance."""
+        low, high = self.interval_95
+        return int(low > 0) - int(high < 0)
+
+    def __str__(self) -> str:
+        low, high = self.interval_95
+        return f"{self.difference:+.4f}, 95 % {low:+.4f} to {high:+.4f}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train a model, by the results of its seeds on the same Q events.
+
+    name     of the first of them, different from those of other variants
+    results  at least one
+    """
+
+    name: str
+    results: Sequence[Result]
+
+    def metrics(self) -> dict[str, float]:
+        """Return every metric, the mean over the seeds."""
+        of_each = [metrics(result.ranks) for result in self.results]
+        return {name: float(np.mean([each[name] for each in of_each])) for name in of_each[0]}
+
+    def deviations(self) -> dict[str, float]:
+        """Return the standard deviation of every metric over the seeds, of which there are two or more."""
+        of_each = [metrics(result.ranks) for result in self.results]
+        return {name: float(np.std([each[name] for each in of_each], ddof=1)) for name in of_each[0]}
+
+    def gains(self, metric: str) -> NDArray[np.float64]:
+        """Return what each event adds to the metric, the mean over the seeds: (Q,)."""
+        of_each = np.stack([gains(result.ranks, metric) for result in self.results])
+        mean: NDArray[np.float64] = of_each.mean(axis=0).round(12)  # values that rounding errors tell apart are one
+        return mean
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much better the first model is than another one, by metric."""
+
+    first: str
+    other: str
+    differences: dict[str, Difference]
+
+    @classmethod
+    def of(cls, first: Variant, other: Variant) -> Comparison:
+        """Compare two variants on the events that both were tested on.
+
+        Intervals are paired: a draw of users takes the ranks of all models along. They say nothing about how much a
+        model changes with its seed.
+        """
+        differences = {}
+        for name in HEADLINES:
+            by_user = first.gains(name) - other.gains(name)
+            differences[name] = Difference(float(by_user.mean()), mean_interval_95(by_user))
+        return cls(first.name, other.name, differences)
+
+    @property
+    def verdict(self) -> str:
+        """What the comparison shows, as a sentence."""
+        found: dict[int, list[str]] = {1: [], -1: [], 0: []}
+        for name, label in JUDGED.items():
+            difference = self.differences[name]
+            found[difference.sign].append(f"{label} ({difference})")
+        better, worse, unclear = (" and ".join(found[sign]) for sign in (1, -1, 0))
+        if not better and not worse:
+            return f"{self.first} and {self.other} cannot be told apart: in {unclear} the difference may be chance."
+        parts = [f"{word} in {names}" for word, names in (("better", better), ("worse", worse)) if names]
+        parts[0] = parts[0].replace(" in ", f" than {self.other} in ", 1)
+        rest = f"; in {unclear} the difference may be chance" if unclear else ""
+        return f"{self.first} is {' and '.join(parts)}{rest}."
