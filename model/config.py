@@ -69,7 +69,7 @@ class TrainConfig(Frozen):
     learning_rate: float = Field(0.002, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
-    patience: int = Field(5, ge=1)  # epochs without a better validation NDCG@10
+    patience: int = Field(2, ge=1)  # epochs without a better NDCG@10 of the served model on validation
     sampled_negatives: int = Field(4096, ge=1)
     full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
     lift_strength: float | None = Field(None, ge=0)  # None: what validation likes best

@@ -60,7 +60,7 @@ def ranks_full(events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule) -> ND
 
     raises  ValueError for scores that are not finite
     """
-    blocks = [_ranks(scores, events.targets[block]) for block, scores in _shown_scores(events, scorer, seen_rule)]
+    blocks = [_ranks(scores, events.targets[block]) for block, scores in shown_scores(events, scorer, seen_rule)]
     return np.concatenate([np.empty(0, np.int64), *blocks])
 
 
@@ -70,7 +70,7 @@ def ranks_and_recommendations(
     """Rank as ``ranks_full``; also return the k best items for each user: (Q, k), -1 where fewer may be shown."""
     ranks = np.empty(len(events), np.int64)
     recommended = np.full((len(events), k), -1, np.int32)
-    for block, scores in _shown_scores(events, scorer, seen_rule):
+    for block, scores in shown_scores(events, scorer, seen_rule):
         ranks[block] = _ranks(scores, events.targets[block])
         worst = np.partition(scores, -k, axis=1)[:, -k] if k < scores.shape[1] else np.full(len(scores), -np.inf)
         for row, (values, threshold) in enumerate(zip(scores, worst, strict=True), start=block.start):
@@ -127,17 +127,25 @@ def excluded_items(seen: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]
     return seen[-RECENT_ITEMS:] if rule == "recent" else seen
 
 
+def missed_rank(items: int) -> int:
+    """Return the rank, a miss at every cutoff, of an item that may not be shown."""
+    return max(items, *CUTOFFS) + 1
+
+
 def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.int64]:
     own = scores[np.arange(len(scores)), targets][:, None]
     ranks: NDArray[np.int64] = np.count_nonzero(scores >= own, axis=1)
-    ranks[np.isneginf(own[:, 0])] = max(scores.shape[1], *CUTOFFS) + 1  # a miss at every cutoff
+    ranks[np.isneginf(own[:, 0])] = missed_rank(scores.shape[1])
     return ranks
 
 
-def _shown_scores(
+def shown_scores(
     events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule
 ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Score block by block, with minus infinity for items that may not be shown."""
+    """Score block by block, with minus infinity for items that may not be shown.
+
+    raises  ValueError for scores that are not finite
+    """
     for block, scores in _score_blocks(events, scorer):
         seen = events.histories[block] if events.seen is None else events.seen[block]
         for row, items in zip(scores, seen, strict=True):

@@ -18,31 +18,57 @@ from model.lisa import item_codes
 WINDOW = 10  # the most events later that count as following
 DECAY_PER_EVENT = 0.4
 SHRINKAGE = 5.0  # weight of follow-ups at which an item's shares count half
-FAINT_SHARE = 0.01  # far smaller shares lift nothing
-DEFAULT_LIFT_STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT), where no validation chooses it
+FAINT_SHARE = 0.01
+DEFAULT_LIFT_STRENGTH = 1.5  # where no validation chooses it
 LIFT_STRENGTHS = (0.0, 0.75, DEFAULT_LIFT_STRENGTH, 3.0, 6.0, 12.0)
 LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
 DECAY_PER_ITEM = 0.7  # of the lift, from each newest item to the one before
 
 
-class Followers(NamedTuple):
-    """The K items that followed each item most often, and the gains of their scores while it is the newest.
+class Lift(NamedTuple):
+    """What the scores of an item's followers gain while it is the newest: ``strength * log(1 + share / faint_share)``.
 
-    items  (N, K)  int32, -1 where there are fewer
-    lift   (N, K)  float32, 0 there
+    followers    how many of each item do, 8 bytes each
+    count_decay  how much less an event counts as following for each one between, a rate
+    faint_share  far smaller shares lift nothing
+    """
+
+    followers: int
+    strength: float = DEFAULT_LIFT_STRENGTH
+    count_decay: float = DECAY_PER_EVENT
+    faint_share: float = FAINT_SHARE
+
+
+class Followers(NamedTuple):
+    """The K items that followed each item most often, and their shares of all that did.
+
+    items   (N, K)  int32, strongest first, -1 where there are fewer
+    shares  (N, K)  float32, 0 there
     """
 
     items: NDArray[np.int32]
-    lift: NDArray[np.float32]
+    shares: NDArray[np.float32]
+
+    def strongest(self, count: int) -> Followers:
+        """Return the strongest ones of each item."""
+        return Followers(self.items[:, :count], self.shares[:, :count])
+
+    def gains(self, lift: Lift) -> NDArray[np.float32]:
+        """Return what their scores gain, in the shape of the shares."""
+        gains: NDArray[np.float32] = lift.strength * np.log1p(self.shares / lift.faint_share)
+        return gains
 
 
-def strongest_followers(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int) -> Followers:
+def strongest_followers(
+    item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int, count_decay: float = DECAY_PER_EVENT
+) -> Followers:
     """Find the ``count`` strongest followers of every item in packed histories.
 
-    item    (events,)     item of every event, users one behind the other
-    starts  (users + 1,)  where each user's events begin, and the end
+    item         (events,)     item of every event, users one behind the other
+    starts       (users + 1,)  where each user's events begin, and the end
+    count_decay  how much less an event counts for each one between, a rate
     """
-    counts = item_codes.follower_counts(item, starts, items, WINDOW, DECAY_PER_EVENT)
+    counts = item_codes.follower_counts(item, starts, items, WINDOW, count_decay)
     totals = np.asarray(counts.sum(axis=1)).ravel()
     shares = sparse.csr_array(sparse.diags_array(1 / (totals + SHRINKAGE)) @ counts)
     rows = np.repeat(np.arange(items), np.diff(shares.indptr))
@@ -51,6 +77,5 @@ def strongest_followers(item: NDArray[np.int32], starts: NDArray[np.int64], item
     kept = strongest_first[place < count]
     followers = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
     cells = rows[kept], place[place < count]
-    followers.items[cells] = shares.indices[kept]
-    followers.lift[cells] = DEFAULT_LIFT_STRENGTH * np.log1p(shares.data[kept] / FAINT_SHARE)
+    followers.items[cells], followers.shares[cells] = shares.indices[kept], shares.data[kept]
     return followers

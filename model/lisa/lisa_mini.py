@@ -22,7 +22,7 @@ from typing_extensions import override
 from model.config import ModelConfig
 from model.lisa.feed_forward import FeedForward, fold_norm_and_round, round_to_bfloat16
 from model.lisa.item_codes import FixedCodes
-from model.lisa.item_followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
+from model.lisa.item_followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers, Lift
 from model.lisa.recent_attention import RecentItems, window_rows
 
 SMALLEST_MASS = 1e-30
@@ -194,6 +194,13 @@ class Lisa(nn.Module, ABC):
         products = torch.einsum("qd,bpd->bqp", queries, self.target_codebooks)
         return products.transpose(0, 1).contiguous()
 
+    def set_followers(self, followers: Followers, lift: Lift) -> None:
+        """Let each item lift these followers (N, K') by what they gain."""
+        device = self.followers.device
+        self.followers = torch.from_numpy(np.ascontiguousarray(followers.items)).to(device)
+        self.lift = torch.from_numpy(followers.gains(lift)).to(device)
+        self.config = self.config.model_copy(update={"followers": followers.items.shape[1]})
+
     def follower_gains(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Look up the followers of the newest items: (Q, K) -> items (Q, F) int64, their gains (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
@@ -297,13 +304,11 @@ def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:
     return F.embedding_bag(codes + offsets, codebooks.flatten(0, 1), mode="sum")
 
 
-def build_lisa_mini(config: ModelConfig, codes: FixedCodes, followers: Followers) -> LisaMini:
+def build_lisa_mini(config: ModelConfig, codes: FixedCodes) -> LisaMini:
     """Make a model with fresh weights on fixed codes; its history codewords start as the clusters' means."""
     model = LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
     means = torch.from_numpy(codes.history.codewords)
     scale = math.sqrt(config.history_codebooks) * means.square().mean().sqrt().clamp_min(SMALLEST_MASS)
     with torch.no_grad():
         model.codebooks.copy_(means / scale)
-        model.followers.copy_(torch.from_numpy(followers.items))
-        model.lift.copy_(torch.from_numpy(followers.lift))
     return model

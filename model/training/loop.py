@@ -27,6 +27,7 @@ from model.holdout_ranks import HeldOutEvents, Scorer
 CHECKPOINT = "checkpoint"
 BEST_CHECKPOINT, LAST_CHECKPOINT = f"{CHECKPOINT}/best.safetensors", f"{CHECKPOINT}/last.safetensors"
 OPTIMIZER_PREFIX = "optimizer."
+VALIDATION_USERS = 10_000
 
 Batch = TypeVar("Batch")
 
@@ -35,14 +36,26 @@ class TrainError(ValueError):
     """A training cannot start; the message names the way out."""
 
 
+class Validation(NamedTuple):
+    """What the weights of an epoch are worth on the events held out, as they would be served.
+
+    lift  what validation chose for them, of a model that lifts
+    """
+
+    ndcg_at_10: float
+    hr_at_10: float
+    lift: dict[str, float] | None = None
+
+
 class EpochReport(NamedTuple):
-    """The result of an epoch; metrics are those of validation, None where nothing is held out."""
+    """The result of an epoch; what stands in ``Validation`` is None where nothing is held out."""
 
     epoch: int
     loss: float
     ndcg_at_10: float | None
     hr_at_10: float | None
     elapsed_s: float
+    lift: dict[str, float] | None = None
 
 
 class Progress(Protocol):
@@ -97,7 +110,7 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     @abstractmethod
     def _scorer(self) -> Scorer:
-        """Return a scorer by the network as it is now."""
+        """Return a scorer by the network as it is now; the network itself stays as it is."""
 
     def fit(self, progress: Progress, resume: bool) -> None:
         """Train to the last epoch, or until validation stops improving; the model ends with its best weights."""
@@ -129,9 +142,10 @@ class TrainingLoop(ABC, Generic[Batch]):
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1])
         validated = self.validate(lambda done: progress.stage(f"validating epoch {epoch + 1}, {done:.0%} of the users"))
-        elapsed_s = time.monotonic() - started
-        ndcg_at_10, hr_at_10 = validated.get("ndcg_at_10"), validated.get("hr_at_10")
-        return EpochReport(epoch, sum(losses) / len(losses), ndcg_at_10, hr_at_10, elapsed_s)
+        elapsed_s, loss = time.monotonic() - started, sum(losses) / len(losses)
+        if validated is None:
+            return EpochReport(epoch, loss, None, None, elapsed_s)
+        return EpochReport(epoch, loss, validated.ndcg_at_10, validated.hr_at_10, elapsed_s, validated.lift)
 
     def train_batch(self, batch: Batch) -> float:
         """Learn from one batch; returns its loss."""
@@ -151,16 +165,21 @@ class TrainingLoop(ABC, Generic[Batch]):
             group["lr"] = training.learning_rate * max(warm * cosine, 0.01)
 
     @torch.inference_mode()
-    def validate(self, on_progress: Callable[[float], None] = lambda _: None) -> dict[str, float]:
-        """Return the metrics of the present weights on the events held out; none where nothing is.
+    def validate(self, on_progress: Callable[[float], None] = lambda _: None) -> Validation | None:
+        """Judge the present weights on the events held out; None where nothing is.
 
         on_progress  is called with the share of them that is ranked
         """
         if self.validation is None or not len(self.validation):
-            return {}
+            return None
         self.network.eval()
-        scorer = _reporting(self._scorer(), len(self.validation), on_progress)
-        return metrics.metrics(holdout_ranks.ranks_full(self.validation, scorer, self.recipe.data.seen_rule))
+        return self._judge(self.validation, _reporting(self._scorer(), len(self.validation), on_progress))
+
+    def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
+        """Measure what the scorer ranks; a subclass may choose what is served beside the weights."""
+        ranks = holdout_ranks.ranks_full(events, scorer, self.recipe.data.seen_rule)
+        found = metrics.metrics(ranks)
+        return Validation(found["ndcg_at_10"], found["hr_at_10"])
 
     def _best(self) -> int:
         """Return the epoch of the best validation NDCG@10; the last one where nothing is held out."""
@@ -213,10 +232,14 @@ class TrainingLoop(ABC, Generic[Batch]):
 
 
 def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:
-    """Return the validation events that epochs are judged by; None where the model trains on them."""
+    """Return the validation events that epochs are judged by; None where the model trains on them.
+
+    Of more than 10,000 users as many are drawn, always the same ones, so that an epoch is judged in seconds.
+    """
     if recipe.data.train_on != "train":
         return None
-    return holdout_ranks.held_out_events(interactions, parts.validation, recipe)
+    drawn = np.random.default_rng(0).permutation(parts.validation)[:VALIDATION_USERS]
+    return holdout_ranks.held_out_events(interactions, np.sort(drawn), recipe)
 
 
 def _reporting(scorer: Scorer, histories: int, on_progress: Callable[[float], None]) -> Scorer:

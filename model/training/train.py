@@ -5,6 +5,7 @@ Codes are fixed, so the histogram of a position is data: a scan computes it once
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,15 +32,24 @@ from model.data.interactions import (
 )
 from model.data.readers import ItemTexts, read_interactions, read_items
 from model.data.splits import Split, split
-from model.holdout_ranks import Scorer
+from model.holdout_ranks import HeldOutEvents, Scorer
 from model.lisa import item_codes
 from model.lisa.histogram import running_histograms
 from model.lisa.item_complements import Complements, strongest_complements
-from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, strongest_followers
+from model.lisa.item_followers import Lift
 from model.lisa.item_intervals import NO_INTERVALS, Intervals, learned_intervals, rarest_categories
 from model.lisa.lisa_mini import build_lisa_mini
 from model.lisa.recent_attention import recent_windows
-from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError, TrainingLoop, validation_events
+from model.training.lift_choice import ChosenLift, LiftChooser
+from model.training.loop import (
+    CHECKPOINT,
+    LAST_CHECKPOINT,
+    Progress,
+    TrainError,
+    TrainingLoop,
+    Validation,
+    validation_events,
+)
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 from model.training.padding import STEPS_PER_EPOCH
 
@@ -89,7 +99,7 @@ def position_batches(
 
 
 class Trainer(TrainingLoop[PositionBatch]):
-    """Trains LISA-Mini; then validation chooses the strength of the lift."""
+    """Trains LISA-Mini. Validation judges each epoch with the lift that it likes best, and with it the model ends."""
 
     def __init__(self, interactions: Interactions, parts: Split, config: Config, directory: Path, device: str) -> None:
         histories = training_histories(interactions, parts.train, config.event_weights)
@@ -100,34 +110,31 @@ class Trainer(TrainingLoop[PositionBatch]):
             histories.item, histories.starts, items, config.model, config.training.seed
         )
         torch.manual_seed(config.training.seed)
-        followers = strongest_followers(histories.item, histories.starts, items, config.model.followers)
-        self.model = build_lisa_mini(config.model, self.item_codes, followers)
+        self._lifts = LiftChooser(histories, items, config)
+        self.model = build_lisa_mini(config.model, self.item_codes)
+        self._set_lift(self._lifts.usual)
         super().__init__(
             self.model, histories, validation_events(interactions, parts, config), config, directory, device
         )
         self.config = config
-        if config.training.lift_strength is not None:
-            self.model.lift.mul_(config.training.lift_strength / DEFAULT_LIFT_STRENGTH)
-        self.ndcg_at_10_by_strength: dict[float, float] = {}  # of the lift, after training
+        self.chosen: ChosenLift | None = None  # by the last validation
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         self._batch_size = min(config.training.batch_size, wanted)
         self._dtype = matmul_dtype(self.device)
 
+    @property
+    def lift(self) -> Lift:
+        """What the model lifts: what the last validation chose, or the usual."""
+        return self._lifts.usual if self.chosen is None else self.chosen.lift
+
     @override
     def _finish(self, progress: Progress) -> None:
         self.model.fold_norms_and_round()
-        if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
-            self._choose_lift_strength(progress)
+        self.validate(lambda done: progress.stage(f"choosing the lift, {done:.0%} of the users"))
+        self._set_lift(self.lift)
 
-    def _choose_lift_strength(self, progress: Progress) -> None:
-        """Scale the gains of followers by the best strength on validation, which depends on how rare the items are."""
-        unit = self.model.lift / DEFAULT_LIFT_STRENGTH
-        for place, strength in enumerate(LIFT_STRENGTHS, start=1):
-            progress.stage(f"choosing the lift's strength, {place} of {len(LIFT_STRENGTHS)}")
-            self.model.lift.copy_(unit * strength)
-            self.ndcg_at_10_by_strength[strength] = self.validate().get("ndcg_at_10", 0.0)
-        best = max(LIFT_STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
-        self.model.lift.copy_(unit * best)
+    def _set_lift(self, lift: Lift) -> None:
+        self.model.set_followers(self._lifts.followers(lift), lift)
 
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
@@ -153,14 +160,24 @@ class Trainer(TrainingLoop[PositionBatch]):
         )
 
     @override
+    def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
+        """Choose the lift for these weights: a model is served with it."""
+        self.chosen = self._lifts.choose(events, scorer, self.config.data.seen_rule)
+        lift = self.chosen.lift._asdict()
+        return Validation(self.chosen.mean("ndcg_at_10"), self.chosen.mean("hr_at_10"), lift)
+
+    @override
     def _scorer(self) -> Scorer:
-        tables, vectors = self.model.tables(), self.model.item_vectors()
+        """Return a scorer by the weights as they are served, without a lift."""
+        with torch.inference_mode(mode=False), torch.no_grad():
+            served = copy.deepcopy(self.model).eval()
+            served.fold_norms_and_round()
+        tables, vectors = served.tables(), served.item_vectors()
 
         def score(*state: NDArray[Any]) -> NDArray[np.float32]:
             histograms, last, recent = (torch.from_numpy(part).to(self.device) for part in state)
-            queries = self.model.read(histograms, last, recent, tables)
-            scores = queries @ vectors.T + self.model.bias
-            return scores.scatter_add_(1, *self.model.follower_gains(recent)).cpu().numpy()
+            scores = served.read(histograms, last, recent, tables) @ vectors.T + served.bias
+            return scores.cpu().numpy()
 
         return holdout_ranks.state_scorer(score, self.item_codes.history.codes, self.config.model)
 
@@ -243,7 +260,8 @@ def train(
     trainer.fit(progress, resume)
     reports = [report._asdict() for report in trainer.reports]
     progress.stage(WRITING)
-    metrics = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
+    by_strength = {} if trainer.chosen is None else trainer.chosen.ndcg_at_10_by_strength
+    metrics = {"epochs": reports, "lift": trainer.lift._asdict(), "ndcg_at_10_by_lift_strength": by_strength}
     counted = inputs.complements(), inputs.intervals()
     model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics, *counted)
     shutil.rmtree(out / CHECKPOINT)

@@ -58,5 +58,7 @@ class TrainingProgress:
         validation = ""
         if report.ndcg_at_10 is not None and report.hr_at_10 is not None:
             validation = f", validation HR@10 {report.hr_at_10:.4f} NDCG@10 {report.ndcg_at_10:.4f}"
+        if report.lift is not None:
+            validation += f" with lift {report.lift['strength']:g}"
         epoch = f"epoch {report.epoch + 1} of {self._epochs}"
         self._bar.say(f"{epoch}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)")

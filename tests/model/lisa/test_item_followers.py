@@ -15,6 +15,7 @@ from model.lisa.item_followers import (
     FAINT_SHARE,
     SHRINKAGE,
     WINDOW,
+    Lift,
     strongest_followers,
 )
 
@@ -22,13 +23,13 @@ ITEMS = 12
 Histories = list[list[int]]
 
 
-def shares_of(histories: Histories) -> dict[int, dict[int, float]]:
+def shares_of(histories: Histories, decay: float) -> dict[int, dict[int, float]]:
     """Of each item, the shares of what followed it, written as plainly as possible."""
     weights: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for history in histories:
         for place, item in enumerate(history):
             for distance, later in enumerate(history[place + 1 : place + 1 + WINDOW]):
-                weights[item][later] += math.exp(-DECAY_PER_EVENT * distance)
+                weights[item][later] += math.exp(-decay * distance)
     return {
         item: {later: weight / (sum(row.values()) + SHRINKAGE) for later, weight in row.items()}
         for item, row in weights.items()
@@ -38,22 +39,33 @@ def shares_of(histories: Histories) -> dict[int, dict[int, float]]:
 @given(
     histories=st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=25), max_size=8),
     count=st.integers(0, ITEMS + 3),
+    strength=st.sampled_from([0.0, DEFAULT_LIFT_STRENGTH, 6.0]),
+    decay=st.sampled_from([DECAY_PER_EVENT, 1.0]),
+    faint=st.sampled_from([FAINT_SHARE, 0.03]),
 )
-def test_the_strongest_followers_lift_as_their_shares_tell(histories: Histories, count: int) -> None:
+def test_the_strongest_followers_lift_as_their_shares_tell(
+    histories: Histories, count: int, strength: float, decay: float, faint: float
+) -> None:
     packed = np.array([item for history in histories for item in history], np.int32)
     starts = np.cumsum([0, *map(len, histories)])
-    found = strongest_followers(packed, starts, ITEMS, count)
-    assert found.items.shape == found.lift.shape == (ITEMS, count)
-    expected = shares_of(histories)
+    found = strongest_followers(packed, starts, ITEMS, count, decay)
+    lift = Lift(count, strength, decay, faint)
+    gains = found.gains(lift)
+    assert found.items.shape == found.shares.shape == gains.shape == (ITEMS, count)
+    expected = shares_of(histories, decay)
     for item in range(ITEMS):
         shares = expected.get(item, {})
         followers = [follower for follower in found.items[item].tolist() if follower >= 0]
         assert len(set(followers)) == len(followers) == min(count, len(shares))
         assert found.items[item, len(followers) :].tolist() == [-1] * (count - len(followers))
-        assert not found.lift[item, len(followers) :].any()
-        lifts = [DEFAULT_LIFT_STRENGTH * math.log1p(shares[follower] / FAINT_SHARE) for follower in followers]
-        np.testing.assert_allclose(found.lift[item, : len(followers)], lifts, rtol=1e-4)
+        assert not gains[item, len(followers) :].any()
+        lifts = [strength * math.log1p(shares[follower] / faint) for follower in followers]
+        np.testing.assert_allclose(gains[item, : len(followers)], lifts, rtol=1e-4)
         strongest_shares = sorted(shares.values(), reverse=True)[:count]
         np.testing.assert_allclose(
-            lifts, [DEFAULT_LIFT_STRENGTH * math.log1p(share / FAINT_SHARE) for share in strongest_shares], rtol=1e-4
+            lifts, [strength * math.log1p(share / faint) for share in strongest_shares], rtol=1e-4
         )
+    fewer = found.strongest(count // 2)
+    again = strongest_followers(packed, starts, ITEMS, count // 2, decay)
+    assert (fewer.items == again.items).all()
+    assert (fewer.shares == again.shares).all()

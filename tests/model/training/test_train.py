@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from model.data.splits import split
 from model.evaluation import evaluate
 from model.evaluation.trial import model_scorer
 from model.lisa.histogram import history_histogram
-from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
+from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, Lift
 from model.lisa.lisa_mini import LisaMini
 from model.training import train
-from model.training.loop import EpochReport
+from model.training.lift_choice import LiftedRanks
+from model.training.loop import EpochReport, Validation
 
 Make = Callable[..., Any]
 
@@ -144,12 +146,13 @@ def test_followers_gain_what_validation_likes_best(
     unit = trainer.model.lift / DEFAULT_LIFT_STRENGTH
     assert unit.any()
 
-    def quality(_on_progress: object = None) -> dict[str, float]:
-        return {"ndcg_at_10": 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
+    def ranks(ranked: LiftedRanks, lift: Lift) -> np.ndarray[Any, Any]:
+        return np.array([1 if lift.strength == liked else 2])
 
-    monkeypatch.setattr(trainer, "validate", quality)
+    monkeypatch.setattr(LiftedRanks, "ranks", ranks)
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, liked * unit)
+    assert [report.lift and report.lift["strength"] for report in trainer.reports] == [liked]
 
 
 @pytest.mark.parametrize("given", [0.0, 4.5])
@@ -160,7 +163,8 @@ def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make,
     trainer = train.Trainer(interactions, parts, tiny_config(epochs=1, lift_strength=given), tmp_path, "cpu")
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, given * unit)
-    assert trainer.ndcg_at_10_by_strength == {}
+    assert trainer.chosen is not None
+    assert list(trainer.chosen.ndcg_at_10_by_strength) == [given]
 
 
 def test_followers_gain_the_usual_where_nothing_is_held_out(
@@ -171,6 +175,7 @@ def test_followers_gain_the_usual_where_nothing_is_held_out(
     trainer = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu")
     usual = trainer.model.lift.clone()
     trainer.fit(silent(), resume=False)
+    assert trainer.chosen is None
     assert usual.any()
     torch.testing.assert_close(trainer.model.lift, usual)
 
@@ -196,7 +201,21 @@ def test_every_stage_is_reported(shop: Path, tmp_path: Path, tiny_config: Make, 
     ]
     assert f"computing the codes of {len(made.items)} items" in progress.stages
     assert {"validating epoch 1, 0% of the users", "validating epoch 2, 0% of the users"} <= {*progress.stages}
-    assert sum(stage.startswith("choosing the lift") for stage in progress.stages) == len(LIFT_STRENGTHS)
+    assert "choosing the lift, 0% of the users" in progress.stages
+
+
+def weights_by_epoch(trainer: train.Trainer) -> list[dict[str, torch.Tensor]]:
+    """Train to the end; the weights after every epoch."""
+    weights = []
+
+    class Watching:
+        def stage(self, name: str) -> None: ...
+        def batch(self, epoch: int, share: float, loss: float) -> None: ...
+        def epoch(self, report: EpochReport) -> None:
+            weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+
+    trainer.fit(Watching(), resume=False)
+    return weights
 
 
 class TestEarlyStopping:
@@ -208,18 +227,9 @@ class TestEarlyStopping:
         training = config.training.model_copy(update={"lift_strength": DEFAULT_LIFT_STRENGTH})  # none is chosen
         config = config.model_copy(update={"training": training})
         trainer = train.Trainer(interactions, split(interactions, "loo"), config, directory, "cpu")
-        results = iter(script)
-        monkeypatch.setattr(trainer, "validate", lambda *_: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
-        weights = []
-
-        class Watching:
-            def stage(self, name: str) -> None: ...
-            def batch(self, epoch: int, share: float, loss: float) -> None: ...
-            def epoch(self, report: EpochReport) -> None:
-                weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
-
-        trainer.fit(Watching(), resume=False)
-        return trainer, weights
+        results = chain(script, repeat(0.0))
+        monkeypatch.setattr(trainer, "validate", lambda *_: Validation(next(results), 0.0))
+        return trainer, weights_by_epoch(trainer)
 
     def test_it_stops_when_patience_ends_and_keeps_the_best_epoch(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make
@@ -250,8 +260,50 @@ class TestEarlyStopping:
         found = metrics.metrics(holdout_ranks.ranks_full(events, scorer, made.config.data.seen_rule))
         reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
         by_strength = made.metrics["ndcg_at_10_by_lift_strength"]
-        assert by_strength[str(DEFAULT_LIFT_STRENGTH)] == pytest.approx(max(reported), abs=1e-6)
-        assert found["ndcg_at_10"] == pytest.approx(max(by_strength.values()), abs=1e-6)
+        assert max(by_strength.values()) == max(reported)
+        assert by_strength[str(made.metrics["lift"]["strength"])] == max(reported)
+        assert found["ndcg_at_10"] == pytest.approx(max(reported), abs=1e-6)
+
+    def test_an_epoch_is_judged_by_the_model_that_would_be_served(
+        self, shop: Path, tmp_path: Path, tiny_config: Make, in_memory: Make
+    ) -> None:
+        """Which an engine ranks by, at each strength of the lift."""
+        interactions = read_interactions(shop)
+        parts, config = split(interactions, "loo"), tiny_config(epochs=3)
+        trainer = train.Trainer(interactions, parts, config, tmp_path, "cpu")
+        fresh, unit = deepcopy(trainer.model), trainer.model.lift / DEFAULT_LIFT_STRENGTH
+        events = holdout_ranks.held_out_events(interactions, parts.validation, config)
+        for weights, report in zip(weights_by_epoch(trainer), trainer.reports, strict=True):
+            served = deepcopy(fresh)
+            served.load_state_dict(weights)
+            served.fold_norms_and_round()
+            found = []
+            for strength in LIFT_STRENGTHS:
+                served.lift.copy_(strength * unit)
+                ranks = holdout_ranks.ranks_full(events, model_scorer(in_memory(served.eval())), "all")
+                found.append((metrics.metrics(ranks)["ndcg_at_10"], metrics.metrics(ranks)["hr_at_10"], strength))
+            assert report.lift is not None
+            judged = next(each for each in found if each[2] == report.lift["strength"])
+            assert (report.ndcg_at_10, report.hr_at_10) == pytest.approx(judged[:2], abs=1e-6)
+            assert report.ndcg_at_10 == pytest.approx(max(each[0] for each in found), abs=1e-6)
+
+    def test_a_table_that_is_learned_by_heart_ends_its_training_early(
+        self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
+    ) -> None:
+        """Nothing is to be learned from what is drawn at random but how popular the items are."""
+        rng, popular = np.random.default_rng(0), 1 / np.arange(1, 81)
+        draws = rng.choice(80, (60, 15), p=popular / popular.sum())
+        rows = [(f"u{user}", f"i{item}", place) for user, items in enumerate(draws) for place, item in enumerate(items)]
+        config = tiny_config(epochs=60, learning_rate=0.03, patience=2)
+        made = train.train(write_rows(tmp_path / "data", rows), tmp_path / "model", config, progress=silent())
+        quality = [epoch["ndcg_at_10"] for epoch in made.metrics["epochs"]]
+        best = max(range(len(quality)), key=lambda epoch: (quality[epoch], epoch))
+        assert len(quality) == best + 3 < 60
+        assert made.metrics["lift"] == made.metrics["epochs"][best]["lift"]
+        interactions = read_interactions(tmp_path / "data")
+        events = holdout_ranks.held_out_events(interactions, split(interactions, "loo").validation, made.config)
+        ranks = holdout_ranks.ranks_full(events, model_scorer(made), made.config.data.seen_rule)
+        assert metrics.metrics(ranks)["ndcg_at_10"] == pytest.approx(quality[best], abs=1e-6)
 
 
 def changed_rows(rows: list[Any], held_out: int) -> list[Any]:

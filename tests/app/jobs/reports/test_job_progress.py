@@ -110,6 +110,8 @@ class TestTraining:
         assert line().startswith("validating epoch 1, 50% of the users, 15 % done, 0:")
         progress.epoch(EpochReport(0, 7.0, 0.125, 0.25, 160.0))
         assert output.lines[-1] == "epoch 1 of 4: loss 7.0000, validation HR@10 0.2500 NDCG@10 0.1250 (160 s)"
+        progress.epoch(EpochReport(1, 7.0, 0.125, 0.25, 160.0, {"strength": 3.0}))
+        assert output.lines[-1].endswith(" NDCG@10 0.1250 with lift 3 (160 s)")
         progress.batch(3, 1.0, 6.0)
         progress.stage("writing the model")
         assert line() == "writing the model, 100 % done"
