@@ -10,6 +10,7 @@ Protocol = Literal["loo_full", "loo_sampled100", "loo_paper100", "temporal"]
 SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
+LiftChoice = Literal["strength", "table"]
 
 # What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
@@ -73,6 +74,9 @@ class TrainConfig(Frozen):
     sampled_negatives: int = Field(4096, ge=1)
     full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
     lift_strength: float | None = Field(None, ge=0)  # None: what validation likes best
+    lift_count_decay: float = Field(0.4, ge=0)  # of what counts as following, for each event between
+    lift_faint_share: float = Field(0.01, gt=0)  # followers of far smaller shares gain nothing
+    lift_choice: LiftChoice = "strength"  # what validation chooses: the table is all of the above, and how many follow
     seed: int = 0
 
 

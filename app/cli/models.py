@@ -22,6 +22,7 @@ from model.config import (
     SERVED_TRAINING,
     Config,
     DataCard,
+    LiftChoice,
     MechanismRecipe,
     MechanismTraining,
     Protocol,
@@ -52,6 +53,13 @@ class RecipeOptions:
         float | None,
         typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
     ] = None
+    lift_choice: Annotated[
+        LiftChoice, typer.Option(help="What validation chooses: 'table' has up to 64 followers of each item, not 16.")
+    ] = "strength"
+    lift_from: Annotated[
+        Path | None,
+        typer.Option(help="Take the lift that this model's training chose; for --train-on all.", metavar="DIR"),
+    ] = None
     event_weight: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,8 +84,8 @@ class RecipeOptions:
 
     def recipe(self) -> Config | MechanismRecipe:
         """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
-        if self.preset in MECHANISMS and self.lift is not None:
-            raise typer.BadParameter("mechanisms lift nothing; leave out --lift")
+        if self.preset in MECHANISMS and (self.lift, self.lift_choice, self.lift_from) != (None, "strength", None):
+            raise typer.BadParameter("mechanisms lift nothing; leave out --lift, --lift-choice and --lift-from")
         if self.preset in PRESETS and self.codes_from is not None:
             raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
         overrides: dict[str, Any] = {"seed": self.seed, **({"epochs": self.epochs} if self.epochs else {})}
@@ -85,12 +93,28 @@ class RecipeOptions:
         about_data = {**self._event_types(), "data": card}
         if self.preset not in MECHANISMS:
             shape, training = preset_of(self.preset)
-            training = training.model_copy(update={**overrides, "lift_strength": self.lift})
-            return Config(model=shape, training=training, **about_data)
+            lift = self._lift()
+            shape = shape.model_copy(update={"followers": lift.pop("followers", shape.followers)})
+            return Config(model=shape, training=training.model_copy(update={**overrides, **lift}), **about_data)
         if not set(about_data["event_weights"].values()) <= {0, 1}:
             raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
         usual = SERVED_TRAINING if self.preset in SERVED_MECHANISMS else MechanismTraining()
         return MechanismRecipe(model=MECHANISMS[self.preset], training=usual.model_copy(update=overrides), **about_data)
+
+    def _lift(self) -> dict[str, Any]:
+        """Return the settings of the lift, with the number of followers where another model has chosen it."""
+        if self.lift_from is None:
+            return {"lift_strength": self.lift, "lift_choice": self.lift_choice}
+        if self.lift is not None or self.lift_choice != "strength":
+            raise typer.BadParameter("--lift-from is the whole lift; leave out --lift and --lift-choice")
+        from model.artifact import model_directory
+
+        chosen = model_directory.load(self.lift_from).metrics.get("lift")
+        if chosen is None:
+            raise typer.BadParameter(f"the training of {str(self.lift_from)!r} has not recorded its lift; give --lift")
+        return {"followers": chosen["followers"]} | {
+            f"lift_{name}": chosen[name] for name in ("strength", "count_decay", "faint_share")
+        }
 
     def _event_types(self) -> dict[str, Any]:
         """Return the weights of all event types, and the unseen types, with those that the options name."""
@@ -137,6 +161,9 @@ def train(
         say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
     if isinstance(made, Artifact):
+        if lift := made.metrics.get("lift"):
+            count = lift["followers"]
+            say(f"lift {lift['strength']:g} by {count} followers of each item, which take {8 * count} bytes of it")
         then = f"{len(made.items):,} items, generation {made.tag}; try 'lisarec serve --model {out}'"
     else:
         then = f"generation {made.tag}; try 'lisarec evaluate --model {out} --data {data}'"

@@ -107,7 +107,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
         [texts.categories.get(name, ()) for name in known.item_ids],
         np.bincount(known.item[train], minlength=len(known.item_ids)).astype(np.int64),
     )
-    model_directory.save(out, trainer.model, plain.config, items, {})
+    model_directory.save(out, trainer.model, trainer.trained_config, items, {})
 
 
 @dataclass

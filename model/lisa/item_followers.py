@@ -16,9 +16,7 @@ from scipy import sparse
 from model.lisa import item_codes
 
 WINDOW = 10  # the most events later that count as following
-DECAY_PER_EVENT = 0.4
 SHRINKAGE = 5.0  # weight of follow-ups at which an item's shares count half
-FAINT_SHARE = 0.01
 DEFAULT_LIFT_STRENGTH = 1.5  # where no validation chooses it
 LIFT_STRENGTHS = (0.0, 0.75, DEFAULT_LIFT_STRENGTH, 3.0, 6.0, 12.0)
 LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
@@ -34,9 +32,9 @@ class Lift(NamedTuple):
     """
 
     followers: int
-    strength: float = DEFAULT_LIFT_STRENGTH
-    count_decay: float = DECAY_PER_EVENT
-    faint_share: float = FAINT_SHARE
+    strength: float
+    count_decay: float
+    faint_share: float
 
 
 class Followers(NamedTuple):
@@ -60,7 +58,7 @@ class Followers(NamedTuple):
 
 
 def strongest_followers(
-    item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int, count_decay: float = DECAY_PER_EVENT
+    item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int, count_decay: float
 ) -> Followers:
     """Find the ``count`` strongest followers of every item in packed histories.
 

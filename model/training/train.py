@@ -123,6 +123,11 @@ class Trainer(TrainingLoop[PositionBatch]):
         self._dtype = matmul_dtype(self.device)
 
     @property
+    def trained_config(self) -> Config:
+        """The configuration of the model, which has as many followers of each item as validation has chosen."""
+        return self.config.model_copy(update={"model": self.model.config})
+
+    @property
     def lift(self) -> Lift:
         """What the model lifts: what the last validation chose, or the usual."""
         return self._lifts.usual if self.chosen is None else self.chosen.lift
@@ -162,7 +167,7 @@ class Trainer(TrainingLoop[PositionBatch]):
     @override
     def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
         """Choose the lift for these weights: a model is served with it."""
-        self.chosen = self._lifts.choose(events, scorer, self.config.data.seen_rule)
+        self.chosen = self._lifts.choose(self._lifts.ranked(events, scorer, self.config.data.seen_rule))
         lift = self.chosen.lift._asdict()
         return Validation(self.chosen.mean("ndcg_at_10"), self.chosen.mean("hr_at_10"), lift)
 
@@ -263,7 +268,7 @@ def train(
     by_strength = {} if trainer.chosen is None else trainer.chosen.ndcg_at_10_by_strength
     metrics = {"epochs": reports, "lift": trainer.lift._asdict(), "ndcg_at_10_by_lift_strength": by_strength}
     counted = inputs.complements(), inputs.intervals()
-    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics, *counted)
+    model_directory.save(out, trainer.model, trainer.trained_config, inputs.catalogue(), metrics, *counted)
     shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out)
 

@@ -174,11 +174,18 @@ class TestTrainAndEvaluate:
         assert shown.out.splitlines()[0] == f"training lisa-mini on 1 of {cores} cores (--threads 1)"
         assert torch.get_num_threads() == 1
 
-    def test_a_model_of_everything_has_nothing_to_evaluate(
-        self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    def test_a_model_of_everything_has_the_lift_of_another_one_and_nothing_to_evaluate(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "everything"
-        assert Outcome(capsys, "train", "--data", shop, "--out", out, "--epochs", 1, "--train-on", "all").status == 0
+        arguments = ("train", "--data", shop, "--out", out, "--epochs", 1, "--train-on", "all", "--lift-from", model)
+        assert Outcome(capsys, *arguments, "--lift", 3).status == 2
+        shown = Outcome(capsys, *arguments)
+        assert shown.status == 0
+        lifts = [json.loads((path / "metrics.json").read_text())["lift"] for path in (model, out)]
+        assert lifts[0] == lifts[1]
+        strength, count = lifts[1]["strength"], lifts[1]["followers"]
+        assert f"lift {strength:g} by {count} followers of each item, which take {8 * count} bytes of it" in shown.out
         refused(Outcome(capsys, "evaluate", "--model", out, "--data", shop), "train with --train-on train")
 
     def test_codes_may_be_learned_and_the_model_is_served_all_the_same(

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.lisa.item_followers import (
-    DECAY_PER_EVENT,
     DEFAULT_LIFT_STRENGTH,
-    FAINT_SHARE,
     SHRINKAGE,
     WINDOW,
     Lift,
@@ -40,8 +38,8 @@ def shares_of(histories: Histories, decay: float) -> dict[int, dict[int, float]]
     histories=st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=25), max_size=8),
     count=st.integers(0, ITEMS + 3),
     strength=st.sampled_from([0.0, DEFAULT_LIFT_STRENGTH, 6.0]),
-    decay=st.sampled_from([DECAY_PER_EVENT, 1.0]),
-    faint=st.sampled_from([FAINT_SHARE, 0.03]),
+    decay=st.sampled_from([0.4, 1.0]),
+    faint=st.sampled_from([0.01, 0.03]),
 )
 def test_the_strongest_followers_lift_as_their_shares_tell(
     histories: Histories, count: int, strength: float, decay: float, faint: float
