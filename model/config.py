@@ -11,6 +11,7 @@ SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
 LiftChoice = Literal["strength", "table"]
+RegularisationChoice = Literal["given", "by-density"]
 
 # What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
@@ -70,6 +71,7 @@ class TrainConfig(Frozen):
     learning_rate: float = Field(0.002, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
+    regularisation: RegularisationChoice = "given"  # by-density: dropout and epochs by how many events an item has
     patience: int = Field(2, ge=1)  # epochs without a better NDCG@10 of the served model on validation
     sampled_negatives: int = Field(4096, ge=1)
     full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
@@ -128,6 +130,7 @@ class DataCard(Frozen):
     seen_rule: SeenRule = "all"
     users: int = 0
     events: int = 0
+    events_per_item: float = 0.0  # of those that have any
 
 
 class Recipe(Frozen):

@@ -26,6 +26,7 @@ from model.config import (
     MechanismRecipe,
     MechanismTraining,
     Protocol,
+    RegularisationChoice,
     SeenRule,
     TrainOn,
 )
@@ -49,6 +50,9 @@ class RecipeOptions:
     protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full"
     train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train"
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    regularisation: Annotated[
+        RegularisationChoice, typer.Option(help="'by-density': dropout 0.5 and 5 epochs where items have few events.")
+    ] = "given"
     lift: Annotated[
         float | None,
         typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
@@ -86,6 +90,8 @@ class RecipeOptions:
         """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
         if self.preset in MECHANISMS and (self.lift, self.lift_choice, self.lift_from) != (None, "strength", None):
             raise typer.BadParameter("mechanisms lift nothing; leave out --lift, --lift-choice and --lift-from")
+        if self.regularisation != "given" and (self.preset in MECHANISMS or self.epochs is not None):
+            raise typer.BadParameter("the epochs are given, or those of a mechanism; leave out --regularisation")
         if self.preset in PRESETS and self.codes_from is not None:
             raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
         overrides: dict[str, Any] = {"seed": self.seed, **({"epochs": self.epochs} if self.epochs else {})}
@@ -93,7 +99,7 @@ class RecipeOptions:
         about_data = {**self._event_types(), "data": card}
         if self.preset not in MECHANISMS:
             shape, training = preset_of(self.preset)
-            lift = self._lift()
+            lift, overrides["regularisation"] = self._lift(), self.regularisation
             shape = shape.model_copy(update={"followers": lift.pop("followers", shape.followers)})
             return Config(model=shape, training=training.model_copy(update={**overrides, **lift}), **about_data)
         if not set(about_data["event_weights"].values()) <= {0, 1}:
@@ -156,7 +162,7 @@ def train(
             if isinstance(recipe, MechanismRecipe):
                 made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, **how)
             else:
-                made = train_model(data, out, recipe, **how)
+                made = train_model(data, out, recipe, **how, on_config=progress.set_config)
     except KeyboardInterrupt:
         say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None

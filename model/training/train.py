@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -52,6 +52,7 @@ from model.training.loop import (
 )
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 from model.training.padding import STEPS_PER_EPOCH
+from model.training.regularisation import regularised
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
 READING, WRITING = "reading the data", "writing the model"  # stages of every training
@@ -249,17 +250,27 @@ def prepare_training(
 
 
 def train(
-    directory: Path, out: Path, config: Config, *, device: str = "cpu", resume: bool = False, progress: Progress
+    directory: Path,
+    out: Path,
+    config: Config,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    progress: Progress,
+    on_config: Callable[[Config], None] = lambda _: None,
 ) -> model_directory.Artifact:
     """Train a model on a data directory and save it as a model directory.
 
     ``config.data`` names the split and what to train on; the data gives its hash, counts and seen rule.
 
-    raises  DataError   when the data cannot be read or split
-            TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
+    on_config  is called with the configuration as the data has completed it
+    raises     DataError   when the data cannot be read or split
+               TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
     """
     progress.stage(READING)
     inputs = prepare_training(directory, out, config, device, resume)
+    inputs = inputs._replace(recipe=regularised(inputs.recipe))
+    on_config(inputs.recipe)
     progress.stage(f"computing the codes of {len(inputs.interactions.item_ids):,} items")
     trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
@@ -282,6 +293,7 @@ def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
             "seen_rule": "none" if repeats else "all",
             "users": len(interactions.user_ids),
             "events": len(interactions),
+            "events_per_item": len(interactions) / max(len(np.unique(interactions.item)), 1),
         }
     )
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 
 from app.jobs.reports.job_progress import JobProgress, ShareColumn, TimeLeftColumn
+from model.config import Config
 from model.training.loop import EpochReport
 
 
@@ -34,6 +35,14 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def set_config(self, config: Config) -> None:
+        """Go by the epochs that the data has chosen, and say what else it has."""
+        self._epochs = config.training.epochs
+        self._bar.update(self._task, total=self._epochs)
+        if config.training.regularisation == "by-density":
+            per_item, dropout = config.data.events_per_item, config.model.dropout
+            self._bar.say(f"{per_item:.1f} events an item: dropout {dropout:g}, {self._epochs} epochs")
 
     def break_silence(self) -> None:
         """Print how far the training is, if its output is no terminal and had no line for a while."""

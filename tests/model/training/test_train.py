@@ -371,6 +371,7 @@ def test_the_model_says_what_it_was_trained_on(shop: Path, trained: Path) -> Non
         seen_rule="none",  # a shop: people buy again
         users=len(interactions.user_ids),
         events=len(interactions),
+        events_per_item=len(interactions) / 40,
     )
     assert loaded.items.titles[:2] == ["Item 0", "Item 1"]
     assert loaded.items.categories[13] == ("shelf-1", "all")
