@@ -21,7 +21,7 @@ EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 
 
 # A training's operations take milliseconds, and each ends when its last thread does. With a thread for each core, which
-# is PyTorch's own default, each waits for other processes on any of them: benchmarks/quality/training_threads.py.
+# is PyTorch's own default, each waits for other processes on any of them: benchmarks/quality/training/threads.py.
 DEFAULT_THREADS = 1
 
 

@@ -20,7 +20,8 @@ from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.harness import service_process
 from benchmarks.inference import attention, constant_cost, personal_search, scan, worker_memory
-from benchmarks.quality import mechanisms, served_equals_offline, training_threads
+from benchmarks.quality import mechanisms, served_equals_offline
+from benchmarks.quality.training import threads
 from benchmarks.rollout import model_switch
 from benchmarks.service import long_logs, overload, throughput
 from benchmarks.storage import bucket, exactly_once, rebuild, redis_memory
@@ -243,8 +244,8 @@ def test_searches_are_timed_beside_plain_requests(
 
 def test_trainings_are_timed_beside_busy_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With one thread: on a busy machine several would train for long."""
-    shop = training_threads.make_shop(tmp_path / "shop", items=200, users=60)
-    training_threads.main([shop], threads=[1], busy=[1], epochs=1, repeats=1)
+    shop = threads.make_shop(tmp_path / "shop", items=200, users=60)
+    threads.main([shop], threads=[1], busy=[1], epochs=1, repeats=1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "as with one thread" in line]
     assert shop.name in line
 

@@ -4,8 +4,8 @@ Every training is a process, `lisarec train`, on a made-up shop of 2,000 items, 
 on the data directories that are given. The ways to train take turns, so that what else the machine does meets all of
 them. Passive waiting is OpenMP's OMP_WAIT_POLICY: threads that wait sleep, instead of asking again and again.
 
-    python -m benchmarks.quality.training_threads
-    python -m benchmarks.quality.training_threads --data $LISAREC_DATA/online-retail --protocol temporal --repeats 1
+    python -m benchmarks.quality.training.threads
+    python -m benchmarks.quality.training.threads --data $LISAREC_DATA/online-retail --protocol temporal --repeats 1
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""How models are trained: with which threads, and by which settings."""
