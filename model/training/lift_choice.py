@@ -165,6 +165,11 @@ class ChosenLift:
     ranks: Ints
     ndcg_at_10_by_strength: dict[float, float]
 
+    @property
+    def usual_strength(self) -> float:
+        """The best strength of the usual table; of equally good ones the weakest."""
+        return max(sorted(self.ndcg_at_10_by_strength), key=self.ndcg_at_10_by_strength.__getitem__)
+
     def mean(self, metric: str) -> float:
         """Return a metric of the ranks, whose cutoff is 10 or less."""
         return float(gains(self.ranks, metric).mean())

@@ -40,7 +40,7 @@ from model.lisa.item_followers import Lift
 from model.lisa.item_intervals import NO_INTERVALS, Intervals, learned_intervals, rarest_categories
 from model.lisa.lisa_mini import build_lisa_mini
 from model.lisa.recent_attention import recent_windows
-from model.training.lift_choice import ChosenLift, LiftChooser
+from model.training.lift_choice import ChosenLift, LiftChooser, LiftedRanks
 from model.training.loop import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -111,14 +111,15 @@ class Trainer(TrainingLoop[PositionBatch]):
             histories.item, histories.starts, items, config.model, config.training.seed
         )
         torch.manual_seed(config.training.seed)
-        self._lifts = LiftChooser(histories, items, config)
+        self.lifts = LiftChooser(histories, items, config)
         self.model = build_lisa_mini(config.model, self.item_codes)
-        self._set_lift(self._lifts.usual)
+        self._set_lift(self.lifts.usual)
         super().__init__(
             self.model, histories, validation_events(interactions, parts, config), config, directory, device
         )
         self.config = config
-        self.chosen: ChosenLift | None = None  # by the last validation
+        self.ranked: LiftedRanks | None = None  # what the last validation scored
+        self.chosen: ChosenLift | None = None  # and chose
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         self._batch_size = min(config.training.batch_size, wanted)
         self._dtype = matmul_dtype(self.device)
@@ -131,7 +132,7 @@ class Trainer(TrainingLoop[PositionBatch]):
     @property
     def lift(self) -> Lift:
         """What the model lifts: what the last validation chose, or the usual."""
-        return self._lifts.usual if self.chosen is None else self.chosen.lift
+        return self.lifts.usual if self.chosen is None else self.chosen.lift
 
     @override
     def _finish(self, progress: Progress) -> None:
@@ -140,7 +141,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         self._set_lift(self.lift)
 
     def _set_lift(self, lift: Lift) -> None:
-        self.model.set_followers(self._lifts.followers(lift), lift)
+        self.model.set_followers(self.lifts.followers(lift), lift)
 
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
@@ -168,7 +169,8 @@ class Trainer(TrainingLoop[PositionBatch]):
     @override
     def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
         """Choose the lift for these weights: a model is served with it."""
-        self.chosen = self._lifts.choose(self._lifts.ranked(events, scorer, self.config.data.seen_rule))
+        self.ranked = self.lifts.ranked(events, scorer, self.config.data.seen_rule)
+        self.chosen = self.lifts.choose(self.ranked)
         lift = self.chosen.lift._asdict()
         return Validation(self.chosen.mean("ndcg_at_10"), self.chosen.mean("hr_at_10"), lift)
 

@@ -1,0 +1,259 @@
+"""Train tables with settings that may become the default, and judge them on validation events alone; no test is read.
+
+Dropout and epochs: every pair is trained on every table, to its last epoch. Printed are the quality of the best one,
+the paired difference to the first pair, and which epoch each patience would have kept, with what.
+
+The table of the lift: half of the validation users choose it for the model of the first pair, as a training does, and
+the other half is asked what that is worth beside the usual table with the strength that the same half likes best; then
+the halves change places.
+
+What was trained is kept in ``--out`` and not trained again, and an interrupted training goes on.
+
+    python -m benchmarks.quality.training.choices --out runs/choices --data $LISAREC_DATA/ml-1m \\
+        --data $LISAREC_DATA/beauty --data $LISAREC_DATA/online-retail --data $LISAREC_DATA/completejourney
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import cpu
+from model.config import DEFAULT_THREADS, Config, DataCard, preset
+from model.lisa.item_followers import Lift
+from model.metrics import gains, mean_interval_95
+from model.training.loop import LAST_CHECKPOINT, EpochReport
+from model.training.threads import use_threads
+from model.training.train import Trainer, prepare_training
+
+TEMPORAL = {"online-retail", "completejourney"}  # tables that are split in time
+PAIRS = ("0.2,7", "0.35,7", "0.5,7", "0.2,5", "0.5,5")  # dropout and epochs; the first is the default
+PATIENCE = (1, 2, 3)
+GAINS = "gains.npy"
+METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
+
+console = Console(width=220)
+Gains = dict[str, NDArray[np.float64]]
+
+
+class Pair(NamedTuple):
+    """Dropout and epochs of a training."""
+
+    dropout: float
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{self.dropout:g}, {self.epochs}"
+
+
+class LiftTrial(NamedTuple):
+    """What a choice of the lift's table is worth on the other half of the users, (Q,) by metric, and the choices."""
+
+    chosen: Gains
+    usual: Gains
+    lifts: list[Lift]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: the validation NDCG@10 of its epochs, and what each validation user adds to the metrics."""
+
+    events_per_item: float
+    ndcg_at_10: list[float]
+    lift: dict[str, Any]
+    by_user: Gains
+    lift_trial: LiftTrial
+
+    def kept(self, patience: int) -> int:
+        """Return the epoch that a training with this patience would have kept, from 0."""
+        best = 0
+        for epoch, quality in enumerate(self.ndcg_at_10):
+            best = epoch if quality >= self.ndcg_at_10[best] else best
+            if epoch - best >= patience:
+                break
+        return best
+
+
+class EpochPrinter:
+    """Prints a line for each epoch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def stage(self, name: str) -> None:
+        """Print nothing of a stage."""
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Print nothing of a batch."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """Print its quality."""
+        console.print(
+            f"{self._name}: epoch {report.epoch + 1}, {report.ndcg_at_10 or 0.0:.4f}, {report.elapsed_s:.0f} s"
+        )
+
+
+def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
+    """Train once, to the last epoch, or read what came of it."""
+    folder = out / data.name / f"dropout-{pair.dropout:g}-epochs-{pair.epochs}-seed-{seed}"
+    if not (folder / "run.json").exists():
+        shape, training = preset("lisa-mini")
+        config = Config(
+            model=shape.model_copy(update={"dropout": pair.dropout}),
+            training=training.model_copy(
+                update={"epochs": pair.epochs, "patience": pair.epochs, "seed": seed, "lift_choice": "table"}
+            ),
+            data=DataCard(split="temporal" if data.name in TEMPORAL else "loo"),
+        )
+        resume = (folder / LAST_CHECKPOINT).exists()
+        inputs = prepare_training(data, folder, config, device, resume)
+        trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, folder, device)
+        trainer.fit(EpochPrinter(f"{data.name}, {pair}, seed {seed}"), resume)
+        _keep(trainer, folder)
+    return _read(folder)
+
+
+def _keep(trainer: Trainer, folder: Path) -> None:
+    assert trainer.ranked is not None, "the table holds nothing out for validation"
+    usual, trial = _usual_lift(trainer), try_lift(trainer)
+    by_user = [_gains(trainer.ranked.ranks(usual)), trial.chosen, trial.usual]
+    np.save(folder / GAINS, np.stack([list(found.values()) for found in by_user]))
+    about = {
+        "events_per_item": trainer.config.data.events_per_item,
+        "ndcg_at_10": [report.ndcg_at_10 for report in trainer.reports],
+        "lift": trainer.lift._asdict(),
+        "lifts_of_halves": [lift._asdict() for lift in trial.lifts],
+    }
+    (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _read(folder: Path) -> Run:
+    about = json.loads((folder / "run.json").read_text())
+    plain, chosen, usual = (dict(zip(METRICS, found, strict=True)) for found in np.load(folder / GAINS))
+    lifts = [Lift(**lift) for lift in about["lifts_of_halves"]]
+    return Run(about["events_per_item"], about["ndcg_at_10"], about["lift"], plain, LiftTrial(chosen, usual, lifts))
+
+
+def try_lift(trainer: Trainer) -> LiftTrial:
+    """Let each half of the validation users choose a table of the lift for the other half."""
+    ranked = trainer.ranked
+    assert ranked is not None
+    users = len(ranked.ranks(trainer.lifts.usual))
+    chosen, usual = np.empty(users, np.int64), np.empty(users, np.int64)
+    lifts = []
+    for choosing, asked in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+        choice = trainer.lifts.choose(ranked, choosing)
+        lifts.append(choice.lift)
+        chosen[asked] = ranked.ranks(choice.lift)[asked]
+        usual[asked] = ranked.ranks(trainer.lifts.usual._replace(strength=choice.usual_strength))[asked]
+    return LiftTrial(_gains(chosen), _gains(usual), lifts)
+
+
+def _usual_lift(trainer: Trainer) -> Lift:
+    assert trainer.chosen is not None
+    return trainer.lifts.usual._replace(strength=trainer.chosen.usual_strength)
+
+
+def _gains(ranks: NDArray[np.int64]) -> Gains:
+    return {metric: gains(ranks, metric) for metric in METRICS}
+
+
+def difference(one: Gains, other: Gains, metric: str) -> str:
+    """Return the paired difference with its interval over users, as text."""
+    by_user = one[metric] - other[metric]
+    low, high = mean_interval_95(np.round(by_user, 12))
+    return f"{by_user.mean():+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def mean_gains(runs: Sequence[Run]) -> Gains:
+    """Return what each user adds to the metrics, the mean over seeds."""
+    return {metric: np.mean([run.by_user[metric] for run in runs], axis=0) for metric in METRICS}
+
+
+def pairs_table(found: dict[tuple[str, Pair], list[Run]]) -> Table:
+    """Return the quality of each pair on each table, beside that of the first pair."""
+    columns = ("table", "events an item", "dropout, epochs", *METRICS.values(), "minus the first, HR@10", "NDCG@10")
+    table = Table(*columns, "best epoch", *(f"patience {one}: epoch, loss" for one in PATIENCE), box=box.MARKDOWN)
+    firsts: dict[str, Gains] = {}
+    for (name, pair), runs in found.items():
+        own = mean_gains(runs)
+        first = firsts.setdefault(name, own)
+        margins = ["", ""] if own is first else [difference(own, first, metric) for metric in METRICS]
+        means = [f"{own[metric].mean():.4f}" for metric in METRICS]
+        best = [run.kept(pair.epochs) for run in runs]
+        cells = ["; ".join(_kept(run, patience) for run in runs) for patience in PATIENCE]
+        epochs = "; ".join(str(epoch + 1) for epoch in best)
+        table.add_row(name, f"{runs[0].events_per_item:.1f}", str(pair), *means, *margins, epochs, *cells)
+    return table
+
+
+def _kept(run: Run, patience: int) -> str:
+    epoch = run.kept(patience)
+    return f"{epoch + 1}, {max(run.ndcg_at_10) - run.ndcg_at_10[epoch]:.4f}"
+
+
+def lifts_table(found: dict[tuple[str, Pair], list[Run]]) -> Table:
+    """Return what the choice of the lift's table is worth on users that have not made it, for the first pair."""
+    table = Table("table", "chosen by each half", "minus the usual table, HR@10", "NDCG@10", "by all", box=box.MARKDOWN)
+    names: set[str] = set()
+    for (name, _), runs in found.items():
+        if name in names:
+            continue
+        names.add(name)
+        for run in runs:
+            trial = run.lift_trial
+            chosen = "; ".join(_lift_text(lift) for lift in trial.lifts)
+            margins = [difference(trial.chosen, trial.usual, metric) for metric in METRICS]
+            table.add_row(name, chosen, *margins, _lift_text(Lift(**run.lift)))
+    return table
+
+
+def _lift_text(lift: Lift) -> str:
+    return (
+        f"{lift.strength:g} by {lift.followers} ({8 * lift.followers} B an item), decay {lift.count_decay:g}, "
+        f"faint {lift.faint_share:g}"
+    )
+
+
+def _pair(text: str) -> Pair:
+    dropout, _, epochs = text.partition(",")
+    try:
+        return Pair(float(dropout), int(epochs))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no DROPOUT,EPOCHS, such as 0.5,5") from None
+
+
+def main(
+    data: Annotated[list[Path], typer.Option(help="Data directory; repeatable.")],
+    out: Annotated[Path, typer.Option(help="Where trainings are kept.")],
+    pair: Annotated[list[str] | None, typer.Option(help="DROPOUT,EPOCHS; repeatable, the first is compared.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeatable; default: 0.")] = None,
+    device: str = "cpu",
+    threads: int = DEFAULT_THREADS,
+) -> None:
+    """Train what is not trained yet, and print both tables."""
+    use_threads(threads)
+    pairs, seeds = [_pair(text) for text in pair or PAIRS], seed or [0]
+    found = {(one.name, each): [train(one, each, s, out, device) for s in seeds] for one in data for each in pairs}
+    console.print(pairs_table(found), soft_wrap=True)
+    console.print(lifts_table(found), soft_wrap=True)
+    console.print(
+        f"validation, best epoch of each training, seeds {seeds}; {cpu()}, {len(os.sched_getaffinity(0))} cores, "
+        f"{threads} threads, {device}, torch {torch.__version__}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
