@@ -36,7 +36,7 @@ from app.recommendation.ranking import rotation
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
 from benchmarks.machine import cpu
-from benchmarks.quality.cold_items import service_of
+from benchmarks.quality.cold.items import service_of
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.evaluation.evaluate import prepare_trial

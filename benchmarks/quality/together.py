@@ -38,7 +38,7 @@ from scipy import sparse
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
 from benchmarks.machine import cpu
-from benchmarks.quality.cold_items import service_of
+from benchmarks.quality.cold.items import service_of
 from benchmarks.quality.rotation import interval_95
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact

@@ -1,7 +1,7 @@
 """Rank fusion: for users with few events, the personal ranking is blended with the trending items.
 
 An item scores ``w / (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with ``w = n / (n + SMOOTHING)``
-after n events. `benchmarks/quality/cold_users.py` measures it: a trained model needs little help, so the smoothing is
+after n events. `benchmarks/quality/cold/users.py` measures it: a trained model needs little help, so the smoothing is
 small.
 """
 

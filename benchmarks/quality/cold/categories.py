@@ -5,7 +5,7 @@ is put into a running service. Users are then asked for by what they did before 
 has a twin are asked without the item itself: would they have found the twin? All of them are asked with and without the
 twins: do these take the place of what was wanted?
 
-    python -m benchmarks.quality.cold_categories --model models/ml-1m --data $LISAREC_DATA/ml-1m
+    python -m benchmarks.quality.cold.categories --model models/ml-1m --data $LISAREC_DATA/ml-1m
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from app.schemas.recommendations import RecommendationRequest
 from app.serving.item_updates import parse_items
 from app.serving.lifespan import Service
 from benchmarks.machine import cpu
-from benchmarks.quality.cold_items import HELD_OUT_EVERY, NOT_RANKED, K, finish, service_of
+from benchmarks.quality.cold.items import HELD_OUT_EVERY, NOT_RANKED, K, finish, service_of
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.data.readers import read_interactions

@@ -6,7 +6,7 @@ history have chosen them (app/events/cold_item_learner.py, model/cold_items.py).
 come, the service is asked for that user's ten best items. After every request the service has the time that it wants
 for its work in the background.
 
-    python -m benchmarks.quality.cold_items --data $LISAREC_DATA/online-retail --plain models/retail \\
+    python -m benchmarks.quality.cold.items --data $LISAREC_DATA/online-retail --plain models/retail \\
         --without models/tenth
 
 --plain is a model of all items, of ``lisarec train --protocol temporal``; --without is trained here, in the same split

@@ -5,7 +5,7 @@ trending ranking counts events that halve every HALF_LIFE_S, with popularity as 
 ``w / (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with w = n / (n + c). All choices were made here, on
 validation events; test events are not used. Ties count against the scorer.
 
-    python -m benchmarks.quality.cold_users --model models/online-retail --data $LISAREC_DATA/online-retail
+    python -m benchmarks.quality.cold.users --model models/online-retail --data $LISAREC_DATA/online-retail
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Measurements of items that training has not seen, and of users with few events."""
