@@ -5,7 +5,8 @@ users, by their queries, chose it and others did not: this is training's softmax
 on a sample of queries, maximised codebook by codebook. A few events cannot tell 256 codewords apart, so a prior by the
 votes decides where they do not.
 
-Before any user has chosen the item, it gets the codes that most items of its categories have.
+Before any user has chosen the item, it gets the codes that most similar items have: those next to the vector that its
+title, its categories or the shop's vector predict (`model.content`), or those of its categories.
 """
 
 from __future__ import annotations
@@ -29,10 +30,15 @@ CONTEXT_ITEMS = 5  # known items before an event that vote
 CONTEXT_DECAY = 0.2  # decay of their votes, per item further back
 POPULARITY_OFFSET = 10.0  # a vote counts 1 / sqrt(training events + this), or popular items alone would decide
 SWEEPS = 3  # over the codebooks
+SMALLEST_LENGTH = 1e-12
 MAX_SIMILAR_ITEMS = 30  # items of the same categories that vote for an item without events
 UNPROVEN_QUANTILE = 0.25  # its likelihood among theirs: at the median, new items would crowd out known ones
 POOLED_QUERIES = 100  # users of a single event that represent all users
 POOLED_ITEMS = 4096  # items that represent the catalogue
+NEIGHBOURS = 16_384  # the most used items, among which those next to a prediction are found
+NEAREST_ITEMS = 3  # that vote for an item by its content
+FARTHER_VOTE = 0.1  # less than the one before: where they agree in nothing, the nearest one decides
+DESCRIBED_QUANTILE = 0.5  # of the likelihood of these, that of the item
 
 
 class ColdCodes(NamedTuple):
@@ -145,6 +151,37 @@ def query_sample(trained: Artifact, queries: Tensor) -> QuerySample:
     return QuerySample(products, _log_sum(scores.T))
 
 
+class Neighbours:
+    """The most used learned items, among which those next to a predicted vector are found."""
+
+    @torch.inference_mode()
+    def __init__(self, trained: Artifact) -> None:
+        self._rows = trained.items.popular_first[:NEIGHBOURS].astype(np.int64)
+        self._codes = trained.target_codes[self._rows]
+        self._codebooks: NDArray[np.float32] = trained.model.target_codebooks.detach().numpy()
+        self._mean = trained.content.mean
+        vectors = trained.model.item_vectors(torch.from_numpy(self._rows)).numpy() - self._mean
+        self._lengths = np.maximum(np.linalg.norm(vectors, axis=1), SMALLEST_LENGTH)
+
+    def nearest(self, predicted: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+        """Return rows of items whose vectors, seen from the mean, point where the prediction (D,) does, best first."""
+        direction = predicted - self._mean
+        products = self._codebooks @ direction  # (B', W')
+        likeness = (_summed_products(products[None], self._codes)[0] - direction @ self._mean) / self._lengths
+        count = min(count, len(likeness))
+        best = np.argpartition(-likeness, count - 1)[:count] if count else np.zeros(0, np.int64)
+        return self._rows[best[np.argsort(-likeness[best], kind="stable")]]
+
+
+def drawn(similar: NDArray[np.int64], most: int, item_id: str) -> NDArray[np.int64]:
+    """Draw some of the items that are similar to a new one, at random by its id.
+
+    If many new items had the same codes, they would stand side by side in every list.
+    """
+    rng = np.random.default_rng(list(item_id.encode()))
+    return rng.choice(similar, min(most, len(similar)), replace=False)
+
+
 def codes_of_similar_items(trained: Artifact, similar: NDArray[np.int64], sample: QuerySample) -> ColdCodes:
     """Return codes for an item without events: the most common codes of the similar items.
 
@@ -153,11 +190,32 @@ def codes_of_similar_items(trained: Artifact, similar: NDArray[np.int64], sample
 
     similar  (voters,)  their rows; each item has one vote, popular or not
     """
-    shape, target = trained.config.model, trained.target_codes[similar]
-    own = _most_common(target, shape.target_codewords)
-    likely = sample.log_shares(target) + trained.model.bias.detach().numpy()[similar]
-    bias = np.quantile(likely, UNPROVEN_QUANTILE) - sample.log_shares(own[None])[0]
-    return ColdCodes(_most_common(trained.history_codes[similar], shape.history_codewords), own, float(bias))
+    return _voted_codes(trained, similar, np.ones(len(similar)), sample, UNPROVEN_QUANTILE)
+
+
+def codes_of_nearest_items(trained: Artifact, nearest: NDArray[np.int64], sample: QuerySample) -> ColdCodes:
+    """Return codes for an item without events, by the items next to the vector that its content predicts.
+
+    Two that agree in a codebook decide on it, else the nearest does. The item is as likely as the median of them.
+
+    nearest  (voters,)  their rows, the nearest first
+    """
+    votes = 1 - FARTHER_VOTE * np.arange(len(nearest), dtype=np.float64)
+    return _voted_codes(trained, nearest, votes, sample, DESCRIBED_QUANTILE)
+
+
+def _voted_codes(
+    trained: Artifact,
+    voters: NDArray[np.int64],
+    votes: NDArray[np.float64],
+    sample: QuerySample,
+    quantile: float,
+) -> ColdCodes:
+    shape, target = trained.config.model, trained.target_codes[voters]
+    own = _most_common(target, votes, shape.target_codewords)
+    likely = sample.log_shares(target) + trained.model.bias.detach().numpy()[voters]
+    bias = np.quantile(likely, quantile) - sample.log_shares(own[None])[0]
+    return ColdCodes(_most_common(trained.history_codes[voters], votes, shape.history_codewords), own, float(bias))
 
 
 def _log_sum(scores: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -175,9 +233,9 @@ def _summed_products(products: NDArray[np.float32], codes: NDArray[np.uint8]) ->
     return scores
 
 
-def _most_common(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
-    """Find the most common code of each book: (voters, books) -> (books,)."""
-    return np.array([np.bincount(book, minlength=words).argmax() for book in codes.T], np.uint8)
+def _most_common(codes: NDArray[np.uint8], votes: NDArray[np.float64], words: int) -> NDArray[np.uint8]:
+    """Find the code of each book with the most votes: (voters, books), (voters,) -> (books,)."""
+    return np.array([np.bincount(book, votes, words).argmax() for book in codes.T], np.uint8)
 
 
 def _votes(

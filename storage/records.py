@@ -139,7 +139,7 @@ class ItemCodes:
     """The codes of one item that a generation's model has not learned.
 
     tag       the generation's
-    evidence  how many events the codes were made from; 0 when they are typical of the item's categories
+    evidence  how many events the codes were made from; 0 when they are typical of similar items
     history   history codes (B,), one byte each
     target    target codes (B',), one byte each
     """

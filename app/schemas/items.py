@@ -82,7 +82,7 @@ class FoundItem(BaseModel):
     available: bool = True
     known: bool = Field(
         True,
-        description="false while no model has learned it; events and categories tell of it until the next training",
+        description="false while no model has learned it; events, its title and categories tell of it until then",
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from app.catalogue.background_tasks import BackgroundTasks
-from app.catalogue.category_codes import CategoryCodes
 from app.catalogue.cold_item_codes import NO_ASSIGNMENTS, Assignments, ColdItemCodes
+from app.catalogue.description_codes import DescriptionCodes
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.events.cold_item_learner import ColdItemLearner
@@ -56,11 +56,11 @@ class TenantContext:
 class ServedGeneration:
     """One served generation. Nothing in it is replaced: a request keeps the one that it began with.
 
-    artifact        the model as it was trained
-    learner         assigns codes to items that the model has not learned, by the events on them
-    category_codes  assigns codes to such items by their categories
-    assignments     all code assignments when this was made
-    cold_items      the assignments that fit the model; catalogue and engine include these items
+    artifact           the model as it was trained
+    learner            assigns codes to items that the model has not learned, by the events on them
+    description_codes  assigns codes to such items by their titles and categories
+    assignments        all code assignments when this was made
+    cold_items         the assignments that fit the model; catalogue and engine include these items
     """
 
     context: TenantContext
@@ -68,7 +68,7 @@ class ServedGeneration:
     generation: Generation
     artifact: Artifact
     learner: ColdItemLearner
-    category_codes: CategoryCodes
+    description_codes: DescriptionCodes
     catalogue: LiveCatalogue
     engine: Engine
     assignments: Assignments = field(default_factory=lambda: NO_ASSIGNMENTS)
@@ -108,7 +108,7 @@ class ServedGeneration:
             generation=generation,
             artifact=artifact,
             learner=ColdItemLearner(artifact, generation, codes, engine_thread, store, settings.tenant, tasks),
-            category_codes=CategoryCodes(artifact, codes, engine_thread, store, settings.tenant, tasks),
+            description_codes=DescriptionCodes(artifact, codes, engine_thread, store, settings.tenant, tasks),
             catalogue=LiveCatalogue(artifact.items, context.overrides),
             engine=open_engine(artifact, settings.device),
         )

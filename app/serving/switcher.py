@@ -198,7 +198,7 @@ class GenerationSwitcher:
             await self._rebuild(self.current, self._with_popular_catalogue)
         for served in self.served():
             if len(served.artifact.items):
-                served.category_codes.start_assignment(self._context.overrides)
+                served.description_codes.start_assignment(self._context.overrides)
             if served.has_new_assignments:
                 await self._rebuild(served, self._with_new_assignments)
 
@@ -268,7 +268,7 @@ class GenerationSwitcher:
         for one in served:
             counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
             one.learner.set_catalogue(one.catalogue, one.engine, one.cold_items)
-            one.category_codes.set_catalogue(one.catalogue, one.engine)
+            one.description_codes.set_catalogue(one.catalogue, one.engine)
             signals.click_through.add_generation(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
         generations = [one.generation for one in served]

@@ -38,6 +38,7 @@ from app.main import create_app
 from app.settings import Settings
 from benchmarks.machine import cpu
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.artifact.model_directory import ITEMS, WEIGHTS
 
 USERS = 64
@@ -70,7 +71,8 @@ def write_titled(directory: Path, model: Path, words: int) -> None:
     """Write a model directory with the made-up titles for the items of another one."""
     artifact, catalogue = model_directory.load(model), pl.read_parquet(model / ITEMS)
     titled = catalogue.with_columns(pl.Series("title", made_up_titles(len(catalogue), words)))
-    model_directory.write(directory, load_file(model / WEIGHTS), artifact.config, titled, {}, artifact.complements)
+    statistics = ItemStatistics(artifact.complements)
+    model_directory.write(directory, load_file(model / WEIGHTS), artifact.config, titled, {}, statistics)
 
 
 def searches(titles: Sequence[str], rounds: int) -> Mapping[str, list[str]]:

@@ -6,11 +6,12 @@
 ``items.safetensors``  the same in the layout of ``model.artifact.item_table``, which is mapped and used as it is
 ``complements.safetensors``  what was bought together with each item, where the data tell of orders
 ``intervals.safetensors``  after how long each item is bought again, where somebody has
+``content.safetensors``  what titles, categories and the shop's vectors tell of items that training has not seen
 ``metrics.json``       how training went
 ``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
 
-Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements and intervals change
-no state, and so make no other generation.
+Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements, intervals and
+content change no state, and so make no other generation.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.artifact import interval_tensors
+from model.artifact import item_statistics
+from model.artifact.item_statistics import NO_STATISTICS, ItemStatistics
 from model.artifact.item_table import LAYOUT, ItemTable
 from model.config import ModelConfig, Recipe, ServedRecipe
+from model.content.content_map import NO_CONTENT, ContentMap
 from model.lisa.item_complements import NO_COMPLEMENTS, Complements
 from model.lisa.item_intervals import NO_INTERVALS, Intervals
 from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini
 from model.lisa.lisa_paper import LisaPaper
 
-WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, METRICS, MANIFEST = (
+WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
     "model.safetensors",
     "config.json",
     "items.parquet",
     "items.safetensors",
-    "complements.safetensors",
-    "intervals.safetensors",
     "metrics.json",
     "manifest.json",
 )
-FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, METRICS)
-OPTIONAL_FILES = {PACKED, COMPLEMENTS, INTERVALS}
+FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, *item_statistics.FILES, METRICS)
+OPTIONAL_FILES = {PACKED, *item_statistics.FILES}
 ITEM_DTYPES = {
     "codes.history": torch.uint8,
     "codes.target": torch.uint8,
@@ -95,6 +96,7 @@ class Artifact:
     metrics: dict[str, Any]
     complements: Complements = NO_COMPLEMENTS
     intervals: Intervals = NO_INTERVALS
+    content: ContentMap = NO_CONTENT
 
     def release_pages(self) -> None:
         """Give back the memory of the mapped file's pages; a later access reads the file again."""
@@ -131,8 +133,7 @@ def save(
     config: ServedRecipe,
     items: ItemTable,
     metrics: dict[str, Any],
-    complements: Complements = NO_COMPLEMENTS,
-    intervals: Intervals = NO_INTERVALS,
+    statistics: ItemStatistics = NO_STATISTICS,
 ) -> None:
     """Write a trained model as a model directory."""
     with torch.no_grad():
@@ -140,7 +141,7 @@ def save(
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
     tensors |= {"tables.match": tables.match, "tables.values": tables.values}
     tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
-    write(directory, tensors, config, items.to_frame(), metrics, complements, intervals)
+    write(directory, tensors, config, items.to_frame(), metrics, statistics)
 
 
 def write(
@@ -149,8 +150,7 @@ def write(
     config: Recipe,
     items: pl.DataFrame,
     metrics: dict[str, Any],
-    complements: Complements = NO_COMPLEMENTS,
-    intervals: Intervals = NO_INTERVALS,
+    statistics: ItemStatistics = NO_STATISTICS,
 ) -> None:
     """Write a model directory; the manifest comes last, so a directory is complete or has none."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -160,13 +160,10 @@ def write(
     items.write_parquet(directory / ITEMS)
     _save(directory / PACKED, ItemTable.from_frame(items).to_tensors(), {"layout": LAYOUT})
     _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-    (directory / COMPLEMENTS).unlink(missing_ok=True)
-    if complements.exist:
-        parts = {name: torch.from_numpy(part) for name, part in complements._asdict().items()}
-        _save(directory / COMPLEMENTS, parts)
-    (directory / INTERVALS).unlink(missing_ok=True)
-    if intervals.exist:
-        _save(directory / INTERVALS, interval_tensors.to_tensors(intervals))
+    for name in item_statistics.FILES:
+        (directory / name).unlink(missing_ok=True)
+    for name, parts in statistics.to_tensors().items():
+        _save(directory / name, parts)
     hashes = {name: _sha256(directory / name) for name in FILES if (directory / name).exists()}
     unfinished = directory / f"{MANIFEST}.unfinished"
     unfinished.write_text(json.dumps(hashes, indent=2) + "\n")
@@ -208,7 +205,7 @@ def load(directory: Path) -> Artifact:
             )
         name = directory.resolve().name
         try:
-            statistics = _load_statistics(directory, hashes, len(items))
+            statistics = _load_statistics(directory, hashes, len(items), config.model.width)
         except ArtifactError:
             tag.result()
             raise
@@ -365,30 +362,13 @@ def _load_items(directory: Path, is_packed: bool) -> ItemTable:
     return ItemTable.from_frame(pl.read_parquet(directory / ITEMS))
 
 
-def _load_statistics(directory: Path, files: Collection[str], items: int) -> tuple[Complements, Intervals]:
-    """Read what training has counted of the items, as far as there are files of it; raises ArtifactError."""
-    complements, intervals, name = NO_COMPLEMENTS, NO_INTERVALS, COMPLEMENTS
-    try:
-        if COMPLEMENTS in files:
-            complements = _load_complements(directory, items)
-        name = INTERVALS
-        if INTERVALS in files:
-            intervals = interval_tensors.from_tensors(load_file(directory / INTERVALS), items)
-    except BROKEN_FILE_ERRORS as exc:
-        raise ArtifactError(f"{directory / name} was made by another version: {str(exc)[:1000]}") from exc
-    return complements, intervals
-
-
-def _load_complements(directory: Path, items: int) -> Complements:
-    """Use the tensors of the file without a copy; raises ValueError, KeyError, TypeError where they do not fit."""
-    tensors = load_file(directory / COMPLEMENTS)
-    rows, scores = tensors["items"], tensors["scores"]
-    if rows.dtype != torch.int32 or scores.dtype != torch.float32:
-        raise TypeError("the complements are of another type")
-    if rows.ndim != 2 or rows.shape != scores.shape or len(rows) != items:
-        raise ValueError("the complements do not have the shape of the catalogue")
-    if rows.numel() and not (-1 <= int(rows.amin()) <= _largest(rows) < items):
-        raise ValueError("complements point beyond the catalogue")
-    if not _is_finite(scores) or scores.lt(0).any():
-        raise ValueError("a complement has no score")
-    return Complements(rows.numpy(), scores.numpy())
+def _load_statistics(directory: Path, files: Collection[str], items: int, width: int) -> ItemStatistics:
+    """Read what training has learned of the items, as far as there are files of it; raises ArtifactError."""
+    found = NO_STATISTICS
+    for name in item_statistics.FILES:
+        if name in files:
+            try:
+                found = found.with_file(name, load_file(directory / name), items, width)
+            except BROKEN_FILE_ERRORS as exc:
+                raise ArtifactError(f"{directory / name} was made by another version: {str(exc)[:1000]}") from exc
+    return found

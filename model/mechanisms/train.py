@@ -201,8 +201,9 @@ def train(
     metrics = {"epochs": [report._asdict() for report in trainer.reports]}
     is_served = recipe.model.preset in SERVED_MECHANISMS
     if is_served:
-        served, counted = served_recipe(inputs.recipe), (inputs.complements(), inputs.intervals())
-        model_directory.save(out, served_model(network), served, inputs.catalogue(), metrics, *counted)
+        model, catalogue = served_model(network), inputs.catalogue()
+        statistics = inputs.statistics(model, catalogue)
+        model_directory.save(out, model, served_recipe(inputs.recipe), catalogue, metrics, statistics)
     else:
         weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
         model_directory.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), metrics)

@@ -19,8 +19,11 @@ from typing_extensions import override
 
 from model import holdout_ranks
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, ModelConfig, Recipe
+from model.content.content_map import MAX_ITEMS, NO_CONTENT, ContentMap, learned_content
+from model.content.text_features import Description
 from model.data import orders
 from model.data.interactions import (
     REPEAT_SHARE_OF_SHOPS,
@@ -38,7 +41,7 @@ from model.lisa.histogram import running_histograms
 from model.lisa.item_complements import Complements, strongest_complements
 from model.lisa.item_followers import Lift
 from model.lisa.item_intervals import NO_INTERVALS, Intervals, learned_intervals, rarest_categories
-from model.lisa.lisa_mini import build_lisa_mini
+from model.lisa.lisa_mini import Lisa, build_lisa_mini
 from model.lisa.recent_attention import recent_windows
 from model.training.lift_choice import ChosenLift, LiftChooser, LiftedRanks
 from model.training.loop import (
@@ -206,6 +209,10 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     parts: Split
     texts: ItemTexts
 
+    def statistics(self, model: Lisa, catalogue: ItemTable) -> ItemStatistics:
+        """Return what the training events tell beside the trained model, and what the items' texts tell of it."""
+        return ItemStatistics(self.complements(), self.intervals(), content(model, catalogue))
+
     def complements(self) -> Complements:
         """Return what was bought together in the training events."""
         order, item = orders.order_numbers(self.interactions), self.interactions.item
@@ -280,10 +287,26 @@ def train(
     progress.stage(WRITING)
     by_strength = {} if trainer.chosen is None else trainer.chosen.ndcg_at_10_by_strength
     metrics = {"epochs": reports, "lift": trainer.lift._asdict(), "ndcg_at_10_by_lift_strength": by_strength}
-    counted = inputs.complements(), inputs.intervals()
-    model_directory.save(out, trainer.model, trainer.trained_config, inputs.catalogue(), metrics, *counted)
+    catalogue = inputs.catalogue()
+    statistics = inputs.statistics(trainer.model, catalogue)
+    model_directory.save(out, trainer.model, trainer.trained_config, catalogue, metrics, statistics)
     shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out)
+
+
+@torch.no_grad()
+def content(model: Lisa, catalogue: ItemTable) -> ContentMap:
+    """Learn what the titles and categories of a trained model's items tell of their codes."""
+    rows = catalogue.popular_first[:MAX_ITEMS]
+    rows = rows[catalogue.counts[rows] > 0]
+    if not len(rows):
+        return NO_CONTENT
+    vectors = model.item_vectors(torch.from_numpy(rows.astype(np.int64)).to(model.target_codes.device))
+    titles = catalogue.titles.at(rows)
+    descriptions = [
+        Description(title, catalogue.categories[row]) for title, row in zip(titles, rows.tolist(), strict=True)
+    ]
+    return learned_content(vectors.float().cpu().numpy(), catalogue.counts[rows], descriptions)
 
 
 def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:

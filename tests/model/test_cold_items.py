@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -10,13 +12,17 @@ from model.artifact.model_directory import Artifact
 from model.cold_items import (
     ColdCodes,
     ColdItemEvent,
+    Neighbours,
+    codes_of_nearest_items,
     codes_of_similar_items,
+    drawn,
     likeliest_codes,
     query_sample,
     sampled_query,
     with_cold_items,
 )
 from model.config import Config, ModelConfig
+from model.content.content_map import NO_CONTENT
 from model.inference.engine import Engine
 from model.lisa.lisa_mini import LisaMini
 
@@ -122,3 +128,45 @@ def test_an_item_of_a_kind_is_as_likely_as_the_less_likely_of_its_kind() -> None
         likely = torch.exp(queries.double() @ vector + found.bias - sums).sum().log()
         expected = np.quantile(shares[:, alike].sum(0).log().numpy(), 0.25)
         np.testing.assert_allclose(float(likely), expected, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_neighbours_are_those_whose_vectors_point_where_the_prediction_does() -> None:
+    """Seen from the mean of the map; the cosine, in float64."""
+    rng = np.random.default_rng(4)
+    mean = rng.normal(size=SHAPE.width).astype(np.float32)
+    trained = replace(model_of(ITEMS), content=NO_CONTENT._replace(mean=mean))
+    around = trained.model.item_vectors().double().numpy() - mean
+    neighbours = Neighbours(trained)
+    for predicted in rng.normal(size=(20, SHAPE.width)).astype(np.float32):
+        cosines = around @ (predicted - mean) / np.linalg.norm(around, axis=1)
+        for count in (1, 7, ITEMS, ITEMS + 5):
+            found = neighbours.nearest(predicted, count)
+            assert sorted(found.tolist()) == sorted(np.argsort(-cosines)[:count].tolist())
+
+
+def test_of_similar_items_each_new_one_has_its_own_voters() -> None:
+    similar = np.arange(100, 120)
+    of_items = {f"i{n}": drawn(similar, 10, f"i{n}") for n in range(20)}
+    for item_id, rows in of_items.items():
+        assert len(set(rows.tolist())) == 10
+        assert set(rows.tolist()) <= set(similar.tolist())
+        np.testing.assert_array_equal(drawn(similar, 10, item_id), rows)
+    assert len({tuple(sorted(rows.tolist())) for rows in of_items.values()}) > 15
+    assert sorted(drawn(similar[:3], 10, "i")) == [100, 101, 102]
+    assert not len(drawn(similar[:0], 10, "i"))
+
+
+@torch.inference_mode()
+def test_two_of_the_nearest_items_decide_together_and_else_the_nearest() -> None:
+    trained = model_of(ITEMS)
+    queries = torch.from_numpy(np.random.default_rng(1).normal(size=(50, SHAPE.width)).astype(np.float32))
+    sample = query_sample(trained, queries)
+    for nearest in ([4], [7, 3], [9, 20, 31], [5, 6, 8, 11]):
+        found = codes_of_nearest_items(trained, np.array(nearest), sample)
+        for own, learned in ((found.history, trained.history_codes), (found.target, trained.target_codes)):
+            for word, voted in zip(own.tolist(), learned[nearest].T.tolist(), strict=True):
+                counts = [voted.count(one) for one in voted]
+                assert word == voted[counts.index(max(counts))]
+    alone = codes_of_nearest_items(trained, np.array([4]), sample)
+    assert abs(alone.bias - trained.model.bias[4].item()) < 1e-4

@@ -205,6 +205,14 @@ class TextColumn(StoredColumn):
         chosen = numbers[rows]  # before the texts, to which others are added
         return rows, texts.match_levels(search, with_typos=with_typos)[chosen]
 
+    def values_at(self, rows: NDArray[np.int64]) -> list[str | None]:
+        """Return the values of some rows."""
+        numbers, texts = self.numbered
+        wanted = numbers[rows].astype(np.int64)
+        has_text = wanted != NO_TEXT
+        found = iter(texts.at(wanted[has_text]))
+        return [next(found) if has else None for has in has_text.tolist()]
+
     @override
     def value(self, row: int) -> str | None:
         numbers, texts = self.numbered

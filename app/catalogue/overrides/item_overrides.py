@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
+from typing import NamedTuple
 
 from app.catalogue.overrides.catalogue_values import CatalogueValues
 from storage.records import NO_PROPERTIES, HeldProperties, ItemChanges, ItemEntry
 
-Categorised = tuple[str, Sequence[str]]
-"""An item's id and its categories."""
+
+class DescribedItem(NamedTuple):
+    """What is set of an item that tells what it is; an empty part is not set."""
+
+    item_id: str
+    title: str
+    categories: Sequence[str]
 
 
 class ItemOverrides:
@@ -86,11 +92,15 @@ class ItemOverrides:
                 if self._is_current(values):
                     self._values = values
 
-    def categories_changed_since(self, change_count: int) -> Iterator[list[Categorised]]:
-        """Yield items that changed since that count, with the categories that are set, in pages; thread-safe."""
+    def described_since(self, change_count: int) -> Iterator[list[DescribedItem]]:
+        """Yield items that changed since that count and have a title or categories, in pages; thread-safe."""
         for values, ids, rows in self._values.changed_since(change_count):
-            categories = values.categories.values_at(rows)
-            yield [(item_id, own) for item_id, own in zip(ids, categories, strict=True) if own]
+            titles, categories = values.titles.values_at(rows), values.categories.values_at(rows)
+            items = (
+                DescribedItem(item_id, title or "", own or ())
+                for item_id, title, own in zip(ids, titles, categories, strict=True)
+            )
+            yield [item for item in items if item.title or item.categories]
 
     def _is_current(self, values: CatalogueValues) -> bool:
         return values is self._values or (values.change_count == self.change_count and values.held is self.held)

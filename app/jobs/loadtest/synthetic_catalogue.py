@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.artifact.model_directory import ITEM_DTYPES, ITEMS, WEIGHTS, Artifact
 from model.lisa.item_complements import Complements
 
@@ -47,7 +48,8 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     catalogue = pl.read_parquet(model / ITEMS)[original].with_columns(
         pl.format("item-{}", pl.Series(rows)).alias("item_id")
     )
-    model_directory.write(directory, tensors, trained.config, catalogue, {}, complements, intervals)
+    statistics = ItemStatistics(complements, intervals, trained.content)
+    model_directory.write(directory, tensors, trained.config, catalogue, {}, statistics)
 
 
 def item_id(number: int) -> str:

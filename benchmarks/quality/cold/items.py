@@ -37,9 +37,10 @@ from app.serving.lifespan import Service
 from app.settings import Settings
 from benchmarks.machine import cpu
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
-from model.config import Config
+from model.config import Config, ServedRecipe
 from model.data.interactions import Interactions
 from model.data.readers import read_items
 from model.data.splits import Split
@@ -48,7 +49,7 @@ from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 from model.training.loop import EpochReport
-from model.training.train import Trainer
+from model.training.train import Trainer, content
 
 HELD_OUT_EVERY = 10
 NOT_RANKED = 1 << 30  # the rank of what is not recommended
@@ -79,8 +80,8 @@ class SilentProgress:
         console.print(report)
 
 
-def train_without(directory: Path, interactions: Interactions, parts: Split, plain: Artifact, out: Path) -> None:
-    """Train on the same events save those of the held-out items, with the plain model's settings."""
+def train_without(directory: Path, interactions: Interactions, parts: Split, recipe: ServedRecipe, out: Path) -> None:
+    """Train on the same events save those of the held-out items, with these settings."""
     held = held_out_items(interactions)
     kept = ~held[interactions.item]
     row = np.cumsum(~held) - 1
@@ -97,7 +98,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
     validation = place[parts.validation[kept[parts.validation]]]
     validation = validation[validation > known.starts[known.user[validation]]]  # which needs something before it
     train = parts.train[kept]
-    config = Config.model_validate(plain.config.model_dump())
+    config = Config.model_validate(recipe.model_dump())
     trainer = Trainer(known, Split(train, validation, validation[:0]), config, out, "cpu")
     trainer.fit(SilentProgress(), resume=False)
     texts = read_items(directory)
@@ -107,7 +108,8 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
         [texts.categories.get(name, ()) for name in known.item_ids],
         np.bincount(known.item[train], minlength=len(known.item_ids)).astype(np.int64),
     )
-    model_directory.save(out, trainer.model, trainer.trained_config, items, {})
+    statistics = ItemStatistics(content=content(trainer.model, items))
+    model_directory.save(out, trainer.model, trainer.trained_config, items, {}, statistics)
 
 
 @dataclass
@@ -220,7 +222,7 @@ def main(
     trial = prepare_trial(of_all, data_dir, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts
     if not model_directory.exists(without):
-        train_without(data_dir, interactions, parts, of_all, without)
+        train_without(data_dir, interactions, parts, of_all.config, without)
     trained = model_directory.load(without)
     of_plain = trial.test_model(of_all)
     never = never_learned(trained, interactions, parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,20 +15,23 @@ from app.settings import Settings
 from model.artifact import model_directory
 from model.cold_items import MAX_SIMILAR_ITEMS
 from storage.maintenance.backup import backup, restore
+from tests.app.catalogue.cold_items import (
+    NEW,
+    assert_states_are_folds,
+    everything,
+    introduce,
+    put,
+    sample_soon,
+    state_of,
+)
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import finish_background_work
-from tests.storage.oracles.naive_fold import assert_state_is
-from tests.storage.oracles.naive_fold import fold as naive_fold
 from tests.storage.redis.servers import RedisServer
-
-NEW = "new-1"
 
 
 @pytest.fixture(autouse=True)
 def sampled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few events are enough to stand for all users."""
-    monkeypatch.setattr(cold_item_learner, "EVENTS_PER_SAMPLE", 2)
-    monkeypatch.setattr(cold_item_learner, "MIN_SAMPLE_INTERVAL_S", 0.0)
+    sample_soon(monkeypatch)
 
 
 @pytest.fixture
@@ -42,32 +44,6 @@ def models(tmp_path: Path) -> Path:
 
 def started(data_dir: Path, models: Path) -> Client:
     return Client(Settings(model_dir=models / "first", models_dir=models, data_dir=data_dir))
-
-
-def introduce(client: Client, new: str = NEW, users: int = 13, first: int = 0) -> None:
-    """Users who have clicked some items click the new one."""
-    for user in range(first, first + users):
-        client.click(f"u{user}", *(item_id(user % 3 + 4 * n) for n in range(3)))
-        client.click(f"u{user}", new)
-    finish_background_work(client)
-
-
-def everything(client: Client, user_id: str = "u0", **params: Any) -> dict[str, Any]:
-    answer = client.recommend(user_id, **({"exclude_seen": "none", "k": ITEMS + 9} | params))
-    return {item["item_id"]: item for item in answer["items"]}
-
-
-def state_of(client: Client, user_id: str) -> bytes | None:
-    service = client.service
-    generation = service.switcher.current.generation
-    states: list[bytes | None] = client.runner.run(service.store.states(client.settings.tenant, [user_id], generation))
-    return states[0]
-
-
-def assert_states_are_folds(client: Client, users: list[str]) -> None:
-    generation = client.service.switcher.current.generation
-    for user_id in users:
-        assert_state_is(state_of(client, user_id), naive_fold(generation, client.log(user_id)))
 
 
 def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> None:
@@ -121,12 +97,6 @@ def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
     assert client.request("PUT", f"/v1/items/{NEW}", json={"available": False}).status_code == 200
     assert NEW not in everything(client)
     assert client.request("PUT", "/v1/items/new-1!00", json={"available": False}).status_code == 422
-
-
-def put(client: Client, new: str = NEW, **words: Any) -> None:
-    assert client.request("PUT", f"/v1/items/{new}", json=words).status_code == 200
-    finish_background_work(client)  # assigns codes
-    finish_background_work(client)  # serves them
 
 
 class TestByCategories:

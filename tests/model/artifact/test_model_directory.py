@@ -18,8 +18,11 @@ import torch
 from safetensors.torch import load, save
 
 from model import config
-from model.artifact import model_directory
+from model.artifact import item_statistics, model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.artifact.item_table import ItemTable
+from model.content.content_map import ContentMap, learned_content
+from model.content.text_features import Description
 from model.inference.engine import Engine
 from model.lisa.item_complements import Complements
 from model.lisa.item_intervals import Intervals
@@ -44,6 +47,16 @@ INTERVALS = Intervals(
     np.array([1, 0.5, 0, 0.1], np.float32),
     False,
 )
+
+
+def content_of(width: int) -> ContentMap:
+    """A map of titles, and of vectors of two numbers, to vectors of this width."""
+    rng = np.random.default_rng(0)
+    targets, vectors = rng.normal(size=(3, width)).astype(np.float32), rng.normal(size=(3, 2))
+    described = [Description("Green tea"), Description("", ("a",)), Description("Cup")]
+    return learned_content(targets, np.ones(3, int), described, vectors)
+
+
 METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
 ALL_FILES = (*model_directory.FILES, model_directory.MANIFEST)
 
@@ -56,7 +69,8 @@ def model(random_model: Callable[..., LisaMini]) -> LisaMini:
 @pytest.fixture
 def saved(tmp_path: Path, model: LisaMini) -> Path:
     directory = tmp_path / "models" / "mine"
-    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS, COMPLEMENTS, INTERVALS)
+    statistics = ItemStatistics(COMPLEMENTS, INTERVALS, content_of(SHAPE.width))
+    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS, statistics)
     return directory
 
 
@@ -298,7 +312,7 @@ class TestComplements:
         before = model_directory.load(saved)
         model_directory.save(saved, model, config.Config(model=SHAPE), ITEMS, METRICS)
         after = model_directory.load(saved)
-        assert not (saved / model_directory.COMPLEMENTS).exists()
+        assert not (saved / item_statistics.COMPLEMENTS).exists()
         assert (after.tag, after.complements.exist) == (before.tag, False)
 
     @pytest.mark.parametrize(
@@ -312,7 +326,7 @@ class TestComplements:
         ],
     )
     def test_what_does_not_fit_is_refused(self, saved: Path, tensors: dict[str, torch.Tensor]) -> None:
-        forge(saved, model_directory.COMPLEMENTS, save(tensors))
+        forge(saved, item_statistics.COMPLEMENTS, save(tensors))
         with pytest.raises(model_directory.ArtifactError, match="another version"):
             model_directory.load(saved)
 
@@ -334,7 +348,7 @@ class TestIntervals:
         before = model_directory.load(saved)
         model_directory.save(saved, model, config.Config(model=SHAPE), ITEMS, METRICS)
         after = model_directory.load(saved)
-        assert not (saved / model_directory.INTERVALS).exists()
+        assert not (saved / item_statistics.INTERVALS).exists()
         assert (after.tag, after.intervals.exist, after.intervals.of_purchases) == (before.tag, False, True)
 
     @pytest.mark.parametrize(
@@ -353,13 +367,13 @@ class TestIntervals:
         ],
     )
     def test_what_does_not_fit_is_refused(self, saved: Path, changed: dict[str, torch.Tensor]) -> None:
-        forge(saved, model_directory.INTERVALS, save(intervals_with()))
+        forge(saved, item_statistics.INTERVALS, save(intervals_with()))
         assert model_directory.load(saved).intervals.of_purchases
-        forge(saved, model_directory.INTERVALS, save(intervals_with(**changed)))
+        forge(saved, item_statistics.INTERVALS, save(intervals_with(**changed)))
         with pytest.raises(model_directory.ArtifactError, match="another version"):
             model_directory.load(saved)
         lacking = intervals_with()
         del lacking[next(iter(changed))]
-        forge(saved, model_directory.INTERVALS, save(lacking))
+        forge(saved, item_statistics.INTERVALS, save(lacking))
         with pytest.raises(model_directory.ArtifactError, match="another version"):
             model_directory.load(saved)

@@ -18,11 +18,10 @@ import pytest
 
 from model import config
 from model.artifact import model_directory
+from model.artifact.item_statistics import COMPLEMENTS, CONTENT, INTERVALS, ItemStatistics
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import (
-    COMPLEMENTS,
     CONFIG,
-    INTERVALS,
     ITEMS,
     MANIFEST,
     METRICS,
@@ -30,6 +29,8 @@ from model.artifact.model_directory import (
     WEIGHTS,
     ArtifactError,
 )
+from model.content.content_map import learned_content
+from model.content.text_features import Description
 from model.lisa.item_complements import Complements
 from model.lisa.item_intervals import Intervals, Purchases, due_items
 from model.lisa.lisa_mini import LisaMini
@@ -61,7 +62,12 @@ def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPa
     log_days, spread, share = (np.full(4, part, np.float32) for part in (2.0, 0.5, 0.25))
     intervals = Intervals(log_days, spread, share, of_purchases=True)
     served = config.Config(model=SHAPE)
-    model_directory.save(directory, random_model(SHAPE, 3), served, items, {"loss": 1.5}, complements, intervals)
+    titles = [Description(text) for text in ("green tea", "black tea", "cup")]
+    targets = np.arange(3 * SHAPE.width, dtype=np.float32).reshape(3, -1)
+    titles = [Description(text) for text in ("green tea", "black tea", "cup")]
+    content = learned_content(targets, np.ones(3, int), titles, np.eye(3))
+    statistics = ItemStatistics(complements, intervals, content)
+    model_directory.save(directory, random_model(SHAPE, 3), served, items, {"loss": 1.5}, statistics)
     return directory
 
 
@@ -115,13 +121,13 @@ def header_changed(content: bytes, rng: random.Random) -> bytes:
 def cases(content: bytes, name: str) -> Iterator[bytes]:
     rng = random.Random(name)
     of_tensors = [bytes_changed, header_changed]
-    of_file = {**dict.fromkeys((WEIGHTS, PACKED, COMPLEMENTS, INTERVALS), of_tensors), ITEMS: [bytes_changed]}
+    of_file = {**dict.fromkeys((WEIGHTS, PACKED, COMPLEMENTS, INTERVALS, CONTENT), of_tensors), ITEMS: [bytes_changed]}
     changes = of_file.get(name, [bytes_changed, json_changed])
     for number in range(CASES):
         yield changes[number % len(changes)](content, rng)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, METRICS, MANIFEST])
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, ITEMS, PACKED, COMPLEMENTS, INTERVALS, CONTENT, METRICS, MANIFEST])
 def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tmp_path: Path, name: str) -> None:
     directory = tmp_path / "forged"
     directory.mkdir()
@@ -158,6 +164,10 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
             due = due_items(BOUGHT, loaded.intervals)
             assert all(np.isfinite(part).all() for part in due), number
             assert due.scores.min() > 0, number
+            if loaded.content.exists:
+                predicted, _ = loaded.content.of_descriptions([Description("green cup"), Description("")])
+                assert np.isfinite(predicted).all(), number
+                assert np.isfinite(loaded.content.of_shop_vectors(np.eye(3))).all(), number
             assert loaded.history_codes.max() < loaded.config.model.history_codewords, number
     assert len(messages) > CASES / 10
     assert max(map(len, messages)) < 4_000

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.settings import Settings
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_complements import Complements
 from tests.app.conftest import ITEMS, write_model
 from tests.app.http.playground.conftest import click, recommended, serious, serving, visiting
@@ -26,7 +27,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     plain = model_directory.load(write_model(directory / "tiny"))
     rows = (np.arange(ITEMS)[:, None] + np.array([1, 7, 11, 20])[:EACH]) % ITEMS
     complements = Complements(rows.astype(np.int32), np.tile(np.linspace(3, 1, EACH, dtype=np.float32), (ITEMS, 1)))
-    model_directory.save(directory / "tiny", plain.model, plain.config, plain.items, plain.metrics, complements)
+    statistics = ItemStatistics(complements)
+    model_directory.save(directory / "tiny", plain.model, plain.config, plain.items, plain.metrics, statistics)
     with serving(Settings(model_dir=directory / "tiny", data_dir=directory / "state", playground=True)) as url:
         yield url
 

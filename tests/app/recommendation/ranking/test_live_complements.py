@@ -17,6 +17,7 @@ from app.events.order_counter import pair_name
 from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_complements import POPULARITY, SHARPNESS, SHRINKAGE, Complements, strongest_complements
 from storage.errors import StorageError, StorageUnavailable
 from storage.state.event import LogRecord
@@ -102,7 +103,8 @@ def write_shop(directory: Path) -> Path:
     plain, rows = model_directory.load(write_model(directory)), np.arange(ITEMS)
     items = np.stack([(rows + 1) % ITEMS, (rows + 2) % ITEMS], axis=1).astype(np.int32)
     scores = np.tile(np.array([2.0, 1.0], np.float32), (ITEMS, 1))
-    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, Complements(items, scores))
+    statistics = ItemStatistics(Complements(items, scores))
+    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, statistics)
     return directory
 
 

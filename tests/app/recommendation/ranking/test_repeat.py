@@ -17,6 +17,7 @@ from app.http.auth.seal_keys import rotate
 from app.recommendation import state_reader
 from app.settings import Settings
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_intervals import NO_INTERVALS, Intervals
 from tests.app.conftest import CATEGORIES, ITEMS, WEIGHTS, Client, categories_of, item_id, write_model
 from tests.app.recommendation.ranking.event_shop import NAMES, NOW_S, Shop, ids, names, others
@@ -56,7 +57,8 @@ TABLE = table()
 
 def write_shop(directory: Path, intervals: Intervals = TABLE, seed: int = 7) -> Path:
     plain = model_directory.load(write_model(directory, seed))
-    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, intervals=intervals)
+    statistics = ItemStatistics(intervals=intervals)
+    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, statistics)
     return directory
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from app.settings import Settings
 from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_complements import FAINT_SCORE, LIFT_STRENGTH, Complements
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import all_pages, item_ids, recommend
@@ -40,7 +41,7 @@ TABLE = table()
 
 def write_shop(directory: Path) -> Path:
     plain = model_directory.load(write_model(directory))
-    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, TABLE)
+    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, ItemStatistics(TABLE))
     return directory
 
 

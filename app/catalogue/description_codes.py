@@ -1,0 +1,142 @@
+"""Assigns codes to items that no model has learned, by what they are, until events on them give better ones.
+
+What a title and categories tell is learned in training (`model.content`). Where a model has no such map, or an item has
+no title of which anything is known, the learned items that share the most of its categories tell its codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import cache, cached_property, partial
+
+import numpy as np
+
+from app.catalogue.background_tasks import BackgroundTasks
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.overrides.item_overrides import DescribedItem, ItemOverrides
+from app.catalogue.trained_catalogue import NO_ROWS, Rows
+from model.artifact.model_directory import Artifact
+from model.cold_items import (
+    MAX_SIMILAR_ITEMS,
+    NEAREST_ITEMS,
+    POOLED_QUERIES,
+    ColdCodes,
+    Neighbours,
+    QuerySample,
+    codes_of_nearest_items,
+    codes_of_similar_items,
+    drawn,
+    query_sample,
+)
+from model.content.text_features import Description
+from model.inference import bitmap
+from model.inference.engine import Engine
+from model.lisa.histogram import history_histogram
+from storage.protocol import ItemStore
+
+
+class DescriptionCodes:
+    """Assigns to new items the codes that are typical of learned items like them, for one generation."""
+
+    def __init__(
+        self,
+        trained: Artifact,
+        item_codes: ColdItemCodes,
+        engine_thread: Executor,
+        store: ItemStore,
+        tenant: str,
+        tasks: BackgroundTasks,
+    ) -> None:
+        self._trained = trained
+        self._tag = bytes.fromhex(trained.tag)
+        self._item_codes = item_codes
+        self._engine_thread = engine_thread
+        self._store = store
+        self._tenant = tenant
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+        self._processed_changes = 0  # of the overrides
+        self._audience: QuerySample | None = None
+
+    def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine) -> None:
+        """Replace the catalogue and the engine that this works with."""
+        self._catalogue, self._engine = catalogue, engine
+
+    def start_assignment(self, overrides: ItemOverrides) -> None:
+        """Start to assign codes to items whose description has changed, unless a task is still doing so."""
+        if self._processed_changes != overrides.change_count and (self._task is None or self._task.done()):
+            self._task = self._tasks.start(self._assign(overrides))
+
+    async def _assign(self, overrides: ItemOverrides) -> None:
+        change_count, known = overrides.change_count, self._item_codes.of(self._tag)
+        pages = overrides.described_since(self._processed_changes)
+        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            new = await asyncio.to_thread(self._needing_codes, page, known)
+            if new and self._audience is None:
+                loop = asyncio.get_running_loop()
+                sample = partial(sample_audience, self._trained, self._engine)
+                self._audience = await loop.run_in_executor(self._engine_thread, sample)
+            if changed := await asyncio.to_thread(self._changed_assignments, new, known):
+                await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
+        self._processed_changes = change_count
+
+    def _needing_codes(
+        self, items: Sequence[DescribedItem], known: Mapping[str, CodeAssignment]
+    ) -> list[DescribedItem]:
+        """Return the items whose codes come neither from a model nor from events."""
+
+        def is_learned(item_id: str) -> bool:
+            assignment = known.get(item_id)
+            return item_id in self._trained.items.rows or (assignment is not None and assignment.evidence > 0)
+
+        return [item for item in items if not is_learned(item.item_id)]
+
+    def _changed_assignments(
+        self, items: Sequence[DescribedItem], known: Mapping[str, CodeAssignment]
+    ) -> list[CodeAssignment]:
+        """Assign codes to the items; return the assignments that differ from the known ones."""
+        changed = []
+        if self._audience is not None:
+            for (item_id, _, _), codes in zip(items, self._codes_of(items, self._audience), strict=True):
+                if codes is not None:
+                    assignment, before = CodeAssignment(item_id, self._tag, codes, evidence=0), known.get(item_id)
+                    if before is None or before.record() != assignment.record():
+                        changed.append(assignment)
+        return changed
+
+    def _codes_of(self, items: Sequence[DescribedItem], audience: QuerySample) -> Iterator[ColdCodes | None]:
+        """Yield the codes of each of the items; None where nothing tells any."""
+        sharing_most: Callable[[frozenset[str]], Rows] = cache(self._rows_sharing_most)
+        predicted, is_known = self._trained.content.of_descriptions([Description(*item[1:]) for item in items])
+        for item, vector, knows in zip(items, predicted, is_known.tolist(), strict=True):
+            if knows and item.title:
+                nearest = self._neighbours.nearest(vector, NEAREST_ITEMS)
+                yield codes_of_nearest_items(self._trained, nearest, audience)
+            else:
+                rows = drawn(sharing_most(frozenset(item.categories)), MAX_SIMILAR_ITEMS, item.item_id)
+                yield codes_of_similar_items(self._trained, rows, audience) if len(rows) else None
+
+    @cached_property
+    def _neighbours(self) -> Neighbours:
+        return Neighbours(self._trained)
+
+    def _rows_sharing_most(self, categories: frozenset[str]) -> Rows:
+        """Return the learned items that share the most of these categories; none where no item has any."""
+        shared = np.zeros(len(self._trained.items), np.uint16)
+        for category in categories:
+            shared += bitmap.to_mask(self._catalogue.in_categories([category]), len(shared))
+        most = shared.max(initial=0)
+        return np.flatnonzero(shared == most) if most else NO_ROWS
+
+
+def sample_audience(trained: Artifact, engine: Engine) -> QuerySample:
+    """Sample the queries of made-up users with one event each, since a service may not have users yet."""
+    rows = np.random.default_rng(0).permutation(len(trained.items))[:POOLED_QUERIES]
+    shape, counts = trained.config.model, trained.history_counts[rows]
+    histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]
+    recent = np.full((len(rows), shape.recent_items), -1)
+    recent[:, :1] = rows[:, None]
+    return query_sample(trained, engine.step(np.stack(histograms), rows, recent).vectors.cpu())

@@ -1,0 +1,86 @@
+"""What training has learned of items beside a model's weights, each in a file of its own that a model may lack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from model.artifact import interval_tensors
+from model.content.content_map import NO_CONTENT, ContentMap, require_fit
+from model.lisa.item_complements import NO_COMPLEMENTS, Complements
+from model.lisa.item_intervals import NO_INTERVALS, Intervals
+
+COMPLEMENTS, INTERVALS, CONTENT = "complements.safetensors", "intervals.safetensors", "content.safetensors"
+FILES = (COMPLEMENTS, INTERVALS, CONTENT)
+CONTENT_DTYPES = {
+    "mean": torch.float32,
+    "rarity": torch.float32,
+    "of_texts": torch.float16,
+    "centre": torch.float32,
+    "of_vectors": torch.float16,
+}
+
+
+class ItemStatistics(NamedTuple):
+    """What changes no state, and so makes no other generation.
+
+    complements  what was bought together with each item, where the data tell of orders
+    intervals    after how long each item is bought again, where somebody has
+    content      what titles, categories and the shop's vectors tell of items that the model has not learned
+    """
+
+    complements: Complements = NO_COMPLEMENTS
+    intervals: Intervals = NO_INTERVALS
+    content: ContentMap = NO_CONTENT
+
+    def to_tensors(self) -> Mapping[str, dict[str, Tensor]]:
+        """Return the tensors of each file, of those that there are."""
+        files: dict[str, dict[str, Tensor]] = {}
+        if self.complements.exist:
+            files[COMPLEMENTS] = {name: torch.from_numpy(part) for name, part in self.complements._asdict().items()}
+        if self.intervals.exist:
+            files[INTERVALS] = interval_tensors.to_tensors(self.intervals)
+        if self.content.exists:
+            files[CONTENT] = {name: torch.from_numpy(part) for name, part in self.content._asdict().items()}
+        return files
+
+    def with_file(self, name: str, tensors: dict[str, Tensor], items: int, width: int) -> ItemStatistics:
+        """Return these statistics with those of a file, whose tensors are used without a copy.
+
+        items, width  of the model
+
+        raises  ValueError, KeyError, TypeError  where they do not fit
+        """
+        if name == COMPLEMENTS:
+            return self._replace(complements=_complements(tensors, items))
+        if name == INTERVALS:
+            return self._replace(intervals=interval_tensors.from_tensors(tensors, items))
+        return self._replace(content=_content(tensors, width))
+
+
+NO_STATISTICS = ItemStatistics()
+
+
+def _complements(tensors: dict[str, Tensor], items: int) -> Complements:
+    rows, scores = tensors["items"], tensors["scores"]
+    if rows.dtype != torch.int32 or scores.dtype != torch.float32:
+        raise TypeError("the complements are of another type")
+    if rows.ndim != 2 or rows.shape != scores.shape or len(rows) != items:
+        raise ValueError("the complements do not have the shape of the catalogue")
+    if rows.numel() and not -1 <= int(rows.amin()) <= int(rows.amax()) < items:
+        raise ValueError("complements point beyond the catalogue")
+    if not scores.isfinite().all() or scores.lt(0).any():
+        raise ValueError("a complement has no score")
+    return Complements(rows.numpy(), scores.numpy())
+
+
+def _content(tensors: dict[str, Tensor], width: int) -> ContentMap:
+    parts = {name: tensors[name] for name in CONTENT_DTYPES}
+    if any(part.dtype != CONTENT_DTYPES[name] for name, part in parts.items()):
+        raise TypeError("the map of contents is of another type")
+    content = ContentMap(**{name: part.numpy() for name, part in parts.items()})
+    require_fit(content, width)
+    return content

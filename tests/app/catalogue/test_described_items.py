@@ -1,0 +1,139 @@
+"""New items of which the title is known: where training has learned what titles tell, they get codes by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.settings import Settings
+from model.artifact import model_directory
+from model.artifact.item_statistics import ItemStatistics
+from model.content.content_map import learned_content
+from model.content.text_features import Description
+from tests.app.catalogue.cold_items import (
+    NEW,
+    assert_states_are_folds,
+    codes_of,
+    everything,
+    introduce,
+    nearness,
+    put,
+    sample_soon,
+)
+from tests.app.conftest import ITEMS, Client, item_id, write_model
+from tests.app.support import finish_background_work
+from tests.storage.redis.servers import RedisServer
+
+
+@torch.inference_mode()
+def write_shop(directory: Path, seed: int = 7) -> Path:
+    """A model that knows what its items' titles and categories tell."""
+    plain = model_directory.load(write_model(directory, seed))
+    titles, categories = list(plain.items.titles), list(plain.items.categories)
+    described = [Description(title, names) for title, names in zip(titles, categories, strict=True)]
+    content = learned_content(plain.model.item_vectors().numpy(), np.full(ITEMS, 100), described)
+    statistics = ItemStatistics(content=content)
+    model_directory.save(directory, plain.model, plain.config, plain.items, plain.metrics, statistics)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def sampled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_soon(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shop(tmp_path_factory.mktemp("models") / "titled")
+
+
+@pytest.fixture
+def client(shop: Path, tmp_path: Path) -> Iterator[Client]:
+    client = Client(Settings(model_dir=shop, data_dir=tmp_path))
+    yield client
+    client.close()
+
+
+def test_an_item_is_recommended_by_its_title_alone(client: Client) -> None:
+    client.click("u0", "item-1", "item-5")
+    put(client, title="Green thing of another number")
+    found = everything(client)
+    assert found[NEW]["cold"] is True
+    assert found[NEW]["title"] == "Green thing of another number"
+    client.click("u0", NEW)
+    assert client.get("/v1/users/u0").json()["last_item_id"] == NEW
+    assert_states_are_folds(client, ["u0"])
+
+
+def test_items_of_the_titles_of_others_come_near_these(client: Client) -> None:
+    trained = client.service.switcher.current.artifact
+    rows = [row for row in range(ITEMS) if trained.items.titles[row]]
+    twins = [
+        {
+            "item_id": f"twin-{row}",
+            "title": trained.items.titles[row],
+            "categories": list(trained.items.categories[row]),
+        }
+        for row in rows
+    ]
+    assert client.post("/v1/items", json=twins).json() == {"accepted": len(twins), "unknown_items": len(twins)}
+    finish_background_work(client)
+    finish_background_work(client)
+    cold_items = client.service.switcher.current.cold_items
+    assert nearness(trained, [cold_items[f"twin-{row}"].codes.target for row in rows], rows) > 0.15
+
+
+def test_other_words_give_other_codes_and_unknown_ones_none(client: Client) -> None:
+    client.click("u0", "item-1")
+    put(client, title="qqqq xxxx")
+    assert NEW not in everything(client)
+    put(client, title="Green thing")
+    first = codes_of(client)
+    put(client, title="Black number")
+    assert codes_of(client) != first
+    put(client, available=True)
+    put(client, title="Green thing")
+    assert codes_of(client) == first
+
+
+def test_events_tell_more_than_a_title(client: Client) -> None:
+    put(client, title="Green thing")
+    assert codes_of(client).evidence == 0
+    introduce(client)
+    assert codes_of(client).evidence == 10
+    put(client, title="Black thing")
+    assert codes_of(client).evidence == 10
+
+
+def test_a_title_that_a_learned_item_is_given_changes_no_codes(client: Client) -> None:
+    client.click("u0", "item-2")
+    before = everything(client)
+    put(client, item_id(3), title="Black something")
+    after = everything(client)
+    assert {name: one["score"] for name, one in after.items()} == {name: one["score"] for name, one in before.items()}
+    assert client.service.switcher.current.cold_items == {}
+
+
+def test_replicas_agree_and_a_restart_keeps_the_codes(shop: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    settings = Settings(data_dir=tmp_path, redis_url=redis_server.url, model_dir=shop)
+    one, other = (Client(settings) for _ in range(2))
+    try:
+        one.click("u0", "item-1")
+        assert one.request("PUT", f"/v1/items/{NEW}", json={"title": "Green thing"}).status_code == 200
+        for client in (one, other, one, other):
+            finish_background_work(client)
+        assert NEW in everything(one)
+        assert everything(other) == everything(one)
+    finally:
+        one.close()
+        other.close()
+    later = Client(settings)
+    try:
+        finish_background_work(later)
+        assert codes_of(later).evidence == 0
+    finally:
+        later.close()

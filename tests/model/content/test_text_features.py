@@ -1,0 +1,56 @@
+"""Titles and categories as vectors: what is said twice weighs more, and what all of them have weighs little."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.content.text_features import BUCKETS, PART_WEIGHT, Description, features, rarities, term_counts
+
+TEXTS = st.text(max_size=40)
+DESCRIPTIONS = st.lists(st.builds(Description, TEXTS, st.lists(TEXTS, max_size=3)), min_size=1, max_size=6)
+
+
+def bucket(term: str) -> int:
+    return zlib.crc32(term.encode()) % BUCKETS
+
+
+def test_words_their_parts_and_categories_are_terms() -> None:
+    counts = term_counts([Description("Green TEA, green", ("drinks",)), Description("")]).toarray()
+    expected: defaultdict[int, float] = defaultdict(float)
+    for word, times in (("green", 2), ("tea", 1)):
+        expected[bucket(f"word {word}")] += times
+        for begin in range(len(word) - 1):
+            expected[bucket(f"part {f' {word} '[begin : begin + 4]}")] += times * PART_WEIGHT
+    expected[bucket("category drinks")] += 1
+    assert counts.shape == (2, BUCKETS)
+    assert {place: float(counts[0, place]) for place in np.flatnonzero(counts[0]).tolist()} == {
+        place: np.float32(count) for place, count in expected.items()
+    }
+    assert not counts[1].any()
+
+
+@given(DESCRIPTIONS)
+def test_features_are_terms_weighed_by_their_rarity_and_of_length_1(descriptions: list[Description]) -> None:
+    counts = term_counts(descriptions)
+    rarity = rarities(counts)
+    dense = counts.toarray().astype(np.float64)
+    for place in np.flatnonzero(dense.any(axis=0))[:50].tolist():
+        having = int((dense[:, place] > 0).sum())
+        assert math.isclose(rarity[place], math.log((1 + len(descriptions)) / having), rel_tol=1e-5)
+    weighed = dense * rarity
+    lengths = np.linalg.norm(weighed, axis=1, keepdims=True)
+    expected = np.divide(weighed, lengths, out=np.zeros_like(weighed), where=lengths > 0)
+    np.testing.assert_allclose(features(counts, rarity).toarray(), expected, atol=1e-5)
+    assert not rarity[~dense.any(axis=0)].any()
+
+
+def test_unknown_words_have_no_features() -> None:
+    rarity = rarities(term_counts([Description("green tea")]))
+    assert features(term_counts([Description("1234567 zzzzz")]), rarity).nnz == 0
+    assert features(term_counts([Description("green zzzzz")]), rarity).nnz > 0
