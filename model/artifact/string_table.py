@@ -17,9 +17,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from model.artifact.letter_pairs import LetterPairs
+
 DECODE_CHUNK = 4096  # strings
 CHECK_CHUNK = 1 << 24  # bytes
-PAIRS_CHUNK = 1 << 20  # bytes
 MAX_LOAD = 0.8  # the largest share of an index's slots that are taken
 FREE_SLOT = -1
 # How a string matches a search, the closest first: as a whole, by its beginning, by that of a word, by any part; by all
@@ -92,11 +93,20 @@ class StringTable(Sequence[str]):
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
         """Tell how each string matches a text as a whole, in any case: (N,), from EXACT to SUBSTRING, or NO_MATCH.
 
-        Strings of few letters, such as ids, are not gone through for a text that none of them can have.
+        Strings that have the text's rarest pair of letters seldom, or never, are not gone through one by one.
         """
-        if not self.folded.may_have(wanted.casefold().encode()):
-            return np.full(len(self), NO_MATCH, np.uint8)
-        return self.folded.match_levels_folded(wanted)
+        folded, text = self.folded, wanted.casefold().encode()
+        found = folded.pairs.occurrences(text)
+        if found is None:
+            return folded.match_levels_folded(wanted)
+        rows, begins = found
+        levels, of_text = np.full(len(self), NO_MATCH, np.uint8), np.full(len(rows), SUBSTRING, np.uint8)
+        places = folded.ends[rows].astype(np.int64) + begins
+        of_text[(begins > 0) & (folded.buffer[places - 1] == SPACE)] = WORD_PREFIX
+        of_text[begins == 0] = PREFIX
+        of_text[(begins == 0) & (folded.ends[rows + 1] == places + len(text))] = EXACT
+        np.minimum.at(levels, rows, of_text)
+        return levels
 
     def match_levels_folded(self, wanted: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
         """Tell the same of strings that are case-folded already: of all, or of those in these rows."""
@@ -110,23 +120,10 @@ class StringTable(Sequence[str]):
             _match_levels_of(self.buffer, self.ends, rows, text, shifts, found)
         return found
 
-    def may_have(self, text: bytes) -> bool:
-        """Return False where no string has the text, as none has one of its letters or pairs of neighbouring bytes."""
-        letters = np.frombuffer(text, np.uint8)
-        if not len(text) or len(self.buffer) < 2:
-            return True
-        if len(text) == 1:
-            return bool(self._pairs[letters].any() or self._pairs[:, letters].any())
-        return bool(self._pairs[letters[:-1], letters[1:]].all())
-
     @cached_property
-    def _pairs(self) -> NDArray[np.bool_]:
-        """The pairs of bytes that stand beside each other in the buffer: (256, 256)."""
-        found = np.zeros((256, 256), np.bool_)
-        for begin in range(0, len(self.buffer), PAIRS_CHUNK):
-            part = self.buffer[begin : begin + PAIRS_CHUNK + 1]
-            found[part[:-1], part[1:]] = True
-        return found
+    def pairs(self) -> LetterPairs:
+        """What finds the strings that have a text, without a look at each."""
+        return LetterPairs(self.buffer, self.ends)
 
     @cached_property
     def folded(self) -> StringTable:

@@ -245,6 +245,13 @@ class _Words(NamedTuple):
         if word.has_letters:
             last = self.with_digits_alone
         levels = np.full(last - first, NO_MATCH, np.uint8)
+        # numbers are many, and have no typos
+        if word.has_digits and (found := self.table.pairs.occurrences(word.utf8.tobytes())) is not None:
+            numbers, begins = found
+            are_wanted = (numbers >= first) & (numbers < last)
+            of_word = np.where(begins[are_wanted] == 0, EACH_WORD_PREFIX, EACH_SUBSTRING).astype(np.uint8)
+            np.minimum.at(levels, numbers[are_wanted] - first, of_word)
+            return first, levels
         ends = self.table.ends[first : last + 1]
         match_words(self.table.buffer, ends, word.utf8, with_typos and word.may_have_typo, levels)
         return first, levels

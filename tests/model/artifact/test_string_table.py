@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.artifact import letter_pairs
 from model.artifact.string_table import (
     EXACT,
     NO_MATCH,
@@ -68,6 +69,27 @@ def test_closeness_is_where_the_words_stand(strings: list[str], wanted: str) -> 
 
     expected = [closeness(name.casefold()) for name in strings]
     assert StringTable.of(strings).match_levels(wanted).tolist() == expected
+
+
+@given(strings=st.lists(st.text("aAbB ß", max_size=8), max_size=30), wanted=st.text("aB ß", min_size=1, max_size=3))
+def test_occurrences_are_all_there_are(strings: list[str], wanted: str) -> None:
+    """Also of a text that is said to be seldom, and where strings side by side have it together."""
+    table, text = StringTable.of(strings), wanted.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(letter_pairs, "FEW_SHARE", 1_000)
+        found = table.pairs.occurrences(text)
+        expected = [
+            (row, place)
+            for row, string in enumerate(strings)
+            for place in range(len(string.encode()))
+            if string.encode().startswith(text, place)
+        ]
+        if found is None:
+            assert len(text) == 1 or len(table.buffer) < 2
+        else:
+            assert list(zip(*(part.tolist() for part in found), strict=True)) == expected
+        levels = table.folded.match_levels_folded(wanted.casefold())
+        assert table.match_levels(wanted).tolist() == levels.tolist()
 
 
 @given(labels=st.lists(st.lists(TEXTS, max_size=4, unique=True), max_size=20))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact import word_index
+from model.artifact import letter_pairs, word_index
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import (
     EACH_SUBSTRING,
@@ -74,6 +74,18 @@ def test_any_letters_may_be_searched_for(titles: list[str], query: str) -> None:
     for with_typos in (False, True):
         expected = [title_level(query, title, with_typos=with_typos) for title in titles]
         assert levels_of(titles, query, with_typos=with_typos) == expected
+
+
+@given(
+    st.lists(st.text("12ab -", max_size=9), max_size=8),
+    st.lists(st.text("12a", min_size=1, max_size=3), min_size=1, max_size=2).map(" ".join),
+    st.sampled_from([0.0, 1_000.0]),
+)
+def test_numbers_are_found_however_rare_they_are(titles: list[str], query: str, share: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(letter_pairs, "FEW_SHARE", share)
+        expected = [title_level(query, title, with_typos=True) for title in titles]
+        assert levels_of(titles, query, with_typos=True) == expected
 
 
 @pytest.mark.parametrize(
