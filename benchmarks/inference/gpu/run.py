@@ -42,7 +42,7 @@ from benchmarks.inference.gpu.stage import (
 )
 
 # what share of the time each stage has; what one leaves is shared by those after it
-STAGES = {"correctness": 0.25, "captured": 0.2, "scan_bandwidth": 0.1, "serving": 0.25, "training": 0.2}
+STAGES = {"correctness": 0.2, "captured": 0.15, "scan_bandwidth": 0.1, "serving": 0.25, "training": 0.3}
 WITHOUT_A_DEVICE = ("correctness",)
 GRACE_S = 15.0  # beyond its time, until a stage is ended
 SMALLEST_S = 5.0  # of a stage that is worth to begin

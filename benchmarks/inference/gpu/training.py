@@ -1,4 +1,7 @@
-"""Training of the default preset on the device: events a second, quality, memory, with and without mixed precision."""
+"""Training of the default preset on the device: events a second, quality, memory, with and without mixed precision.
+
+The first training has half of the time, so that it may end; the rate of one that is cut counts from batch to batch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from unittest import mock
 
 import torch
 
+from app.jobs.datasets import synthetic_shop
 from benchmarks.inference.gpu.device import forget_peak, is_cuda, peak_bytes
 from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
 from model.config import Config, ModelConfig, TrainConfig
@@ -24,6 +28,7 @@ AIMS_S = {"ml-1m": 120.0}
 QUALITY = {"ml-1m": 0.1949, "completejourney": 0.0931}
 REACHED = 0.99  # share of it that counts as reached
 SMALLEST_S = 20.0  # of a training that is worth to begin
+QUICK_SHOPPERS = 60
 QUICK_CONFIG = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1))
 
 
@@ -37,6 +42,7 @@ class TimedProgress:
     def __init__(self, seconds: float) -> None:
         self.reports: list[EpochReport] = []
         self.seconds_to_epochs: list[float] = []
+        self._batches: list[tuple[float, float]] = []  # the first one and the last: when, and epochs until then
         self._begin_s = time.monotonic()
         self._end_s = self._begin_s + seconds
 
@@ -45,8 +51,17 @@ class TimedProgress:
         self._check()
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Look at the clock."""
+        """Note the time, and look at the clock."""
+        self._batches = [*self._batches[:1], (time.monotonic(), epoch + share)]
         self._check()
+
+    @property
+    def epochs_per_s(self) -> float | None:
+        """The rate between the first batch, which compiles and warms up, and the last; None where that is one."""
+        if len(self._batches) < 2:
+            return None
+        (begin_s, before), (end_s, after) = self._batches
+        return (after - before) / (end_s - begin_s)
 
     def epoch(self, report: EpochReport) -> None:
         """Keep the report."""
@@ -60,18 +75,28 @@ class TimedProgress:
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
-    """Train on each data directory, in both precisions."""
-    if options.data is None:
+    """Train on each data directory, in both precisions; in short, on a made-up shop."""
+    if options.is_quick:
+        with TemporaryDirectory() as directory:
+            (shop := Path(directory) / "made-up shop").mkdir()
+            synthetic_shop.generate(shop, shoppers=QUICK_SHOPPERS)
+            measure_data([shop], options, recorder)
+    elif options.data is None:
         recorder.add("training", skipped="no data; give --data or LISAREC_DATA")
-        return
-    runs = [(name, is_mixed) for name in DATA for is_mixed in (True, False)]
-    for place, (name, is_mixed) in enumerate(runs):
-        measured = f"{name}, {'mixed precision' if is_mixed else 'float32'}"
-        if not (options.data / name).is_dir():
-            recorder.add(measured, skipped=f"{options.data / name} is not there")
+    else:
+        measure_data([options.data / name for name in DATA], options, recorder)
+
+
+def measure_data(directories: list[Path], options: StageOptions, recorder: StageRecorder) -> None:
+    """Train on each data directory that is there, in both precisions."""
+    runs = [(data, is_mixed) for data in directories for is_mixed in (True, False)]
+    for place, (data, is_mixed) in enumerate(runs):
+        measured = f"{data.name}, {'mixed precision' if is_mixed else 'float32'}"
+        if not data.is_dir():
+            recorder.add(measured, skipped=f"{data} is not there")
         elif recorder.fits(measured, SMALLEST_S if is_cuda(options.device) else 0):
-            seconds = recorder.left_s / (len(runs) - place)
-            measure_training(options.data / name, measured, seconds, is_mixed, (options, recorder))
+            share = 0.5 if place == 0 else 1 / (len(runs) - place)
+            measure_training(data, measured, share * recorder.left_s, is_mixed, (options, recorder))
 
 
 def measure_training(
@@ -97,7 +122,7 @@ def measure_training(
         is_whole=is_whole,
         seconds=took_s,
         epochs=len(progress.reports),
-        events_per_s=_events_per_s(events, progress),
+        events_per_s=progress.epochs_per_s and events * progress.epochs_per_s,
         products=str(matmul_dtype(torch.device(options.device)) if is_mixed else torch.float32),
         ndcg_at_10_by_epoch=[report.ndcg_at_10 for report in progress.reports],
         seconds_to_epochs=progress.seconds_to_epochs,
@@ -115,14 +140,6 @@ def seconds_to_quality(progress: TimedProgress, ndcg_at_10: float | None) -> flo
         if (report.ndcg_at_10 or 0.0) >= REACHED * ndcg_at_10:
             return at_s
     return None
-
-
-def _events_per_s(events: int, progress: TimedProgress) -> float | None:
-    """Return the rate of the epochs, validation included: after the first, which compiles and warms up."""
-    at_s = progress.seconds_to_epochs
-    if len(at_s) > 1:
-        return events * (len(at_s) - 1) / (at_s[-1] - at_s[0])
-    return events / at_s[0] if at_s else None
 
 
 def _precision(is_mixed: bool) -> AbstractContextManager[object]:

@@ -54,8 +54,7 @@ def recorder(options: StageOptions) -> StageRecorder:
 
 def visit(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.inference.gpu.run", "--out", str(out), *arguments]
-    without_a_device = {name: value for name, value in os.environ.items() if name != "LISAREC_DATA"}
-    without_a_device["CUDA_VISIBLE_DEVICES"] = ""
+    without_a_device = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=ROOT, env=without_a_device, capture_output=True, text=True)
 
 
@@ -100,9 +99,24 @@ def test_a_service_is_measured_under_load(rehearsal: Rows) -> None:
     assert "device_ms_per_batch" not in row  # the CPU has ranked
 
 
-def test_without_data_no_training_is_measured(rehearsal: Rows) -> None:
-    (row,) = rehearsal["training"]
-    assert row["skipped"] == "no data; give --data or LISAREC_DATA"
+def test_trainings_are_timed_in_both_precisions(rehearsal: Rows) -> None:
+    mixed, single = rehearsal["training"]
+    assert [row["measured"] for row in (mixed, single)] == [
+        "made-up shop, mixed precision",
+        "made-up shop, float32",
+    ]
+    assert all(row["is_whole"] and row["epochs"] == 1 and row["events_per_s"] > 0 for row in (mixed, single))
+    assert single["products"] == "torch.float32"
+
+
+def test_data_that_is_not_there_is_named(options: StageOptions, recorder: StageRecorder, tmp_path: Path) -> None:
+    training.measure(replace(options, is_quick=False), recorder)
+    training.measure(replace(options, is_quick=False, data=tmp_path), recorder)
+    no_data, *absent = [row["skipped"] for row in recorder.result.rows]
+    assert no_data == "no data; give --data or LISAREC_DATA"
+    assert [skipped.removeprefix(f"{tmp_path}/") for skipped in absent] == [
+        f"{name} is not there" for name in ("ml-1m", "completejourney") for _ in range(2)
+    ]
 
 
 def test_an_item_takes_as_many_bytes_as_the_documents_say() -> None:
@@ -160,17 +174,6 @@ def test_a_scan_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not correctness.scan_equals_brute_force(11_000, DEVICE)
 
 
-def test_trainings_are_timed_in_both_precisions(options: StageOptions, recorder: StageRecorder, tmp_path: Path) -> None:
-    (tmp_path / "ml-1m").mkdir()
-    synthetic_shop.generate(tmp_path / "ml-1m", shoppers=60)
-    training.measure(replace(options, data=tmp_path), recorder)
-    mixed, single, *others = recorder.result.rows
-    assert [row["measured"] for row in (mixed, single)] == ["ml-1m, mixed precision", "ml-1m, float32"]
-    assert all(row["is_whole"] and row["epochs"] == 1 and row["events_per_s"] > 0 for row in (mixed, single))
-    assert single["products"] == "torch.float32"
-    assert all("is not there" in row["skipped"] for row in others)
-
-
 def test_a_training_whose_time_is_up_is_said_to_be_cut(
     options: StageOptions, recorder: StageRecorder, tmp_path: Path
 ) -> None:
@@ -189,6 +192,20 @@ def test_the_time_to_the_quality_of_a_cpu_is_that_of_the_first_epoch_that_reache
     assert training.seconds_to_quality(progress, 0.197) == progress.seconds_to_epochs[1]  # 99 % of it
     assert training.seconds_to_quality(progress, 0.25) is None
     assert training.seconds_to_quality(progress, None) is None
+
+
+def test_the_rate_of_a_training_that_is_cut_is_that_between_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [100.0]
+    monkeypatch.setattr("benchmarks.inference.gpu.training.time.monotonic", lambda: clock_s[0])
+    progress = training.TimedProgress(seconds=50)
+    assert progress.epochs_per_s is None
+    for clock_s[0], share in ((110.0, 0.25), (112.0, 0.5), (114.0, 0.75)):
+        progress.batch(1, share, 1.0)
+    assert progress.epochs_per_s == 0.5 / 4
+    clock_s[0] = 151.0
+    with pytest.raises(training.TimeUp):
+        progress.batch(2, 1.0, 1.0)
+    assert progress.epochs_per_s == 1.75 / 41
 
 
 def test_the_mean_of_a_batch_is_that_of_the_time_between_two_scrapes() -> None:
