@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Protocol
 
 from storage.errors import StorageUnavailable
+from storage.items.trends import Visit
 from storage.records import (
     MAX_SEEN_ENTRIES,
     AppendResult,
@@ -25,7 +26,6 @@ from storage.records import (
 from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, LogRecord, Undo
 from storage.state.generation import Generation
-from storage.trends import Visit
 
 
 class GenerationRegistry(Protocol):

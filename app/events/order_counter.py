@@ -15,11 +15,11 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from model.data.orders import PURCHASE, WINDOW_S
 from model.lisa.item_complements import NEAR
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.items.trends import HALF_LIFE_S
 from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.corrections import effective_events, posted_as
 from storage.state.event import Event, LogRecord
-from storage.trends import HALF_LIFE_S
 
 ALL_ORDERS = ""  # the name of the count of all orders of several items
 MAX_AGE_HALF_LIVES = 10.0  # of a purchase; older ones are history, which training reads

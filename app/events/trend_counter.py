@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from storage.errors import StorageError
+from storage.items.trends import HALF_LIFE_S, VISITOR_BYTES, Visit
 from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.event import Event
-from storage.trends import HALF_LIFE_S, VISITOR_BYTES, Visit
 
 MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow
 MAX_EVENT_AGE_HALF_LIVES = 10.0  # of an event; what is older is not used just now

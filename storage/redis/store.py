@@ -19,6 +19,7 @@ from storage.archive.async_reader import TIMEOUT_S as ARCHIVE_TIMEOUT_S
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.folders.folder import Folder
+from storage.items.trends import Visit
 from storage.protocol import GenerationRegistry, UserStore
 from storage.records import (
     DAY_S,
@@ -54,7 +55,6 @@ from storage.state.compiled_fold import compile_fold
 from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
-from storage.trends import Visit
 
 PARTITIONS = 256
 NO_ACKS = ReplicaAcks()

@@ -126,7 +126,7 @@ CREATE INDEX trends_by_trend ON trends (tenant, trend);
 CREATE TABLE visitors (
     tenant TEXT NOT NULL,
     item_id TEXT NOT NULL,
-    recent BLOB NOT NULL, -- this half-life's, see with_visitor in storage/trends.py
+    recent BLOB NOT NULL, -- this half-life's, see with_visitor in storage/items/trends.py
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
 """

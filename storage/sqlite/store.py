@@ -17,6 +17,7 @@ from storage.archive import item_counts
 from storage.archive.async_reader import read_manifest
 from storage.errors import MergeRefused, StorageError, StorageUnavailable, UnknownEvent
 from storage.folders.folder import Folder
+from storage.items.trends import Visit
 from storage.protocol import UserStore
 from storage.records import (
     MAIN_TENANT,
@@ -57,7 +58,6 @@ from storage.state.compiled_fold import compile_fold
 from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
-from storage.trends import Visit
 
 SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
 # About half a second of work: beyond it, writes are refused with StorageBusy instead of waiting longer.

@@ -28,7 +28,7 @@ from model.evaluation.evaluate import prepare_trial
 from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, metrics
-from storage.trends import HALF_LIFE_S
+from storage.items.trends import HALF_LIFE_S
 
 HISTORIES = (0, 1, 2, 3, 5, 10)
 CONSTANTS = (0.03, 0.1, 0.3, 1.0)  # c

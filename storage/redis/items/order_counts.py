@@ -5,6 +5,7 @@ from itertools import islice
 
 from typing_extensions import override
 
+from storage.items.trends import HALF_LIFE_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES, MAX_STEP_S, TrendClock
 from storage.protocol import OrderStore
 from storage.records import MAX_ORDER_COUNTS
 from storage.redis.connections.nodes import Argument
@@ -13,7 +14,6 @@ from storage.redis.log.user_log import UserLog
 from storage.redis.scripts.items import ADD_ORDER_COUNTS
 from storage.redis.session.redis_session import RedisSession
 from storage.state.event import LogRecord
-from storage.trends import HALF_LIFE_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES, MAX_STEP_S, TrendClock
 
 COUNTS_PAGE = 500  # some 3 ms in which Redis does nothing else
 LIMITS: tuple[Argument, ...] = (

@@ -15,6 +15,16 @@ from storage.archive.item_counts import (
     count_items_of_records,
 )
 from storage.errors import StorageError
+from storage.items.trends import (
+    HALF_LIFE_S,
+    LISTED_VISITORS,
+    MAX_LAG_HALF_LIVES,
+    MAX_LEAD_HALF_LIVES,
+    MAX_STEP_S,
+    VISITOR_BYTES,
+    TrendClock,
+    Visit,
+)
 from storage.records import (
     MAX_PAGE_BYTES,
     MAX_PROPERTIES,
@@ -39,16 +49,6 @@ from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session.redis_session import RedisSession
 from storage.redis.session.slices import in_slices
-from storage.trends import (
-    HALF_LIFE_S,
-    LISTED_VISITORS,
-    MAX_LAG_HALF_LIVES,
-    MAX_LEAD_HALF_LIVES,
-    MAX_STEP_S,
-    VISITOR_BYTES,
-    TrendClock,
-    Visit,
-)
 
 VALUE_BYTES = 32  # of a small property's name and value
 ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000

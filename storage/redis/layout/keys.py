@@ -45,10 +45,10 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:scenario:NAME   list    the versions of a scenario that are kept, oldest first
   PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
   PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
-  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/items/trends.py
   PREFIX:{items:TENANT}:trend-clock     string  position and what Redis's clock showed then, see `TrendClock` there
   PREFIX:{items:TENANT}:visitors        hash    item id -> its visitors of this half-life, see `with_visitor` there
-  PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, scored with their trends, as :trends
   PREFIX:{items:TENANT}:order-clock     string  as :trend-clock
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one

@@ -128,7 +128,7 @@ end
 return {redis.call('GET', KEYS[8]), changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6], KEYS[7]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
-# Does as `TrendClock`, `with_visitor` and `sum_of_trends` in storage/trends.py do.
+# Does as `TrendClock`, `with_visitor` and `sum_of_trends` in storage/items/trends.py do.
 ADD_VISITS = Script("""
 -- KEYS  trends, trend-clock, visitors
 -- ARGV  seconds of a half-life and of the longest step; half-lives by which trends may be behind and ahead; bytes of a
@@ -177,7 +177,7 @@ end
 return 1
 """)
 
-# Does as `TrendClock` and `sum_of_trends` in storage/trends.py do.
+# Does as `TrendClock` and `sum_of_trends` in storage/items/trends.py do.
 ADD_ORDER_COUNTS = Script("""
 -- KEYS  order-counts, order-clock
 -- ARGV  seconds of a half-life and of the longest step; half-lives by which counts may be behind and ahead; how many

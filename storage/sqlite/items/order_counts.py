@@ -8,6 +8,7 @@ from itertools import islice
 
 from typing_extensions import override
 
+from storage.items.trends import TrendClock, sum_of_trends
 from storage.protocol import OrderStore
 from storage.records import MAX_ORDER_COUNTS
 from storage.sqlite.batches import execute_in_batches
@@ -15,7 +16,6 @@ from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import ORDER_CLOCK, named_value, set_named_value
 from storage.sqlite.log import newest_of_user, resolve_alias
 from storage.state.event import LogRecord
-from storage.trends import TrendClock, sum_of_trends
 
 COUNTS_AT_ONCE = 500  # some 3 ms in which nobody else writes
 SELECT_KNOWN = "SELECT name, trend FROM order_counts WHERE tenant = ? AND name IN ({rows})"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from storage.items.trends import TrendClock, Visit, sum_of_trends, with_visitor
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import TREND_CLOCK, named_value, set_named_value
-from storage.trends import TrendClock, Visit, sum_of_trends, with_visitor
 
 VISITS_AT_ONCE = 500  # some 3 ms in which nobody else writes, and little of what may wait
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"

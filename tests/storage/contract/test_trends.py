@@ -16,11 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageUnavailable
+from storage.items.trends import (
+    HALF_LIFE_S,
+    LISTED_VISITORS,
+    MAX_STEP_S,
+    VISITOR_BYTES,
+    TrendClock,
+    Visit,
+    with_visitor,
+)
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import Command, ReplicaAcks
 from storage.redis.layout.keys import Keyspace
 from storage.sqlite.database import FILE_NAME
-from storage.trends import HALF_LIFE_S, LISTED_VISITORS, MAX_STEP_S, VISITOR_BYTES, TrendClock, Visit, with_visitor
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
 

@@ -16,10 +16,10 @@ import storage.sqlite.database
 import storage.sqlite.log
 import storage.sqlite.states
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.items.trends import Visit
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
-from storage.trends import Visit
 from tests.storage.begun_append import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer

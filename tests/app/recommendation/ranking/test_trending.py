@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from storage.errors import StorageError, StorageUnavailable
-from storage.trends import HALF_LIFE_S
+from storage.items.trends import HALF_LIFE_S
 from tests.app.conftest import Client, categories_of, item_id
 from tests.storage.redis.servers import RedisServer
 

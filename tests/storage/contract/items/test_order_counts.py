@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageUnavailable
+from storage.items.trends import HALF_LIFE_S, MAX_STEP_S, TrendClock
 from storage.records import MAX_ORDER_COUNTS
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.layout.keys import Keyspace
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.items.tenant_values import ORDER_CLOCK
-from storage.trends import HALF_LIFE_S, MAX_STEP_S, TrendClock
 from tests.storage.contract.stores import ARCHIVED, opened
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
 

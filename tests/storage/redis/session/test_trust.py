@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
+from storage.items.trends import Visit
 from storage.records import NamedGeneration
 from storage.redis.session import trust
 from storage.redis.store import RedisStore
-from storage.trends import Visit
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import (

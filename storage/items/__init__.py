@@ -1,0 +1,1 @@
+"""What stores keep of items, whichever store it is."""
