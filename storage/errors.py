@@ -91,6 +91,15 @@ class PropertyRefused(StorageError):
         self.held = held
 
 
+class VectorRefused(StorageError):
+    """A vector has more or fewer numbers than those of the tenant's other items. Nothing changed."""
+
+    def __init__(self, given: int, held: int) -> None:
+        super().__init__(f"the vectors of items have {held:,} numbers each, and this one has {given:,}")
+        self.given = given
+        self.held = held
+
+
 class UnknownEvent(Exception):
     """There is nothing to undo: the user's log has no event of this id. Nothing changed."""
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from storage.errors import StorageUnavailable
 from storage.items.trends import Visit
+from storage.items.vectors import VectorStore
 from storage.records import (
     MAX_SEEN_ENTRIES,
     AppendResult,
@@ -210,6 +211,7 @@ class ItemStore(Protocol):
         item gets a version of its own, above all earlier ones. It may be repeated.
 
         raises  PropertyRefused  when a value is of another type than its property, or properties would be too many
+                VectorRefused    when a vector has another number of numbers than those of the tenant's other items
         """
         ...
 
@@ -218,10 +220,7 @@ class ItemStore(Protocol):
         ...
 
     async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
-        """Return the first changes whose versions are above `after`; without any, the version is `after`.
-
-        There are at most `limit`, and fewer where they are large.
-        """
+        """Return the first changes above the version `after`, at most `limit`; without any, the version is `after`."""
         ...
 
     async def item_tenants(self) -> list[str]:
@@ -344,11 +343,13 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     properties  the types of tenants' properties, and users' properties
     scenarios   the versions of tenants' scenarios
     orders      what is bought together
+    vectors     those that tenants' shops have computed for items
     """
 
     properties: PropertyStore
     scenarios: ScenarioStore
     orders: OrderStore
+    vectors: VectorStore
 
     @property
     def generations(self) -> GenerationRegistry:

@@ -125,6 +125,7 @@ class ItemEntry:
     """What a tenant has set for one item. A part that was never set is None: the model directory has its value.
 
     properties  values by name; None, which `put_items` takes and nothing returns, takes a property away
+    vector      as storage/items/vectors.py encodes it, or NO_VECTOR; `put_items` takes it, and `VectorStore` returns it
     """
 
     item_id: str
@@ -132,6 +133,7 @@ class ItemEntry:
     categories: tuple[str, ...] | None = None
     available: bool | None = None
     properties: Mapping[str, PropertyValue | None] = field(default_factory=dict)
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Assigns codes to items that no model has learned, by what they are, until events on them give better ones.
 
-What a title and categories tell is learned in training (`model.content`). Where a model has no such map, or an item has
-no title of which anything is known, the learned items that share the most of its categories tell its codes.
+What the shop's vectors, titles and categories tell is learned in training (`model.content`). An item's vector comes
+first, then its title and categories. Where a model has no map of these, or an item has no title of which anything is
+known, the learned items that share the most of its categories tell its codes. A vector is read from the store when
+codes are assigned, and not kept.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cache, cached_property, partial
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
@@ -35,7 +39,14 @@ from model.content.text_features import Description
 from model.inference import bitmap
 from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
+from storage.items.vectors import VectorStore, decode, numbers_in
 from storage.protocol import ItemStore
+
+
+class DescribedItemStore(ItemStore, Protocol):
+    """What codes by descriptions need of a store: the items' vectors, and where codes are put."""
+
+    vectors: VectorStore
 
 
 class DescriptionCodes:
@@ -46,7 +57,7 @@ class DescriptionCodes:
         trained: Artifact,
         item_codes: ColdItemCodes,
         engine_thread: Executor,
-        store: ItemStore,
+        store: DescribedItemStore,
         tenant: str,
         tasks: BackgroundTasks,
     ) -> None:
@@ -79,7 +90,10 @@ class DescriptionCodes:
                 loop = asyncio.get_running_loop()
                 sample = partial(sample_audience, self._trained, self._engine)
                 self._audience = await loop.run_in_executor(self._engine_thread, sample)
-            if changed := await asyncio.to_thread(self._changed_assignments, new, known):
+            vectors: Mapping[str, bytes] = {}
+            if new and self._trained.content.numbers:
+                vectors = await self._store.vectors.of_items(self._tenant, [item.item_id for item in new])
+            if new and (changed := await asyncio.to_thread(self._changed_assignments, new, vectors, known)):
                 await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
         self._processed_changes = change_count
 
@@ -95,29 +109,46 @@ class DescriptionCodes:
         return [item for item in items if not is_learned(item.item_id)]
 
     def _changed_assignments(
-        self, items: Sequence[DescribedItem], known: Mapping[str, CodeAssignment]
+        self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes], known: Mapping[str, CodeAssignment]
     ) -> list[CodeAssignment]:
         """Assign codes to the items; return the assignments that differ from the known ones."""
         changed = []
         if self._audience is not None:
-            for (item_id, _, _), codes in zip(items, self._codes_of(items, self._audience), strict=True):
+            found = self._codes_of(items, vectors, self._audience)
+            for (item_id, _, _), codes in zip(items, found, strict=True):
                 if codes is not None:
                     assignment, before = CodeAssignment(item_id, self._tag, codes, evidence=0), known.get(item_id)
                     if before is None or before.record() != assignment.record():
                         changed.append(assignment)
         return changed
 
-    def _codes_of(self, items: Sequence[DescribedItem], audience: QuerySample) -> Iterator[ColdCodes | None]:
+    def _codes_of(
+        self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes], audience: QuerySample
+    ) -> Iterator[ColdCodes | None]:
         """Yield the codes of each of the items; None where nothing tells any."""
         sharing_most: Callable[[frozenset[str]], Rows] = cache(self._rows_sharing_most)
-        predicted, is_known = self._trained.content.of_descriptions([Description(*item[1:]) for item in items])
+        predicted, is_known = self._predicted(items, vectors)
         for item, vector, knows in zip(items, predicted, is_known.tolist(), strict=True):
-            if knows and item.title:
+            if knows:
                 nearest = self._neighbours.nearest(vector, NEAREST_ITEMS)
                 yield codes_of_nearest_items(self._trained, nearest, audience)
             else:
                 rows = drawn(sharing_most(frozenset(item.categories)), MAX_SIMILAR_ITEMS, item.item_id)
                 yield codes_of_similar_items(self._trained, rows, audience) if len(rows) else None
+
+    def _predicted(
+        self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Predict vectors in the model's space (n, D), and tell of which items anything is known (n,)."""
+        content = self._trained.content
+        predicted, is_known = content.of_descriptions([Description(*item[1:]) for item in items])
+        lengths = np.array([numbers_in(vectors.get(item.item_id, b"")) for item in items], np.int64)
+        has_vector = (lengths > 0) & (lengths == content.numbers)
+        if has_vector.any():
+            own = decode([vectors[items[place].item_id] for place in np.flatnonzero(has_vector).tolist()])
+            predicted[has_vector] = content.of_shop_vectors(own)
+        has_title = np.array([bool(item.title) for item in items], bool)
+        return predicted, (is_known & has_title) | has_vector
 
     @cached_property
     def _neighbours(self) -> Neighbours:

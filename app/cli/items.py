@@ -20,7 +20,8 @@ def import_items(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Table with item_id and any of title, categories (a|b), available, and properties.", metavar="FILE"
+            help="Table with item_id and any of title, categories (a|b), available, vector and properties.",
+            metavar="FILE",
         ),
     ],
     url: UrlOption = "http://127.0.0.1:8000",
@@ -32,6 +33,7 @@ def import_items(
     """Say something of many items: .tsv, .csv (.gz) or .parquet.
 
     An empty cell, like a column that is missing, leaves what was said before. It can be done again.
+    The column vector has lists of numbers (.parquet), or JSON arrays: as many numbers for all items.
     Each other column is a property: of its declared type (which a key with the scope admin can read), or of the type
     that all of its cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
     """

@@ -27,6 +27,7 @@ from app.recommendation.cost import (
     correction_charge,
     scenario_charge,
     update_charge,
+    vector_numbers,
 )
 from app.recommendation.state_reader import log_queries
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts, SealedState
@@ -46,6 +47,7 @@ ID_COST = 30.0  # of validating one of them, beside a byte of JSON
 LARGE_COST = 16  # plain requests, some 3 ms
 LONG_ANSWER_BYTES = 1 << 16
 FEW_ENTRIES = 128  # of a log, a millisecond
+NUMBERS_OF_ITEM = 25  # of a vector, which take as long to parse as an item without one
 FEW_ITEMS, ITEM_COST = 50, 500.0  # are parsed within half a millisecond; of one, beside a byte of JSON
 INVALID = "the body is not a valid request"
 
@@ -94,9 +96,10 @@ async def update_items(services: Services, caller: Caller, body: bytes) -> Items
         bodies = parsed if isinstance(parsed, list) else [parsed]
         await charge(services, caller, update_charge(bodies))
         parse = partial(parse_items, bodies, await updates.types_for(bodies))
-        if len(bodies) <= FEW_ITEMS:
+        size = len(bodies) + vector_numbers(bodies) // NUMBERS_OF_ITEM
+        if size <= FEW_ITEMS:
             return await updates.post(parse())
-        return await updates.post(await services.shared_thread.run(parse, ITEM_COST * len(bodies), caller.requester))
+        return await updates.post(await services.shared_thread.run(parse, ITEM_COST * size, caller.requester))
 
 
 @asynccontextmanager

@@ -24,14 +24,16 @@ from app.jobs.replay import (
 )
 from app.schemas.properties import NAME_RULE, is_property_name
 from model.data.interactions import DataError
+from model.data.item_vectors import vectors_in
 from model.data.readers import AVAILABLE, categories_in, read_item_table
-from model.data.table import Table
+from model.data.table import VECTOR, Table
 from storage.records import ITEM_TIMES, PropertyType
 
 BATCH = 500  # of the 1,000 that a request may have
 BATCH_BYTES = 1 << 19  # of the 1 MiB that a body may have
 
-FIELDS = ("item_id", "title", "categories", "available")
+FIELDS = ("item_id", "title", "categories", "available", VECTOR)
+VECTOR_DIGITS = 5  # of each number: more than the service keeps
 TRUTH = {"true": True, "false": False}
 JSON_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
@@ -61,7 +63,7 @@ def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
 def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
     """Return the items of a table as ``POST /v1/items`` takes them; an empty cell changes nothing.
 
-    Columns without a meaning of their own are properties.
+    Columns without a meaning of their own are properties, and `vector` has lists, or JSON arrays, of numbers.
 
     types  of properties; the cells of a column decide on any other one, see `column_type`
 
@@ -81,7 +83,19 @@ def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
         for item, cell in zip(items, table.frame[name].to_list(), strict=True):
             if cell:
                 item[name] = parse[name](cell)
+    _add_vectors(items, path)
     return items
+
+
+def _add_vectors(items: list[ItemJson], path: Path) -> None:
+    """Add the column of vectors to the items."""
+    vectors = vectors_in(path)
+    if vectors is None:
+        return
+    for item in items:
+        row = vectors.rows.get(item["item_id"])
+        if row is not None:
+            item[VECTOR] = [round(number, VECTOR_DIGITS) for number in vectors.numbers[row].tolist()]
 
 
 def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:

@@ -45,6 +45,7 @@ LOGGED_EVENTS = 100  # that are read
 ARCHIVED_FILE = 5  # of an archive, in which a user's log is read
 UPDATED_ITEMS = 25
 UPDATED_CATEGORIES = 50  # and properties, of all these items together
+UPDATED_NUMBERS = 1_000  # of their vectors
 CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
 LOADED_MODEL = 500
 SCENARIOS = 10  # that are listed or changed, or the versions of one
@@ -140,7 +141,14 @@ def update_charge(items: Sequence[object]) -> int:
     """Return what it costs to update items by their parsed bodies, be they valid or not."""
     fields = [one.get(name) for one in items if isinstance(one, dict) for name in ("categories", "properties")]
     labels = sum(len(one) for one in fields if isinstance(one, list | dict))
-    return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES
+    numbers = vector_numbers(items) // UPDATED_NUMBERS
+    return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES + numbers
+
+
+def vector_numbers(items: Sequence[object]) -> int:
+    """Return how many numbers the vectors in these parsed bodies have together."""
+    vectors = [one.get("vector") for one in items if isinstance(one, dict)]
+    return sum(len(one) for one in vectors if isinstance(one, list))
 
 
 def scenario_charge(settings: ScenarioSettings) -> int:

@@ -9,8 +9,22 @@ from app.schemas.fields import Categories, Closed, Id, ResultCount
 from app.schemas.properties import Properties, PropertyTime
 from app.schemas.recommendations import PersonalSearch
 from app.schemas.scored_items import ScoredItem
+from storage.items.vectors import MAX_NUMBERS
 
 MAX_ITEMS = 1_000  # of one request
+
+
+def _with_direction(numbers: list[float]) -> list[float]:
+    if not any(numbers):
+        raise PydanticCustomError("no_direction", "needs a number that is not 0")
+    return numbers
+
+
+Vector = Annotated[
+    list[Annotated[float, Field(allow_inf_nan=False)]],
+    Field(min_length=1, max_length=MAX_NUMBERS, fail_fast=True),
+    AfterValidator(_with_direction),
+]
 
 
 class PopularQuery(Closed):
@@ -146,6 +160,11 @@ class ItemWords(Closed):
     available_from: PropertyTime | None = Field(None, description="null takes it away")
     available_until: PropertyTime | None = Field(None, description="null takes it away")
     published_at: PropertyTime | None = Field(None, description="null takes it away")
+    vector: Vector | None = Field(
+        None,
+        description="of its text or images, as the shop has computed it: as many numbers for all items; its direction "
+        "counts; null takes it away",
+    )
     properties: Properties = Field(default_factory=dict)
 
 

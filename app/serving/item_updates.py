@@ -9,7 +9,8 @@ from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
 from app.schemas.properties import TypesSoFar
 from app.serving.property_types import refusal_detail
 from app.serving.switcher import GenerationSwitcher
-from storage.errors import PropertyRefused
+from storage.errors import PropertyRefused, VectorRefused
+from storage.items.vectors import NO_VECTOR, encode
 from storage.protocol import UserStore
 from storage.records import ITEM_TIMES, ItemEntry, PropertyType
 
@@ -37,17 +38,16 @@ class ItemUpdates:
         entry = _entry(item_id, words)
         try:
             await self._put([entry])
-        except PropertyRefused as exc:
-            detail = refusal_detail(exc, [entry.properties])
-            raise InvalidRequest("the body does not describe an item", [detail]) from None
+        except (PropertyRefused, VectorRefused) as exc:
+            raise InvalidRequest("the body does not describe an item", [_detail(exc, [entry])]) from None
         return self.item(item_id)
 
     async def post(self, entries: Sequence[ItemEntry]) -> ItemsTaken:
         """Apply the items of a body; raise InvalidItems, and StorageError as for `put`."""
         try:
             await self._put(entries)
-        except PropertyRefused as exc:
-            raise InvalidItems(REFUSED, [refusal_detail(exc, [entry.properties for entry in entries])]) from None
+        except (PropertyRefused, VectorRefused) as exc:
+            raise InvalidItems(REFUSED, [_detail(exc, entries)]) from None
         learned = self._switcher.current.artifact.items.rows.rows_of([entry.item_id for entry in entries])
         return ItemsTaken(accepted=len(entries), unknown_items=len(entries) - len(learned))
 
@@ -100,4 +100,14 @@ def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> 
 def _entry(item_id: str, words: ItemWords) -> ItemEntry:
     categories = None if words.categories is None else tuple(dict.fromkeys(words.categories))
     times = {name: getattr(words, name) for name in ITEM_TIMES if name in words.model_fields_set}
-    return ItemEntry(item_id, words.title, categories, words.available, {**words.properties, **times})
+    vector = None if words.vector is None else encode(words.vector)
+    if words.vector is None and "vector" in words.model_fields_set:
+        vector = NO_VECTOR
+    return ItemEntry(item_id, words.title, categories, words.available, {**words.properties, **times}, vector)
+
+
+def _detail(refused: PropertyRefused | VectorRefused, entries: Sequence[ItemEntry]) -> ErrorDetail:
+    if isinstance(refused, PropertyRefused):
+        return refusal_detail(refused, [entry.properties for entry in entries])
+    reason = f"{refused}; to change that, put null for the vectors of all items that have one, and then the others"
+    return ErrorDetail(field="vector", reason=reason)

@@ -30,6 +30,7 @@ from app.schemas.properties import MAX_VALUE_BYTES
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.schemas.scenarios import ScenarioSettings
 from app.settings import Settings
+from storage.items.vectors import MAX_NUMBERS
 from storage.records import MAX_PROPERTIES
 
 BOUND = 4.0  # at least twice what was measured, since processor time varies
@@ -259,6 +260,10 @@ def writes(item_ids: Sequence[str]) -> list[Call]:
     def items_with_properties(number: int) -> list[dict[str, Any]]:
         return [{"item_id": one, "properties": dict.fromkeys(PROPERTIES, number)} for one in item_ids[:MAX_ITEMS]]
 
+    def items_with_vectors(number: int) -> list[dict[str, Any]]:
+        vector = [n / 1000 for n in range(number, number + MAX_NUMBERS)]
+        return [{"item_id": one, "vector": vector} for one in item_ids[:100]]
+
     def properties(number: int) -> dict[str, Any]:
         return {"properties": dict.fromkeys(PROPERTIES, f"{number}".ljust(MAX_VALUE_BYTES))}
 
@@ -268,6 +273,7 @@ def writes(item_ids: Sequence[str]) -> list[Call]:
         Call("items", "POST", "/v1/items", items, update_charge(items(0))),
         Call("items of many categories", "POST", "/v1/items", labelled_items, update_charge(labelled_items(0))),
         Call("properties", "POST", "/v1/items", items_with_properties, update_charge(items_with_properties(0))),
+        Call("vectors", "POST", "/v1/items", items_with_vectors, update_charge(items_with_vectors(0))),
         Call("put user properties", "PUT", f"/v1/users/{USER}/properties", properties, update_charge([properties(0)])),
         Call("put item", "PUT", f"/v1/items/{item_ids[0]}", item, update_charge([item(0)])),
     ]

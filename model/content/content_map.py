@@ -24,6 +24,7 @@ VECTOR_PENALTY = 1.0
 ITERATIONS = 30
 TOLERANCE = 1e-6  # of the squared residual, as a share of the first one
 MAX_NUMBERS = 1_024  # of an item's vector
+BLOCK = 8_192  # vectors that are gone through at a time
 SMALLEST = 1e-30
 LARGEST = 1e6  # number of a map, far beyond those that are learned
 
@@ -109,12 +110,11 @@ def learned_content(
         x = features(counts, rarity)
         texts = rarity, _as_half(_ridge(x, targets - mean, weights, TEXT_PENALTY))
     if vectors is not None:
-        has_one = np.isfinite(vectors).all(axis=1)
-        if has_one.any():
-            own = _of_length_1(vectors[has_one])
-            centre = own.mean(axis=0)
-            learned = _dense_ridge(own - centre, (targets - mean)[has_one], weights[has_one], VECTOR_PENALTY)
-            dense = centre, _as_half(learned)
+        rows = np.flatnonzero(np.isfinite(vectors[:, 0]))
+        if len(rows):
+            centre = np.mean([_of_length_1(vectors[some]).mean(axis=0) for some in _blocks(rows)], axis=0)
+            centre = centre.astype(np.float32)
+            dense = centre, _as_half(_dense_ridge(vectors, rows, centre, targets - mean, weights))
     return ContentMap(mean, *texts, *dense) if len(texts[0]) or len(dense[0]) else NO_CONTENT
 
 
@@ -152,13 +152,27 @@ def _ridge(
 
 
 def _dense_ridge(
-    x: NDArray[np.float32], y: NDArray[np.float32], weights: NDArray[np.float32], penalty: float
+    vectors: NDArray[np.floating],
+    rows: NDArray[np.int64],
+    centre: NDArray[np.float32],
+    y: NDArray[np.float32],
+    weights: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Do as `_ridge` does for a dense x, exactly."""
-    weighed = x * weights[:, None]
-    gram = (weighed.T @ x).astype(np.float64) + penalty * np.eye(x.shape[1])
-    found: NDArray[np.float32] = np.linalg.solve(gram, weighed.T @ y).astype(np.float32)
+    """Do as `_ridge` does for some rows of dense vectors, exactly, and in the memory of a block of them."""
+    numbers = vectors.shape[1]
+    gram, told = VECTOR_PENALTY * np.eye(numbers), np.zeros((numbers, y.shape[1]))
+    for some in _blocks(rows):
+        x = _of_length_1(vectors[some]) - centre
+        weighed = x * weights[some, None]
+        gram += weighed.T @ x
+        told += weighed.T @ y[some]
+    found: NDArray[np.float32] = np.linalg.solve(gram, told).astype(np.float32)
     return found
+
+
+def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Split rows into blocks of nearly the same size."""
+    return np.array_split(rows, -(-len(rows) // BLOCK))
 
 
 def _as_half(weights: NDArray[np.float32]) -> NDArray[np.float16]:

@@ -19,6 +19,7 @@ from model.config import ID_PATTERN
 from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
+VECTOR = "vector"  # a column of lists, which alone are no texts
 LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 
 
@@ -85,13 +86,25 @@ def find_table(directory: Path, stem: str) -> Path | None:
     return files[0] if files else None
 
 
-def read_table(path: Path, required: Sequence[str], optional: Sequence[str], *, has_others: bool = False) -> Table:
-    """Read a table with these columns, and others if wanted, from a file of any supported format; raises DataError."""
+def read_table(
+    path: Path,
+    required: Sequence[str],
+    optional: Sequence[str],
+    *,
+    has_others: bool = False,
+    has_vectors: bool = False,
+) -> Table:
+    """Read a table with these columns, and others if wanted, from a file of any supported format; raises DataError.
+
+    has_vectors  whether a column of lists in a Parquet file is wanted, as lists of floats
+    """
     raw = _uncompressed(path)
     if path.suffix == ".parquet":
         try:
             frame = pl.read_parquet(io.BytesIO(raw))
-            frame = frame.select(_as_text(frame[name]) for name in frame.columns)
+            lists = [name for name in frame.columns if name == VECTOR and frame.schema[name].is_nested()]
+            vectors = [frame[name].cast(pl.List(pl.Float64)) for name in lists if has_vectors]
+            frame = frame.select(*(_as_text(frame[name]) for name in frame.columns if name not in lists), *vectors)
         except pl.exceptions.PolarsError as exc:
             raise DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}") from exc
     else:

@@ -33,6 +33,7 @@ from model.data.interactions import (
     repeat_share,
     training_histories,
 )
+from model.data.item_vectors import ItemVectors, read_item_vectors
 from model.data.readers import ItemTexts, read_interactions, read_items
 from model.data.splits import Split, split
 from model.holdout_ranks import HeldOutEvents, Scorer
@@ -208,10 +209,11 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     interactions: Interactions
     parts: Split
     texts: ItemTexts
+    vectors: ItemVectors | None
 
     def statistics(self, model: Lisa, catalogue: ItemTable) -> ItemStatistics:
-        """Return what the training events tell beside the trained model, and what the items' texts tell of it."""
-        return ItemStatistics(self.complements(), self.intervals(), content(model, catalogue))
+        """Return what the training events tell beside the trained model, and what its items' content tells."""
+        return ItemStatistics(self.complements(), self.intervals(), content(model, catalogue, self.vectors))
 
     def complements(self) -> Complements:
         """Return what was bought together in the training events."""
@@ -255,7 +257,8 @@ def prepare_training(
     interactions = read_interactions(directory).stepping(recipe.event_weights)
     texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
-    return TrainingInputs(recipe, interactions, split(interactions, recipe.data.split, recipe.data.train_on), texts)
+    parts = split(interactions, recipe.data.split, recipe.data.train_on)
+    return TrainingInputs(recipe, interactions, parts, texts, read_item_vectors(directory))
 
 
 def train(
@@ -295,8 +298,8 @@ def train(
 
 
 @torch.no_grad()
-def content(model: Lisa, catalogue: ItemTable) -> ContentMap:
-    """Learn what the titles and categories of a trained model's items tell of their codes."""
+def content(model: Lisa, catalogue: ItemTable, own_vectors: ItemVectors | None = None) -> ContentMap:
+    """Learn what the titles, categories and own vectors of a trained model's items tell of their codes."""
     rows = catalogue.popular_first[:MAX_ITEMS]
     rows = rows[catalogue.counts[rows] > 0]
     if not len(rows):
@@ -306,7 +309,8 @@ def content(model: Lisa, catalogue: ItemTable) -> ContentMap:
     descriptions = [
         Description(title, catalogue.categories[row]) for title, row in zip(titles, rows.tolist(), strict=True)
     ]
-    return learned_content(vectors.float().cpu().numpy(), catalogue.counts[rows], descriptions)
+    own = None if own_vectors is None else own_vectors.of(catalogue.ids.at(rows))
+    return learned_content(vectors.float().cpu().numpy(), catalogue.counts[rows], descriptions, own)
 
 
 def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:

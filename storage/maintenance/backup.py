@@ -3,8 +3,9 @@
 A gzip file of JSON lines: a header, then for each tenant with items {"property_types": [tenant, PropertyTypes]},
 {"scenario": [tenant, name, versions]} for each scenario,
 {"item": [tenant, fields of an ItemEntry, properties as `property_to_json` encodes them]} for each item that it has
-changed, {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in
-hex. Then come {"user": [tenant, user id, properties]} for each user who has some, each entry of the log as in
+changed, {"item_vector": [tenant, item id, vector in base64]} for each that has one, and
+{"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in hex. Then
+come {"user": [tenant, user id, properties]} for each user who has some, each entry of the log as in
 storage/state/record_encoding.py, each user's in log order, and last the number of entries. It has no states, since they
 are folded from the log, and nothing that was erased.
 """
@@ -16,6 +17,7 @@ import json
 import logging
 import os
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from itertools import groupby
@@ -39,8 +41,9 @@ from storage.state.corrections import posted_as
 from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo, digest
 from storage.state.record_encoding import from_json, to_json
 
-VERSION = 6
-EARLIER_VERSIONS = (1, 2, 3, 4, 5)  # see `_with_items`; 4 has no scenarios, 3 no properties and 1 no items
+VERSION = 7
+EARLIER_VERSIONS = (1, 2, 3, 4, 5, 6)  # 6 has no vectors, 4 no scenarios, 3 no properties and 1 no items
+FIRST_WITH_LISTS = 6  # see `_with_items`
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
 EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
@@ -198,6 +201,9 @@ async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
             changes = following
             for item in changes.entries:
                 yield {"item": [tenant, *_item_to_json(item)]}
+            vectors = await store.vectors.of_items(tenant, [item.item_id for item in changes.entries])
+            for item_id, vector in vectors.items():
+                yield {"item_vector": [tenant, item_id, b64encode(vector).decode()]}
             for codes in changes.codes:
                 yield {"item_codes": [tenant, *_codes_to_json(codes)]}
 
@@ -239,7 +245,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemRecord]]:
                     return
                 count += 1
                 tenant, record = read_record(line_value)
-                yield tenant, record if header["version"] == VERSION else _with_items(record)
+                yield tenant, record if header["version"] >= FIRST_WITH_LISTS else _with_items(record)
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' cannot be read as a back-up: {exc}") from exc
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
@@ -271,6 +277,10 @@ def _property_types(tenant: str, types: PropertyTypes) -> tuple[str, PropertyTyp
     return tenant, types
 
 
+def _item_vector(tenant: str, item_id: str, vector: str) -> tuple[str, ItemEntry]:
+    return tenant, ItemEntry(item_id, vector=b64decode(vector, validate=True))
+
+
 def _item_codes(
     tenant: str, item_id: str, tag: str, evidence: int, bias: float, history: str, target: str
 ) -> tuple[str, ItemCodes]:
@@ -285,6 +295,7 @@ def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
 
 ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
     "item_codes": _item_codes,
+    "item_vector": _item_vector,
     "property_types": _property_types,
     "scenario": _scenario,
     "user": _user,

@@ -45,6 +45,7 @@ from storage.redis.items.order_counts import RedisOrders
 from storage.redis.items.properties import RedisProperties
 from storage.redis.items.redis_items import RedisItems
 from storage.redis.items.scenarios import RedisScenarios
+from storage.redis.items.vectors import RedisVectors
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
@@ -105,7 +106,7 @@ class RedisStore(UserStore):
             session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
         )
         self._writer.serve(generations)
-        self.orders = RedisOrders(session, self._log, self._corrections)
+        self.orders, self.vectors = RedisOrders(session, self._log, self._corrections), RedisVectors(session)
         self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)
         self.scenarios, self._generations = RedisScenarios(session), RedisGenerations(session, tenant)
 

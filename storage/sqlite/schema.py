@@ -106,6 +106,16 @@ CREATE TABLE item_codes (
 CREATE UNIQUE INDEX item_codes_by_version ON item_codes (tenant, version);
 """
 
+# Apart from the items, so that what reads these does not go through vectors of 2 kB.
+VECTORS_SCHEMA = """
+CREATE TABLE item_vectors (
+    tenant TEXT NOT NULL,
+    item_id TEXT NOT NULL,
+    vector BLOB NOT NULL, -- see storage/items/vectors.py
+    PRIMARY KEY (tenant, item_id)
+) WITHOUT ROWID;
+"""
+
 USER_PROPERTIES_SCHEMA = """
 CREATE TABLE user_properties (
     tenant TEXT NOT NULL,
@@ -173,13 +183,14 @@ SCHEMAS = (
     ERASURES_SCHEMA,
     ALIASES_SCHEMA,
     ITEMS_SCHEMA,
+    VECTORS_SCHEMA,
     USER_PROPERTIES_SCHEMA,
     TRENDS_SCHEMA,
     ORDER_COUNTS_SCHEMA,
     TALLIES_SCHEMA,
     SCENARIOS_SCHEMA,
 )
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

@@ -44,6 +44,7 @@ from storage.sqlite.items import trends
 from storage.sqlite.items.order_counts import SQLiteOrders
 from storage.sqlite.items.properties import SQLiteProperties
 from storage.sqlite.items.scenarios import SQLiteScenarios
+from storage.sqlite.items.vectors import SQLiteVectors
 from storage.sqlite.log import (
     holds_archived,
     log_entries,
@@ -90,7 +91,7 @@ class SQLiteStore(UserStore):
         self._catch_up = CatchUpThread(database)
         self._generations = SQLiteGenerations(database, tenant)
         self.properties, self.scenarios = SQLiteProperties(database), SQLiteScenarios(database)
-        self.orders = SQLiteOrders(database)
+        self.orders, self.vectors = SQLiteOrders(database), SQLiteVectors(database)
         self._served = tuple(generations)
         self._tenant = tenant
         self._state_ttl_days = state_ttl_days

@@ -11,7 +11,7 @@ from storage.records import NO_PROPERTIES, HeldProperties, ItemChanges, ItemEntr
 
 
 class DescribedItem(NamedTuple):
-    """What is set of an item that tells what it is; an empty part is not set."""
+    """What is set of an item in words; an empty part is not set."""
 
     item_id: str
     title: str
@@ -93,14 +93,13 @@ class ItemOverrides:
                     self._values = values
 
     def described_since(self, change_count: int) -> Iterator[list[DescribedItem]]:
-        """Yield items that changed since that count and have a title or categories, in pages; thread-safe."""
+        """Yield items that changed since that count, in pages; thread-safe."""
         for values, ids, rows in self._values.changed_since(change_count):
             titles, categories = values.titles.values_at(rows), values.categories.values_at(rows)
-            items = (
+            yield [
                 DescribedItem(item_id, title or "", own or ())
                 for item_id, title, own in zip(ids, titles, categories, strict=True)
-            )
-            yield [item for item in items if item.title or item.categories]
+            ]
 
     def _is_current(self, values: CatalogueValues) -> bool:
         return values is self._values or (values.change_count == self.change_count and values.held is self.held)

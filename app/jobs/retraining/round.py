@@ -31,6 +31,7 @@ from app.jobs.reports.job_progress import announced, counted
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
+from app.jobs.retraining.shop_items import ItemsById, items_of_store, put_over_file
 from app.serving import empty_model
 from app.serving.model_places import models_of
 from app.serving.model_registry import ModelRegistry
@@ -187,16 +188,17 @@ class RetrainingRound:
         if len(holdout) < MIN_HELD_OUT_EVENTS:
             reason = f"{len(holdout)} users have done something new, {MIN_HELD_OUT_EVENTS} are needed to compare models"
             return self._outcome("waiting", reason, served, events=len(events), questions=len(holdout))
+        of_store = asyncio.run(items_of_store(self._settings, events["item_id"].unique().to_list()))
         for name, table in (("past", past), ("all", events)):
-            self._write_data(self._work / name / "data", table)
+            self._write_data(self._work / name / "data", table, of_store)
         events.write_parquet(self._work / "events.parquet")
         name = self._new_name()
         self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
         print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} questions")
         return None
 
-    def _write_data(self, directory: Path, events: pl.DataFrame) -> None:
-        """Write a data directory, with the items' titles and categories of the archive's folder."""
+    def _write_data(self, directory: Path, events: pl.DataFrame, of_store: ItemsById) -> None:
+        """Write a data directory, with what the store knows of items over the table in the archive's folder."""
         directory.mkdir(parents=True)
         columns = ("user_id", "item_id", "type", "value", "order_id")
         table = events.select(*columns, timestamp=pl.col("timestamp_us") / 1e6)
@@ -204,6 +206,7 @@ class RetrainingRound:
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 shutil.copy(self._archive.path(f"items{suffix}"), directory / f"items{suffix}")
+        put_over_file(directory, of_store)
 
     def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, HoldoutComparison]:
         return split_for_comparison(

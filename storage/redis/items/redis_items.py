@@ -44,6 +44,7 @@ from storage.redis.items.properties import (
     register_tenant,
     require_held,
 )
+from storage.redis.items.vectors import require_taken
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
@@ -72,7 +73,7 @@ class RedisItems:
         self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """Set values of items in one step; raise StorageError when a text is not Unicode or a property is refused."""
+        """Set values of items in one step; raise StorageError for a text that is not Unicode, or what is refused."""
         types: dict[str, PropertyType] = {}
         encoded: list[Argument] = []
         async for entry in in_slices(entries, lambda entry: 1 + len(entry.properties)):
@@ -82,8 +83,10 @@ class RedisItems:
         wanted: PropertyTypes = {"item": types}
         args = [compact_json(wanted), MAX_PROPERTIES, *encoded]
         keys = self._session.keys.items(tenant)
-        of_items = [keys.version, keys.changes, *keys.parts, keys.property_types]
-        require_held(wanted, await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True))
+        of_items = [keys.version, keys.changes, *keys.parts, keys.property_types, keys.vectors, keys.vector_bytes]
+        reply = await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True)
+        require_taken(reply)
+        require_held(wanted, reply)
 
     async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
         """Set codes of items in one step."""
@@ -197,8 +200,9 @@ def _encode(entry: ItemEntry) -> list[Argument]:
         "" if entry.available is None else f"={entry.available:d}",
         properties_to_texts(entry.properties) if entry.properties else "{}",
     )
+    vector = b"" if entry.vector is None else b"=" + entry.vector
     try:
-        return [text.encode() for text in texts]
+        return [*(text.encode() for text in texts), vector]
     except UnicodeEncodeError as exc:
         raise StorageError(f"an item cannot be stored: {exc}") from exc
 

@@ -39,6 +39,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:properties      hash    item id -> a JSON object: name -> the JSON of the value, as a text
+  PREFIX:{items:TENANT}:vectors         hash    item id -> its vector, see storage/items/vectors.py
+  PREFIX:{items:TENANT}:vector-bytes    string  the size of each of these, while there are any
   PREFIX:{items:TENANT}:property-types  string  a JSON object, see `HeldProperties` in storage/records.py
   PREFIX:{items:TENANT}:scenarios       hash    name of a scenario -> its newest version
   PREFIX:{items:TENANT}:scenarios-revision  string  another text after every change of a scenario
@@ -219,6 +221,16 @@ class ItemKeys:
     def parts(self) -> list[str]:
         """Keys of the values, in the order of an ItemEntry's fields."""
         return [f"{self.prefix}:{part}" for part in ("title", "categories", "available", "properties")]
+
+    @property
+    def vectors(self) -> str:
+        """Key of the items' vectors."""
+        return f"{self.prefix}:vectors"
+
+    @property
+    def vector_bytes(self) -> str:
+        """Key of the size of each vector."""
+        return f"{self.prefix}:vector-bytes"
 
     @property
     def property_types(self) -> str:

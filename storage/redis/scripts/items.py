@@ -53,14 +53,24 @@ return refused or cjson.encode(held)
 )
 
 # A value that is set begins with "="; an empty argument leaves the value as it was. Of properties there is a JSON
-# object: the JSON of each value as a text, or null.
+# object: the JSON of each value as a text, or null. A vector that is set to nothing is taken away. Where one has
+# another size than those that there are, the reply is an empty text and both sizes.
 PUT_ITEMS = Script(
     HOLD_TYPES
     + TAKE_DEAD_AWAY
     + f"local live = {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
     + """
--- KEYS  version, changes, title, categories, available, properties, property-types
--- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties
+-- KEYS  version, changes, title, categories, available, properties, property-types, vectors, vector-bytes
+-- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties, vector
+local vector_bytes, has_vectors = tonumber(redis.call('GET', KEYS[9]) or '0'), false
+for arg = 3, #ARGV, 6 do
+    local given = #ARGV[arg + 5] - 1
+    has_vectors = has_vectors or given >= 0
+    if given > 0 then
+        if vector_bytes == 0 then vector_bytes = given end
+        if given ~= vector_bytes then return {'', tostring(given), tostring(vector_bytes)} end
+    end
+end
 local held, refused = hold_types(KEYS[7], ARGV[1], ARGV[2])
 if refused then return refused end
 local key_of = held.keys and held.keys.item or {}
@@ -79,13 +89,28 @@ local function put_properties(item, patch)
         redis.call('HDEL', KEYS[6], item)
     end
 end
-for arg = 3, #ARGV, 5 do
+local function put_vector(item, vector)
+    if vector == '=' then
+        redis.call('HDEL', KEYS[8], item)
+    elseif vector ~= '' then
+        redis.call('HSET', KEYS[8], item, string.sub(vector, 2))
+    end
+end
+for arg = 3, #ARGV, 6 do
     redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
     for part = 1, 3 do
         local value = ARGV[arg + part]
         if value ~= '' then redis.call('HSET', KEYS[part + 2], ARGV[arg], string.sub(value, 2)) end
     end
     put_properties(ARGV[arg], ARGV[arg + 4])
+    put_vector(ARGV[arg], ARGV[arg + 5])
+end
+if has_vectors then
+    if redis.call('HLEN', KEYS[8]) > 0 then
+        redis.call('SET', KEYS[9], vector_bytes)
+    else
+        redis.call('DEL', KEYS[9])
+    end
 end
 return 1
 """

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from storage.errors import PropertyRefused
+from storage.errors import PropertyRefused, VectorRefused
 from storage.records import (
     MAX_PAGE_BYTES,
     HeldProperties,
@@ -21,6 +21,7 @@ from storage.records import (
     properties_to_json,
     types_to_hold,
 )
+from storage.sqlite.items.vectors import put_vectors, refused_vector
 
 PUT_ITEM = """
 INSERT INTO items (tenant, item_id, version, title, categories, available, properties)
@@ -82,8 +83,12 @@ def items_version(db: sqlite3.Connection, tenant: str) -> int:
     return int(newest)
 
 
-def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry]) -> PropertyRefused | None:
+def put_items(
+    db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry]
+) -> PropertyRefused | VectorRefused | None:
     """Set what these entries say of their items; return why nothing is set, if it is not."""
+    if (refused_one := refused_vector(db, tenant, entries)) is not None:
+        return refused_one
     try:
         types = types_to_hold("item", [entry.properties for entry in entries])
     except PropertyRefused as refused:
@@ -107,6 +112,7 @@ def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry])
             for number, entry in enumerate(entries, before + 1)
         ],
     )
+    put_vectors(db, tenant, entries)
     return None
 
 

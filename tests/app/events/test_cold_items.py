@@ -15,7 +15,7 @@ from app.settings import Settings
 from model.artifact import model_directory
 from model.cold_items import MAX_SIMILAR_ITEMS
 from storage.maintenance.backup import backup, restore
-from tests.app.catalogue.cold_items import (
+from tests.app.catalogue.new_items.cold_items import (
     NEW,
     assert_states_are_folds,
     everything,

@@ -96,7 +96,7 @@ async def changes(store: UserStore, tenant: str, after: int = 0, at_once: int = 
     found: Values = {}
     while (page := await store.item_changes(tenant, after, at_once)).version > after:
         assert 0 < len(page.entries) + len(page.codes) <= at_once
-        found |= {entry.item_id: list(astuple(entry)[1:]) for entry in page.entries}
+        found |= {entry.item_id: list(astuple(entry)[1:-1]) for entry in page.entries}
         after = page.version
     return found, after
 

@@ -14,7 +14,7 @@ from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
 from model.content.content_map import learned_content
 from model.content.text_features import Description
-from tests.app.catalogue.cold_items import (
+from tests.app.catalogue.new_items.cold_items import (
     NEW,
     assert_states_are_folds,
     codes_of,
