@@ -206,6 +206,7 @@ class Recommender(BaseRecommender):
         requests = [entry.request for entry in batch]
         selections = [entry.selection for entry in batch]
         seen = [entry.seen for entry in batch]
+        waits_s = [begin_s - entry.submitted_s for entry in batch]
         cost = sum(entry.cost for entry in batch)
         users = await self._readers.states.read(requests, seen)
         read_end_s = time.perf_counter()
@@ -217,9 +218,7 @@ class Recommender(BaseRecommender):
                 ranked = await self._executor.run_light(requests, RankerInput(users, selections), cost)
         finally:
             self._metrics.engine.in_progress -= 1
-        self._metrics.engine.observe_waits(
-            [begin_s - entry.submitted_s for entry in batch], ranked.begin_s - read_end_s
-        )
+        self._metrics.engine.observe_waits(waits_s, ranked.begin_s - read_end_s)
         timings = {}
         if users.read_s:
             timings["store"] = users.read_s
