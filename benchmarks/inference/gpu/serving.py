@@ -36,7 +36,7 @@ SECONDS, QUICK_SECONDS = 4.0, 1.0  # at each rate
 ITEMS_USED = 10_000
 SECONDS_PER_MILLION = 7.0  # to write and to load a catalogue
 SECONDS_TO_START = 30.0  # and to give the users their histories
-SHOPPERS = 300
+SHOPPERS, QUICK_SHOPPERS = 300, 60
 METRICS = ("lisarec_batch_queries", "lisarec_engine_seconds", "lisarec_batch_wait_seconds")
 
 
@@ -132,7 +132,7 @@ def trained_shop(directory: Path, is_quick: bool) -> Path:
     """Train a model on a made-up shop, and return its directory."""
     data, model = directory / "shop", directory / "trained"
     data.mkdir()
-    synthetic_shop.generate(data, shoppers=SHOPPERS)
+    synthetic_shop.generate(data, shoppers=QUICK_SHOPPERS if is_quick else SHOPPERS)
     shape = ModelConfig(width=32) if is_quick else ModelConfig()
     train(data, model, Config(model=shape, training=TrainConfig(epochs=1)), progress=NoProgress())
     return model
