@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -15,28 +14,22 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from benchmarks.harness.service_process import free_port
+
 HOST = "127.0.0.1"
 SLOTS = 16384
 BUS = 10_000  # from a node's port to that of its bus
-PORTS = range(21_000, 32_000)  # below those that the system gives out
+NODE_PORTS = 20_000, 22_700  # the system gives neither these nor those of their buses to connections
 FORM_WITHIN_S = 60.0
-
-# Processes that start one after the other begin far from each other: nobody holds a port between looking and starting.
-_first = os.getpid() * 211 % len(PORTS)
-_next_port: Iterator[int] = iter([*PORTS[_first:], *PORTS])
 
 
 def free_node_port() -> int:
-    """Return a port that is free together with the one of its bus; each is given once."""
-    for port in _next_port:
-        with socket.socket() as client, socket.socket() as bus:
-            try:
-                client.bind((HOST, port))
-                bus.bind((HOST, port + BUS))
-            except OSError:
-                continue
+    """Return a port that is free together with the one of its bus, and that another call does not return."""
+    while True:
+        port = free_port(NODE_PORTS)
+        with socket.socket() as bus, suppress(OSError):
+            bus.bind((HOST, port + BUS))
             return port
-    raise OSError("no port is free for a node of a cluster")
 
 
 def slots_of(number: int, count: int) -> range:

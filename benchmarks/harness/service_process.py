@@ -22,14 +22,16 @@ LISTENING_PORTS = 10_000, 20_000
 _holders: deque[int] = deque(maxlen=512)  # file descriptors, which the end of the process closes
 
 
-def free_port() -> int:
+def free_port(ports: tuple[int, int] | None = None) -> int:
     """Return a TCP port on which nobody listens, of those that no connection gets by itself meanwhile.
+
+    ports  the first, and the one after the last; LISTENING_PORTS if they are not given
 
     Another call, in this process or another one, returns another port: servers that share ports, as HAProxy does, would
     take each other's connections. Its UDP namesake says that a port is taken, until the process ends or takes 512 more.
     """
     while True:
-        port = random.randrange(*LISTENING_PORTS)
+        port = random.randrange(*(ports or LISTENING_PORTS))
         holder = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as probe, suppress(OSError):
             holder.bind(("127.0.0.1", port))

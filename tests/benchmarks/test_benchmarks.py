@@ -19,6 +19,8 @@ from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.harness import service_process
+from benchmarks.harness.redis_cluster import BUS, free_node_port
+from benchmarks.harness.service_process import LISTENING_PORTS
 from benchmarks.inference import attention, constant_cost, personal_search, scan, worker_memory
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.quality.training import threads
@@ -184,6 +186,13 @@ def test_a_free_port_is_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert len(mine) == 3
     assert int(other.stdout) not in mine
+
+
+def test_no_connection_gets_the_port_of_a_node_or_its_bus() -> None:
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = {free_node_port() for _ in range(5)}
+    assert len(ports) == 5
+    assert all(LISTENING_PORTS[1] <= port < port + BUS < first_of_connections for port in ports)
 
 
 def test_a_soak_misses_memory_that_grows_and_requests_that_fail() -> None:
