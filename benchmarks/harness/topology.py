@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -62,19 +62,26 @@ class NameServer:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((host, 0))
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering.
+
+        The socket is closed after the thread has left it: who waits in a closed one may wake in the next one with its
+        number.
+        """
+        with suppress(OSError):  # "not connected", and the thread is woken all the same
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._socket.close()
 
     def _serve(self) -> None:
         while True:
-            try:
-                query, sender = self._socket.recvfrom(4096)
-                self._socket.sendto(self._answer(query), sender)
-            except OSError:  # closed
+            query, sender = self._socket.recvfrom(4096)
+            if not query:  # shut down
                 return
+            self._socket.sendto(self._answer(query), sender)
 
     def _answer(self, query: bytes) -> bytes:
         """Return the question and an answer for each address, without compression or other records (RFC 1035, 4)."""
