@@ -251,8 +251,11 @@ def test_searches_are_timed_beside_plain_requests(
         assert f"│ {kind} " in printed
 
 
-def test_trainings_are_timed_beside_busy_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With one thread: on a busy machine several would train for long."""
+def test_trainings_are_timed_beside_busy_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one thread, as several would train for long on a busy machine, and with a busy process that rests."""
+    monkeypatch.setattr(threads, "BUSY", "import signal; signal.pause()")
     shop = threads.make_shop(tmp_path / "shop", items=200, users=60)
     threads.main([shop], threads=[1], busy=[1], epochs=1, repeats=1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "as with one thread" in line]

@@ -39,6 +39,7 @@ from model.config import Protocol
 MEAN_EVENTS = 20
 FOLLOWS = 0.6  # how often the next item is the one that follows in the range
 POLICIES = {"active": None, "passive": "PASSIVE"}
+BUSY = "while True: pass"
 
 console = Console(width=160)
 
@@ -82,7 +83,7 @@ def make_shop(directory: Path, items: int = 2_000, users: int = 3_000, seed: int
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Let so many processes compute without end meanwhile."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
     finally:

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
+from rich.console import Console
 
 from app.jobs.datasets import synthetic_shop
 
@@ -52,19 +55,17 @@ def recorder(options: StageOptions) -> StageRecorder:
     return StageRecorder("some", options)
 
 
-def visit(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.inference.gpu.run", "--out", str(out), *arguments]
-    without_a_device = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=ROOT, env=without_a_device, capture_output=True, text=True)
-
-
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The rows of a visit without a device, by stage: as many seconds as a busy machine wants."""
-    out = tmp_path_factory.mktemp("rehearsal")
-    ended = visit(out, "--quick", "--budget-s", "6000")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "torch finds no GPU: the stages were rehearsed." in " ".join(ended.stdout.split())
+    out, printed = tmp_path_factory.mktemp("rehearsal"), StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(run, "console", Console(file=printed, width=160))
+        with pytest.raises(typer.Exit) as ended:
+            run.main(out, quick=True, budget_s=6000, items=None, model=None, data=None, stage=None)
+    assert ended.value.exit_code == 0, printed.getvalue()
+    assert "torch finds no GPU: the stages were rehearsed." in printed.getvalue()
     summary = json.loads((out / "summary.json").read_text())
     assert summary["machine"]["torch"] == torch.__version__
     assert [(stage["stage"], stage["status"]) for stage in summary["stages"]] == [(name, DONE) for name in run.STAGES]
@@ -125,7 +126,9 @@ def test_an_item_takes_as_many_bytes_as_the_documents_say() -> None:
 
 
 def test_without_a_device_and_quick_nothing_was_measured(tmp_path: Path) -> None:
-    ended = visit(tmp_path, "--stage", "training")
+    command = [sys.executable, "-m", "benchmarks.inference.gpu.run", "--out", str(tmp_path), "--stage", "training"]
+    without_a_device = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(command, cwd=ROOT, env=without_a_device, capture_output=True, text=True)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["stages"] == []
 

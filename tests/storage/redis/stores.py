@@ -57,9 +57,12 @@ def user_of(address: str, user_id: str) -> User:
 
 def in_other_partitions(count: int) -> list[str]:
     """User ids, each in a partition of its own."""
-    users = (fresh_user() for _ in range(10_000))
-    apart = {Keyspace(PREFIX, PARTITIONS).user("main", user_id).partition: user_id for user_id in users}
-    return list(apart.values())[:count]
+    keys = Keyspace(PREFIX, PARTITIONS)
+    apart: dict[int, str] = {}
+    while len(apart) < count:
+        user_id = fresh_user()
+        apart.setdefault(keys.user("main", user_id).partition, user_id)
+    return list(apart.values())
 
 
 def users_by_node(cluster: RedisCluster, address: str, each: int) -> dict[RedisServer, list[str]]:
