@@ -163,9 +163,8 @@ def browser() -> Iterator[Browser]:
         pytest.skip("there is no chromium; .ci/install brings Debian's")
     with sync_playwright() as playwright:
         # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
-        browser = playwright.chromium.launch(
-            executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
+        options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=executable, args=options)
         yield browser
         browser.close()
 

@@ -150,10 +150,8 @@ def test_ctrl_c_does_not_wait_for_a_load_balancer(launch: Callable[..., Process]
     assert "Traceback" not in process.log()
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_workers_share_the_users(launch: Callable[..., Process], store: str, request: pytest.FixtureRequest) -> None:
-    redis_url = request.getfixturevalue("redis_server").url if store == "redis" else ""
-    process = launch(workers=2, port=free_port(), drain_s=0, body_timeout_s=PATIENCE_S, redis_url=redis_url)
+def require_shared_users(process: Process) -> None:
+    """Fail unless each of the workers counts the events that the others got."""
     with httpx.Client(base_url=process.url, timeout=PATIENCE_S) as client:
         client.post("/v1/events", json={"user_id": "ada", "item_id": "item-0"})
     counts = []
@@ -161,6 +159,11 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
         httpx.post(f"{process.url}/v1/events", json={"user_id": "ada", "item_id": f"item-{n}"})
         counts.append(httpx.get(f"{process.url}/v1/users/ada").json()["event_count"])
     assert counts == list(range(2, 9))
+
+
+def test_workers_share_the_users_and_answer_what_they_accepted(launch: Callable[..., Process]) -> None:
+    process = launch(workers=2, port=free_port(), drain_s=0, body_timeout_s=PATIENCE_S)
+    require_shared_users(process)
     body = b'{"user_id": "slow", "item_id": "item-1"}'
     with accepted_without_body(process.address, len(body)) as slow:
         slow.sendall(body[:1])
@@ -169,6 +172,18 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
         slow.sendall(body[1:])
         assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
     assert process.exit_code() == 0
+
+
+def test_workers_share_the_users_in_redis_and_end_with_a_parent_that_was_killed(
+    launch: Callable[..., Process], redis_server: RedisServer
+) -> None:
+    process = launch(workers=2, port=free_port(), drain_s=0, redis_url=redis_server.url)
+    require_shared_users(process)
+    workers = psutil.Process(process.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    _, left = psutil.wait_procs(workers, timeout=PATIENCE_S)
+    assert left == []
 
 
 def accepted_without_body(address: tuple[str, int], length: int) -> socket.socket:
@@ -191,16 +206,6 @@ def wait_until_refused(address: tuple[str, int]) -> None:
         return False
 
     wait_until(is_refused)
-
-
-def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Process]) -> None:
-    process = launch(workers=2, port=free_port(), drain_s=0)
-    assert httpx.get(f"{process.url}/readyz").status_code == 200
-    workers = psutil.Process(process.process.pid).children(recursive=True)
-    assert len(workers) >= 2
-    process.kill()
-    _, left = psutil.wait_procs(workers, timeout=PATIENCE_S)
-    assert left == []
 
 
 def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
