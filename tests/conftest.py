@@ -223,13 +223,17 @@ def serve_http() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the garbage collector rest meanwhile, and from then on pass over what was imported."""
+    """Let the garbage collector rest meanwhile, and from then on pass over what was imported.
+
+    It comes less often than it would by itself, since Hypothesis looks at the clock each time.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(20_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
