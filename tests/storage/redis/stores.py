@@ -58,7 +58,7 @@ def user_of(address: str, user_id: str) -> User:
 def in_other_partitions(count: int) -> list[str]:
     """User ids, each in a partition of its own."""
     keys = Keyspace(PREFIX, PARTITIONS)
-    apart: dict[int, str] = {}
+    apart: dict[str, str] = {}  # by the prefix of the partition
     while len(apart) < count:
         user_id = fresh_user()
         apart.setdefault(keys.user("main", user_id).partition, user_id)
