@@ -119,7 +119,8 @@ class EventStore(Protocol):
     ) -> SeenItems:
         """Return the items of these events, of those that count among the newest `limit` log entries.
 
-        The log is read in pages, newest first, and others' reads come between them.
+        The log is read in pages, newest first, and others' reads come between them. The state comes with it where
+        that takes no other read; a store may leave it out.
         """
         ...
 

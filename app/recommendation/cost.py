@@ -16,6 +16,7 @@ from app.schemas.scenarios import ScenarioSettings
 PLAIN = 1.0
 LIGHT = 2.0  # below this cost, the time of a request predicts that of the next
 PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
+LOG_FIELDS = PLAIN_FIELDS | {"mode", "exclude_seen", "exclude_events", "within"}
 
 K = 1 / 250  # of an item of the answer
 EXPLAINED = 1 / 40  # of an item that is explained
@@ -56,6 +57,8 @@ def cost_of(request: RecommendationRequest) -> float:
     """Return what the request costs."""
     if request.model_fields_set <= PLAIN_FIELDS and request.k <= PLAIN_K:
         return PLAIN  # almost always
+    if request.model_fields_set <= LOG_FIELDS:
+        return PLAIN + K * request.k + cost_of_log(request)
     return PLAIN + sum(parts_of(request).values())
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -163,8 +164,9 @@ def carried_rows(request: RecommendationRequest, generation: Generation, catalog
 
 
 def _events_of(query: LogQuery, context: GenerationContext) -> EventFilter:
+    timed_types = context.bought_types if query.has_purchases else ()
     events = _events_within(dict(query.within_s), context.generation)
-    return events._replace(timed_types=context.bought_types) if query.has_purchases else events
+    return events._replace(timed_types=timed_types, state_of=context.generation)
 
 
 def _events_within(within_s: Mapping[str, float], generation: Generation) -> EventFilter:
@@ -175,7 +177,7 @@ def _events_within(within_s: Mapping[str, float], generation: Generation) -> Eve
 
 def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None, *, has_purchases: bool = False) -> SeenRows:
     bought = _purchases(seen, catalogue) if has_purchases else None
-    return SeenRows(catalogue.rows(seen.item_ids), catalogue.rows(seen.left_out), newest, bought)
+    return SeenRows(catalogue.rows(seen.item_ids), catalogue.rows(seen.left_out), newest, bought, seen.state)
 
 
 def _purchases(seen: SeenItems, catalogue: LiveCatalogue) -> Purchases:
@@ -204,9 +206,11 @@ class StateReader:
 
         seen  what was read of the log of each request's user; None where it could not be, and then the user is missing
         """
-        user_ids = list(dict.fromkeys(request.user_id for request in requests if request.user_id is not None))
+        before = _states_read_before(requests, seen)
+        named = dict.fromkeys(request.user_id for request in requests if request.user_id is not None)
+        user_ids = [user_id for user_id in named if user_id not in before]
         if not user_ids:
-            return StoredUsers({}, seen)
+            return StoredUsers({user_id: state for user_id, state in before.items() if state is not None}, seen)
         unread = {request.user_id for request, one in zip(requests, seen, strict=True) if one is None}
         begin_s, is_failed = time.perf_counter(), False
         states: Iterable[tuple[str, bytes | None]]
@@ -221,7 +225,21 @@ class StateReader:
         if is_failed or unread:
             self._metrics.count_failed_read()
         known: dict[str, bytes] = {}
-        for user_id, state in states:
+        for user_id, state in chain(before.items(), states):
             if state is not None and user_id not in unread:
                 known[user_id] = state  # noqa: PERF403
         return StoredUsers(known, seen, read_s, is_failed)
+
+
+def _states_read_before(
+    requests: Sequence[RecommendationRequest], seen: Sequence[SeenRows | None]
+) -> dict[str, bytes | None]:
+    """Return the states that came with logs, of users with one request: of several, another may need a newer state."""
+    if all(one is None or one.state is None for one in seen):
+        return {}  # almost always
+    counts = Counter(request.user_id for request in requests)
+    return {
+        request.user_id: one.state.value
+        for request, one in zip(requests, seen, strict=True)
+        if one is not None and one.state is not None and request.user_id is not None and counts[request.user_id] == 1
+    }

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from storage.records import LogEntry, LogPage
 from storage.sqlite.batches import execute_in_batches
 from storage.state.corrections import EventFilter, SeenItems
-from storage.state.event import LogRecord, digest, event_hash
+from storage.state.event import IMPRESSION, LogRecord, digest, event_hash
 from storage.state.record_encoding import COLUMNS, from_row, to_row
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
 # One row for a page: between rows other threads of Python take turns, which takes longer than reading them.
 SELECT_SEEN = """
-SELECT json_group_array(json_array(seq, event_id, item_id, type, timestamp_us, json(items))) FROM (
+SELECT json_group_array(json_array(seq, event_id, item_id, type, timestamp_us, json(CASE WHEN ? THEN items END))) FROM (
     SELECT seq, event_id, item_id, type, timestamp_us, items FROM log WHERE tenant = ? AND user_id = ? AND seq < ?
     ORDER BY seq DESC LIMIT ?
 )
@@ -68,7 +68,11 @@ WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 
 
 class PageReader(Protocol):
-    """What reads pages of something long, one after the other."""
+    """What reads something short at once, and pages of something long one after the other."""
+
+    def read(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
+        """Run a query of some milliseconds."""
+        ...
 
     def read_page(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         """Run a query that reads a page."""
@@ -110,7 +114,8 @@ def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, l
 
 def add_seen(db: sqlite3.Connection, tenant: str, user_id: str, before: int, limit: int, seen: SeenItems) -> list[int]:
     """Add the last `limit` entries of the user's log below `before`; return their sequence numbers, newest first."""
-    (text,) = db.execute(SELECT_SEEN, (tenant, user_id, before, limit)).fetchone()
+    needs_shown = IMPRESSION in seen.events.since_us
+    (text,) = db.execute(SELECT_SEEN, (needs_shown, tenant, user_id, before, limit)).fetchone()
     entries = sorted(json.loads(text), reverse=True)
     seen.add((event_id, item_id, kind, time_us, items) for _, event_id, item_id, kind, time_us, items in entries)
     return [seq for seq, *_ in entries]

@@ -5,14 +5,17 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from storage.records import DAY_S, FoldedState
+from storage.sqlite import log
 from storage.sqlite.batches import execute_in_batches
-from storage.sqlite.log import NO_LIMIT, log_entries
-from storage.state.corrections import LogFold
+from storage.sqlite.log import NEWEST, NO_LIMIT, PageReader, add_seen, log_entries
+from storage.state.corrections import EventFilter, LogFold, ReadState, SeenItems
 from storage.state.generation import Generation
 
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
+SHORT_LOG = 128  # entries, which take as long to read as the way into the thread that reads them
 
 SELECT_STATES = """
 SELECT batch.column1, coalesce(aliases.target, batch.column1),
@@ -131,6 +134,32 @@ def stored_states(
             through_seq, value = 0, generation.encoded_empty
         states[user_id] = StoredState(target, newest_seq or 0, through_seq, value)
     return states
+
+
+async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events: EventFilter, limit: int) -> SeenItems:
+    """Return the items as `log.read_seen_items` does; those of a short log with the state, by one read for both."""
+    if events.state_of is not None:
+        short = partial(_seen_of_short_log, tenant=tenant, user_id=user_id, events=events, limit=limit)
+        if (seen := await reader.read(short)) is not None:
+            return seen
+    return await log.read_seen_items(reader, tenant, user_id, events, limit)
+
+
+def _seen_of_short_log(
+    db: sqlite3.Connection, tenant: str, user_id: str, events: EventFilter, limit: int
+) -> SeenItems | None:
+    """Return the items of a log of at most SHORT_LOG entries, or of so many that count; None for a longer one.
+
+    A state that lacks entries of its log stays unread: `current_states` folds them.
+    """
+    assert events.state_of is not None
+    (stored,) = stored_states(db, events.state_of, tenant, [user_id]).values()
+    seen, count = SeenItems(events, limit), min(limit, SHORT_LOG) + 1
+    if len(add_seen(db, tenant, stored.user_id, NEWEST, count, seen)) == count and count <= limit:
+        return None
+    if stored.through_seq == stored.newest_seq:
+        seen.state = ReadState(stored.value if stored.newest_seq else None)
+    return seen
 
 
 def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:

@@ -51,7 +51,6 @@ from storage.sqlite.log import (
     log_length,
     log_pages,
     newest_entries,
-    read_seen_items,
     resolve_alias,
     users_without_log,
 )
@@ -217,7 +216,7 @@ class SQLiteStore(UserStore):
     async def seen_items(
         self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        return await read_seen_items(self._database, tenant, user_id, events, limit)
+        return await sqlite_states.read_seen_items(self._database, tenant, user_id, events, limit)
 
     @override
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

@@ -56,17 +56,25 @@ def seen_entry(record: LogRecord) -> SeenEntry:
             return None, None, "", record.timestamp_us, None
 
 
+class ReadState(NamedTuple):
+    """A user's encoded state when it was read, the fold of the whole log; None without a log."""
+
+    value: bytes | None
+
+
 class EventFilter(NamedTuple):
     """Which events of a log make their items seen, and which ones leave them out.
 
     unseen_types  types that make no item seen
     since_us      types that leave items out, each with the earliest time from which on they do
     timed_types   types whose times are collected
+    state_of      the generation whose state of the user may come with a short log; None for no state
     """
 
     unseen_types: Collection[str] = ()
     since_us: Mapping[str, float] = MappingProxyType({})
     timed_types: Collection[str] = ()
+    state_of: Generation | None = None
 
 
 EVERY_EVENT = EventFilter()
@@ -78,10 +86,12 @@ class SeenItems:
     An undo follows its event, so it is met first. The log is in the order in which events came, and not in that of
     their times, so an old event says nothing of those before it.
 
+    events       which of them are collected
     item_ids     those that were seen
     left_out     those that events leave out
     times_us     when each item had events of the timed types, the newest entry first
     is_complete  whether the log has no entries before the newest `limit` ones
+    state        the user's state, where it was asked for and took no other read; else None
     """
 
     def __init__(self, events: EventFilter, limit: int) -> None:
@@ -89,13 +99,14 @@ class SeenItems:
         self.left_out: set[str] = set()
         self.times_us: dict[str, list[int]] = {}
         self.is_complete = True
-        self._events = events
+        self.state: ReadState | None = None
+        self.events = events
         self._undone: set[str | None] = set()
         self._room = limit
 
     def add(self, entries: Iterable[SeenEntry]) -> None:
         """Add the log's next older entries."""
-        unseen_types, since_us, timed_types = self._events
+        unseen_types, since_us, timed_types, _ = self.events
         for event_id, item_id, event_type, time_us, items in entries:
             if not self._room:
                 self.is_complete = False

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from model.lisa.item_intervals import Purchases
+from storage.state.corrections import ReadState
 
 
 class SeenRows(NamedTuple):
@@ -15,12 +16,14 @@ class SeenRows(NamedTuple):
     left_out  those that the user's events leave out
     newest    how many log entries were read, where there are more
     bought    what the user has bought; None where that was not read
+    state     the user's state, where it was read with the log; else None
     """
 
     seen: Rows
     left_out: Rows
     newest: int | None
     bought: Purchases | None = None
+    state: ReadState | None = None
 
     @property
     def size(self) -> int:

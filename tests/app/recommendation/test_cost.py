@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.errors import TooCostly
 from app.http.auth.keys import SCOPES, add, make
-from app.recommendation.cost import ARCHIVED_FILE, charge_for, cost_of, parts_of, search_charge
+from app.recommendation.cost import ARCHIVED_FILE, PLAIN, charge_for, cost_of, parts_of, search_charge
 from app.schemas.items import SearchQuery
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
@@ -49,6 +49,19 @@ def archiving(redis_server: RedisServer, directory: Path, **settings: int) -> tu
 
 
 class TestTheCost:
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"mode": "repeat"},
+            {"mode": "repeat", "exclude_seen": "all", "k": 500},
+            {"exclude_seen": "all", "exclude_events": ["purchase"], "within": "90d"},
+            {"mode": "repeat", "exclude": ["item-1"] * 100},
+        ],
+    )
+    def test_of_what_reads_a_log_is_that_of_its_parts(self, fields: dict[str, Any]) -> None:
+        asked = request(**fields)
+        assert cost_of(asked) == pytest.approx(PLAIN + sum(parts_of(asked).values()))
+
     def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
         wishes: list[dict[str, Any]] = [
             {},

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from app.recommendation import state_reader
 from app.settings import Settings
+from storage.state.corrections import EventFilter, SeenItems
 from tests.app.conftest import ITEMS, WEIGHTS, Client, item_id
 from tests.app.recommendation.ranking.event_shop import NAMES, NOW_S, Shop, ids, names, others
 from tests.app.support import ALL_ITEMS, SECRET, assert_refused, item_ids, recommend
@@ -122,7 +123,14 @@ def test_of_a_user_whose_state_is_still_to_be_folded(client: Client, monkeypatch
     async def none_yet(_: str, user_ids: list[str], *__: Any, **___: Any) -> list[None]:
         return [None] * len(user_ids)
 
+    seen_items = client.service.store.seen_items
+
+    async def without_state(tenant: str, user_id: str, events: EventFilter, **options: Any) -> SeenItems:
+        seen: SeenItems = await seen_items(tenant, user_id, events._replace(state_of=None), **options)
+        return seen
+
     monkeypatch.setattr(client.service.store, "states", none_yet)
+    monkeypatch.setattr(client.service.store, "seen_items", without_state)
     for wish in ({"exclude_seen": "all"}, {"exclude_seen": "none", "exclude_events": "click"}):
         found = client.recommend("ada", k=ITEMS, **wish)
         assert (found["source"], set(item_ids(found))) == ("popular", set(ALL_ITEMS[5:]))

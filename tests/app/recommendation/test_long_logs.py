@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -82,6 +82,24 @@ def test_what_has_read_a_short_log_is_ranked_with_plain_requests(
     seen = SeenRows(np.arange(size), NO_ROWS, None)
     assert BatchEntry.of(request, EVERYTHING, seen, cast(Any, states)).lane.is_costly == is_costly
     assert BatchEntry.of(request, EVERYTHING, None, cast(Any, states)).lane.is_costly  # it could not be read
+
+
+def test_a_short_log_brings_the_state_of_its_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.click("ada", "item-1", "item-2")
+    plain = client.recommend("ada", exclude_seen="recent", k=10)
+    read, states = list[str](), client.service.store.states
+
+    async def noted(tenant: str, user_ids: Sequence[str], *args: Any, **options: Any) -> Any:
+        read.extend(user_ids)
+        return await states(tenant, user_ids, *args, **options)
+
+    monkeypatch.setattr(client.service.store, "states", noted)
+    assert item_ids(client.recommend("ada", exclude_seen="all", k=10)) == item_ids(plain)
+    assert client.recommend("nobody", exclude_seen="all")["source"] == "popular"
+    assert read == []
+    asked = [{"user_id": "ada", "exclude_seen": "all", "k": 10}, {"user_id": "ada", "k": 10}]
+    assert [item_ids(one) for one in recommend(client, requests=asked)["results"]] == [item_ids(plain)] * 2
+    assert read == ["ada"]  # the second request has read no log, and may need a newer state
 
 
 class TestOthers:

@@ -73,7 +73,9 @@ class TestState:
                 seen = {event.item_id for event in log if event.type != "impression"}
                 assert (await store.seen_items("main", user_id)).item_ids == seen
                 since_us = {"click": START_US + 3, "buy": -inf, "impression": START_US + 2}
-                found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us, {"buy"}))
+                found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us, {"buy"}, GENERATION))
+                if found.state is not None:
+                    assert_state_is(found.state.value, naive)
                 bought = defaultdict[str, list[int]](list)
                 for event in reversed(log):
                     if event.type == "buy":

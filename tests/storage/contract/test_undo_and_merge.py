@@ -17,6 +17,7 @@ import storage.redis.corrections.undo_and_merge
 import storage.sqlite.corrections
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
 from storage.maintenance.rebuild import rebuild
+from storage.protocol import UserStore
 from storage.state.corrections import EventFilter, effective_events, posted_as
 from storage.state.event import Event
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
@@ -35,7 +36,7 @@ from tests.storage.oracles.random_events import (
 
 GENERATION = make_generation()
 NEWER = make_newer()
-OF_CLICKS = EventFilter(since_us={"click": -inf})
+OF_CLICKS = EventFilter(since_us={"click": -inf}, state_of=GENERATION)
 ROOT = Path(__file__).parents[3]
 
 
@@ -58,6 +59,18 @@ histories = st.lists(posts | posts | posts | undos | undos | merges | others, ma
 def items_of(events: Iterable[Event]) -> set[str]:
     """The items that the user did something with."""
     return {event.item_id for event in events if event.type != "impression"}
+
+
+async def assert_newest_are_seen(store: UserStore, naive: NaiveUsers, user_id: str) -> None:
+    log = await log_of(store, user_id)
+    for limit in (1, 4, 1 + len(log)):
+        newest = items_of(effective_events(log[-limit:]))
+        clicks = {event.item_id for event in effective_events(log[-limit:]) if event.type == "click"}
+        seen = await store.seen_items("main", user_id, OF_CLICKS, limit=limit)
+        assert (seen.item_ids, seen.left_out) == (newest, clicks)
+        assert seen.is_complete == (len(log) <= limit)
+        if seen.state is not None:
+            naive.assert_state_is(seen.state.value, user_id, GENERATION)
 
 
 class TestLaw:
@@ -109,12 +122,7 @@ class TestLaw:
                 ] == [(entry.name, entry.event.item_id, entry.event.items) for entry in expected_log]
                 items = items_of(entry.event for entry in expected_log if not entry.is_undone)
                 assert (await store.seen_items("main", user_id)).item_ids == items
-                for limit in (1, 4, 1 + len(log)):
-                    newest = items_of(effective_events(log[-limit:]))
-                    clicks = {event.item_id for event in effective_events(log[-limit:]) if event.type == "click"}
-                    seen = await store.seen_items("main", user_id, OF_CLICKS, limit=limit)
-                    assert (seen.item_ids, seen.left_out) == (newest, clicks)
-                    assert seen.is_complete == (len(log) <= limit)
+                await assert_newest_are_seen(store, naive, user_id)
                 for generation in (GENERATION, NEWER):
                     (value,) = await store.states("main", [user_id], generation)
                     naive.assert_state_is(value, user_id, generation)

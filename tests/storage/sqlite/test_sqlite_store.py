@@ -20,6 +20,7 @@ from storage.items.trends import Visit
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
+from storage.state.corrections import EventFilter, ReadState
 from tests.storage.begun_append import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
@@ -178,6 +179,29 @@ def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, dama
         assert_state_is(
             (await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, [*events, click("one more")])
         )
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_short_log_comes_with_the_state_that_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.sqlite.states, "SHORT_LOG", 4)
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with_state = EventFilter(state_of=GENERATION)
+        nobody = await store.seen_items("main", "u", with_state)
+        assert (nobody.item_ids, nobody.state) == (set(), ReadState(None))
+        for entries in range(1, 7):
+            await store.append("main", [click(f"e{entries}", item=entries)])
+            for limit in (2, 4, 100):
+                seen = await store.seen_items("main", "u", with_state, limit=limit)
+                plain = await store.seen_items("main", "u", limit=limit)
+                assert (seen.item_ids, seen.is_complete) == (plain.item_ids, plain.is_complete)
+                (value,) = await store.states("main", ["u"], GENERATION)
+                assert seen.state == (ReadState(value) if entries <= 4 or limit <= 4 else None)
+        behind = await store.seen_items("main", "u", EventFilter(state_of=make_newer()), limit=4)
+        assert (len(behind.item_ids), behind.state) == (4, None)
         await store.close()
 
     asyncio.run(law())
