@@ -5,7 +5,8 @@ neighbours in the wrong order. With a typo, a word of the search stands for the 
 Numbers, and whatever else has a digit, are as they are.
 
 A catalogue has few different words. So a search goes through these, and from them to the strings that have them. Each
-place of a word says how it stands in its string, so that a search of one word needs no look at the strings.
+place of a word says how it stands in its string, so that a search of one word needs no look at the strings; and its
+turn there, so that one of several words looks at those alone that have them one behind the other.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from numpy.typing import NDArray
 from model.artifact.growing_table import GrowingTable
 from model.artifact.string_table import EACH_SUBSTRING, EACH_WORD_PREFIX, EXACT, NO_MATCH, StringTable
 from model.artifact.word_matching import (
+    ANY_TURN,
     AT_BEGINNING,
     DIGITS,
     MIXED,
     PLACE_BITS,
-    PLACE_MASK,
+    STAND_MASK,
+    add_word,
     fill_by_level,
     find_kinds,
     match_words,
@@ -92,7 +95,7 @@ class Search(NamedTuple):
 
 
 class WordIndex:
-    """The words of N strings, at most 2 ** 29, and where each of them stands. It is made by the first search.
+    """The words of N strings, at most 2 ** 26, and where each of them stands. It is made by the first search.
 
     It takes four bytes for each word of a string, and for each different word its bytes and sixteen more, beside the
     strings in folded case.
@@ -166,7 +169,7 @@ class _Words(NamedTuple):
     table              the words
     with_digits        the number of the first one with digits
     with_digits_alone  the number of the first one of digits alone
-    places             (M,)         where each word stands, word by word: its string's row, and how it stands there
+    places             (M,)         where each word stands, word by word: numbers of `word_matching`
     ends               (words + 1,) of each word's places
     """
 
@@ -216,14 +219,13 @@ class _Words(NamedTuple):
             return strings.match_levels_folded(search.text)
         if search.is_word:
             return self._levels_of_word(strings, search.words[0], with_typos)
-        levels = np.zeros(len(strings), np.uint8)
+        levels, reached = np.zeros(len(strings), np.uint8), np.full(len(strings), ANY_TURN, np.uint8)
         for word in search.words:
-            of_word = np.full(len(strings), NO_MATCH, np.uint8)
+            of_word, turns = np.full(len(strings), NO_MATCH, np.uint8), np.zeros(len(strings), np.uint8)
             first, of_words = self._matching(word, with_typos)
-            spread(of_words, self.ends[first : first + len(of_words) + 1], self.places, of_word)
-            np.maximum(levels, of_word, out=levels)
-        # whatever contains the text has its words
-        rows = np.flatnonzero((levels == EACH_WORD_PREFIX) | (levels == EACH_SUBSTRING))
+            spread(of_words, self.ends[first : first + len(of_words) + 1], self.places, of_word, turns)
+            add_word(of_word, turns, levels, reached)
+        rows = np.flatnonzero(reached > 0)  # whatever contains the text has its words one behind the other
         levels[rows] = np.minimum(levels[rows], strings.match_levels_folded(search.text, rows))
         return levels
 
@@ -235,7 +237,7 @@ class _Words(NamedTuple):
         beginning = np.flatnonzero(of_words == EACH_WORD_PREFIX)
         for number in beginning[ends[beginning + 1] - ends[beginning] == size].tolist():  # the word itself
             places = self.places[self.ends[first + number] : self.ends[first + number + 1]]
-            rows = places[places & PLACE_MASK == AT_BEGINNING] >> PLACE_BITS
+            rows = places[places & STAND_MASK == AT_BEGINNING] >> PLACE_BITS
             levels[rows[strings.ends[rows + 1] - strings.ends[rows] == size]] = EXACT
         return levels
 

@@ -18,7 +18,12 @@ from model.artifact.string_table import (
 LETTERS, MIXED, DIGITS = range(3)  # kinds of words
 # How a word stands in its string: what begins with it matches at PREFIX, and one level less closely with each step.
 AT_BEGINNING, BEHIND_SPACE, BEHIND_OTHER = range(3)
-PLACE_BITS, PLACE_MASK = 2, 3  # of a number that has a row above these bits, and in them how a word stands there
+# A number for a place has from its lowest bit on: how a word stands there, the word's turn among those of its string,
+# from which whole eights are taken away, and the string's row.
+STAND_BITS, STAND_MASK = 2, 3
+TURNS, TURN_MASK = 8, 7
+PLACE_BITS = 5  # below the row
+ANY_TURN = 0xFF
 
 
 @numba.njit(nogil=True)
@@ -136,14 +141,32 @@ def raise_levels(buffer, ends, word, may_have_typo, levels):  # type: ignore[no-
 
 
 @numba.njit(cache=True, nogil=True)
-def spread(of_words, ends, places, levels):  # type: ignore[no-untyped-def]
-    """Lower each string's level to that of its closest word."""
+def spread(of_words, ends, places, levels, turns):  # type: ignore[no-untyped-def]
+    """Lower each string's level to that of its closest word.
+
+    turns  (N,)  uint8, gets a bit for the turn of each of the string's words that match without a typo
+    """
     for number in range(len(of_words)):
         level = of_words[number]
         if level < NO_MATCH:
             for place in range(ends[number], ends[number + 1]):
                 row = places[place] >> PLACE_BITS
                 levels[row] = min(levels[row], level)
+                if level < TYPO:
+                    turns[row] |= 1 << (places[place] >> STAND_BITS & TURN_MASK)
+
+
+@numba.njit(cache=True, nogil=True)
+def add_word(of_word, turns, levels, reached):  # type: ignore[no-untyped-def]
+    """Raise each string's level to that of the next word of a search, which stands at these turns.
+
+    reached  (N,)  uint8, the turns of the word before at which all words so far stand one behind the other, in the
+                   beginning ANY_TURN; becomes those of this word
+    """
+    for row in range(len(levels)):
+        levels[row] = max(levels[row], of_word[row])
+        before = np.int64(reached[row])
+        reached[row] = (before << 1 | before >> (TURNS - 1)) & turns[row]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -156,7 +179,7 @@ def spread_alone(of_words, ends, places, levels):  # type: ignore[no-untyped-def
         level = of_words[number]
         if level == EACH_WORD_PREFIX:
             for place in range(ends[number], ends[number + 1]):
-                row, of_row = places[place] >> PLACE_BITS, PREFIX + (places[place] & PLACE_MASK)
+                row, of_row = places[place] >> PLACE_BITS, PREFIX + (places[place] & STAND_MASK)
                 levels[row] = min(levels[row], of_row)
         elif level < NO_MATCH:
             within = SUBSTRING if level == EACH_SUBSTRING else level
@@ -167,13 +190,13 @@ def spread_alone(of_words, ends, places, levels):  # type: ignore[no-untyped-def
 
 @numba.njit(cache=True, nogil=True)
 def split(buffer, ends, first_row):  # type: ignore[no-untyped-def]
-    """Return the words of strings one behind the other, their ends, and for each its string's row and how it stands."""
+    """Return the words of strings one behind the other, their ends, and for each the number of its place."""
     begin, end = ends[0], ends[-1]
     words, word_ends = np.empty(end - begin, np.uint8), np.zeros((end - begin) // 2 + len(ends) + 1, np.int64)
     places = np.empty(len(word_ends), np.int32)
     count, used = 0, 0
     for row in range(len(ends) - 1):
-        place, stands = ends[row], AT_BEGINNING
+        place, stands, turn = ends[row], AT_BEGINNING, 0
         while place < ends[row + 1]:
             before = used
             while place < ends[row + 1] and is_in_word(buffer[place]):
@@ -181,8 +204,9 @@ def split(buffer, ends, first_row):  # type: ignore[no-untyped-def]
                 used += 1
                 place += 1
             if used > before:
-                places[count] = (first_row + row) << PLACE_BITS | stands
+                places[count] = (first_row + row) << PLACE_BITS | (turn & TURN_MASK) << STAND_BITS | stands
                 count += 1
+                turn += 1
                 word_ends[count] = used
             else:
                 stands = BEHIND_SPACE if buffer[place] == SPACE else BEHIND_OTHER

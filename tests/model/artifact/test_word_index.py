@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from model.artifact import letter_pairs, word_index
 from model.artifact.item_table import ItemTable
@@ -120,6 +121,38 @@ def test_numbers_are_found_however_rare_they_are(titles: list[str], query: str, 
 )
 def test_closeness_of_words(query: str, title: str, level: int) -> None:
     assert levels_of([title, ""], query, with_typos=True) == [level, NO_MATCH]
+
+
+LONG_TITLES = st.lists(
+    st.lists(st.sampled_from(["ab", "abc", "b", "bc", "ca"]), min_size=1, max_size=20).map(" ".join),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(LONG_TITLES, st.integers(0, 19), st.integers(1, 10), st.integers(0, 1), st.sampled_from([" ", "-"]))
+def test_words_one_behind_the_other_are_found_at_any_turn(
+    titles: list[str], begin: int, count: int, cut: int, between: str
+) -> None:
+    words = titles[0].split()
+    query = between.join(words[begin % len(words) :][:count])[cut:].strip() or "a"
+    for with_typos in (False, True):
+        expected = [title_level(query, title, with_typos=with_typos) for title in titles]
+        assert levels_of(titles, query, with_typos=with_typos) == expected
+
+
+def test_only_titles_that_have_the_words_one_behind_the_other_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = ["red tea pot", "pot red", "pot of red", "red pot", "one red pot", "redder, (pots)", "pot, shred pottery"]
+    looked_at, match_levels_folded = list[int](), StringTable.match_levels_folded
+
+    def noted(strings: StringTable, wanted: str, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        looked_at.extend(rows.tolist())
+        return match_levels_folded(strings, wanted, rows)
+
+    monkeypatch.setattr(StringTable, "match_levels_folded", noted)
+    found = WordIndex(StringTable.of(titles)).match_levels(Search.of("red pot"), with_typos=False)
+    assert found.tolist() == [title_level("red pot", title, with_typos=False) for title in titles]
+    assert looked_at == [3, 4, 5, 6]
 
 
 def test_more_titles_than_are_indexed_at_once() -> None:
