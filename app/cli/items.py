@@ -1,7 +1,8 @@
-"""The command that imports a shop's items."""
+"""Commands about a shop's items: import them, and drop their vectors."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
-from app.cli.options import UrlOption
+from app.cli.option_groups import ungrouped
+from app.cli.options import StoreOptions, UrlOption
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
-cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
+cli = typer.Typer(help="The items of a shop.", no_args_is_help=True)
 
 
 @cli.command("import")
@@ -48,3 +50,23 @@ def import_items(
         unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
     rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""
     say(f"{len(items):,} items noted{rest}")
+
+
+@cli.command("drop-vectors")
+@ungrouped
+def drop_vectors(store: StoreOptions) -> None:
+    """Take the vectors of all items away: vectors with another number of numbers may be put then.
+
+    Services may go on. New items go by their titles and categories until there are vectors again, and a model that has
+    learned these. It can be done again.
+    """
+    from app.serving.store_factory import opened_store
+    from storage.maintenance import vectors
+
+    settings = store.settings()
+
+    async def drop() -> int:
+        async with opened_store(settings) as opened:
+            return await vectors.drop_vectors(opened, settings.tenant)
+
+    say(f"{asyncio.run(drop()):,} vectors dropped")

@@ -109,5 +109,5 @@ def _entry(item_id: str, words: ItemWords) -> ItemEntry:
 def _detail(refused: PropertyRefused | VectorRefused, entries: Sequence[ItemEntry]) -> ErrorDetail:
     if isinstance(refused, PropertyRefused):
         return refusal_detail(refused, [entry.properties for entry in entries])
-    reason = f"{refused}; to change that, put null for the vectors of all items that have one, and then the others"
+    reason = f"{refused}; to change that, drop all vectors with 'lisarec items drop-vectors', and put the others then"
     return ErrorDetail(field="vector", reason=reason)

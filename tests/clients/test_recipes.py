@@ -27,6 +27,7 @@ PAGE = (ROOT / "docs" / "recipes.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "From your own table", "With what is in the cart"
+VECTORS = "Vectors of titles or pictures"
 RECIPES = [name for name in SECTIONS if "```json" in SECTIONS[name] and name != SHOP]
 TIMEOUT_S = 200
 
@@ -113,6 +114,23 @@ def test_recipe(shop: Shop, recipe: str) -> None:
     finally:
         for path in re.findall(r"/v1/items/\S+", commands):
             httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=TIMEOUT_S).raise_for_status()
+
+
+def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
+    """With a model of its own in the place of the library's."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "items.csv").write_text("item_id,title,price\n1,Kettle,4.5\n2,,3\n3,Pot,\n")
+    (tmp_path / "sentence_transformers.py").write_text(
+        "import numpy as np\n"
+        "class SentenceTransformer:\n"
+        "    def __init__(self, name): pass\n"
+        "    def encode(self, texts): return np.array([[len(text), 1] for text in texts], np.float32)\n"
+    )
+    (script,) = blocks(VECTORS, "python")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT_S)
+    found = {item["item_id"]: item["vector"] for item in read(tmp_path / "shop" / "vectors.parquet", {})}
+    assert found.keys() == {"1", "3"}
+    assert found["1"] == pytest.approx([6 / 37**0.5, 1 / 37**0.5], abs=1e-3)
 
 
 def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

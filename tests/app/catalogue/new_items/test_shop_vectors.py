@@ -154,13 +154,29 @@ def test_all_vectors_have_as_many_numbers_and_what_to_do_is_said(client: Client)
     detail = refused(client, {"vector": [1.0, 2.0, 3.0], "title": "Not noted"}, "other")
     assert detail["field"] == "vector"
     assert "have 2 numbers each, and this one has 3" in detail["reason"]
-    assert "put null for the vectors of all items" in detail["reason"]
+    assert "'lisarec items drop-vectors'" in detail["reason"]
     assert client.get("/v1/items/other").status_code == 404
     several = [{"item_id": "other", "vector": [2.0, 1.0]}, {"item_id": "third", "vector": [1.0]}]
     answer = client.post("/v1/items", json=several)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_items")
     assert stored(client, "other", "third") == {}
     put(client, vector=None)
+    put(client, vector=[1.0, 2.0, 3.0])
+    assert len(stored(client, NEW)[NEW]) == 6
+
+
+def test_the_command_drops_all_vectors_and_others_may_come(client: Client) -> None:
+    items = [NEW, "other", "item-1"]
+    client.post("/v1/items", json=[{"item_id": one, "title": one, "vector": [1.0, 2.0]} for one in items])
+    assert stored(client, *items).keys() == {*items}
+    url, directory = client.settings.redis_url, str(client.settings.data_dir)
+    where = ["--data-dir", directory] if url is None else ["--redis-url", url]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as exit_:
+            main(["items", "drop-vectors", *where])
+        assert not exit_.value.code
+    assert stored(client, *items) == {}
+    assert client.get("/v1/items/other").json()["title"] == "other"
     put(client, vector=[1.0, 2.0, 3.0])
     assert len(stored(client, NEW)[NEW]) == 6
 

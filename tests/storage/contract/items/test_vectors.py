@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import storage.maintenance.vectors
 from storage.errors import PropertyRefused, VectorRefused
 from storage.items.vectors import MAX_NUMBERS, NO_VECTOR, decode, encode, numbers_in
 from storage.maintenance.backup import backup, restore
+from storage.maintenance.vectors import drop_vectors
 from storage.protocol import UserStore
 from storage.records import ItemEntry
 from tests.storage.contract.stores import new_address, opened
@@ -107,6 +109,28 @@ def test_a_back_up_has_them(address: str, tmp_path: Path) -> None:
                 assert {one.title for one in (await restored.item_changes(tenant, 0, 100)).entries} == {
                     f"title of {item_id}" for item_id in ITEMS
                 }
+
+    asyncio.run(law())
+
+
+def test_all_of_a_tenant_are_dropped_and_others_may_come(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.maintenance.vectors, "VECTORS_PAGE", 2)
+
+    async def law() -> None:
+        tenant, neighbour = fresh_user(), fresh_user()
+        async with opened(address, GENERATION, tenant=tenant) as store:
+            entries = [ItemEntry(item_id, "title", vector=encode([1, 2])) for item_id in ITEMS]
+            for one in (tenant, neighbour):
+                await store.put_items(one, [*entries, ItemEntry("without", "title")])
+            before = await store.item_changes(tenant, 0, 100)
+            assert [await drop_vectors(store, tenant) for _ in range(2)] == [len(ITEMS), 0]
+            assert await vectors(store, tenant) == {}
+            assert await store.vectors.numbers(tenant) == 0
+            assert set(await vectors(store, neighbour)) == {*ITEMS}
+            changes = await store.item_changes(tenant, before.version, 100)
+            assert {(entry.item_id, entry.title) for entry in changes.entries} == {(one, "title") for one in ITEMS}
+            await store.put_items(tenant, [ItemEntry("a", vector=encode([1, 2, 3]))])
+            assert await store.vectors.numbers(tenant) == 3
 
     asyncio.run(law())
 
