@@ -25,12 +25,16 @@ from model.artifact.word_matching import (
     ANY_TURN,
     AT_BEGINNING,
     DIGITS,
+    FIRST_LETTER,
+    LAST_LETTER,
     MIXED,
     PLACE_BITS,
     STAND_MASK,
+    add_letters,
     add_word,
     fill_by_level,
     find_kinds,
+    find_letter,
     match_words,
     raise_levels,
     sort,
@@ -65,10 +69,17 @@ class SearchWord(NamedTuple):
 
     @classmethod
     def of(cls, utf8: bytes) -> Self:
-        """Return the word."""
+        """Return the word, in folded case."""
         has_digits, has_letters = DIGIT.search(utf8) is not None, NOT_A_DIGIT.search(utf8) is not None
         is_long = len(utf8.decode()) >= MIN_LETTERS
         return cls(np.frombuffer(utf8, np.uint8), has_digits, has_letters, is_long and not has_digits)
+
+    @property
+    def letter(self) -> int | None:
+        """The number of the letter from a to z, the first one being 0, that is all of the word; None for others."""
+        if len(self.utf8) > 1 or not FIRST_LETTER <= self.utf8[0] <= LAST_LETTER:
+            return None
+        return int(self.utf8[0]) - FIRST_LETTER
 
 
 class Search(NamedTuple):
@@ -97,8 +108,8 @@ class Search(NamedTuple):
 class WordIndex:
     """The words of N strings, at most 2 ** 26, and where each of them stands. It is made by the first search.
 
-    It takes four bytes for each word of a string, and for each different word its bytes and sixteen more, beside the
-    strings in folded case.
+    It takes four bytes for each word of a string and for each string, and for each different word its bytes and sixteen
+    more, beside the strings in folded case.
     """
 
     def __init__(self, strings: StringTable) -> None:
@@ -171,6 +182,7 @@ class _Words(NamedTuple):
     with_digits_alone  the number of the first one of digits alone
     places             (M,)         where each word stands, word by word: numbers of `word_matching`
     ends               (words + 1,) of each word's places
+    letters            (N,)         uint32, which letters from a to z the words of each string have
     """
 
     table: StringTable
@@ -178,6 +190,7 @@ class _Words(NamedTuple):
     with_digits_alone: int
     places: NDArray[np.int32]
     ends: NDArray[np.int64]
+    letters: NDArray[np.uint32]
 
     @classmethod
     def of(cls, strings: StringTable) -> Self:
@@ -191,11 +204,13 @@ class _Words(NamedTuple):
             words.flags.writeable = False
             numbers.append(table.add_joined(words, ends).astype(np.int32))
             places.append(of_words)
-        return cls._sorted(table.strings(), np.concatenate(numbers), np.concatenate(places))
+        return cls._sorted(table.strings(), np.concatenate(numbers), np.concatenate(places), len(strings))
 
     @classmethod
-    def _sorted(cls, words: StringTable, numbers: NDArray[np.int32], places: NDArray[np.int32]) -> Self:
-        """Sort the words, which are numbered, and the places (M,) at which they stand: numbers (M,)."""
+    def _sorted(cls, words: StringTable, numbers: NDArray[np.int32], places: NDArray[np.int32], strings: int) -> Self:
+        """Sort the words, which are numbered (M,), and the places (M,) at which they stand in so many strings."""
+        letters_of_strings = np.zeros(strings, np.uint32)
+        add_letters(words.buffer, words.ends, numbers, places, letters_of_strings)
         kinds = np.empty(len(words), np.uint8)
         find_kinds(words.buffer, words.ends, kinds)
         order = np.argsort(kinds, kind="stable")
@@ -211,7 +226,7 @@ class _Words(NamedTuple):
         sort(sorted_numbers, places, ends_of_places[:-1].copy(), sorted_places)
         first, alone = np.searchsorted(kinds[order], [MIXED, DIGITS]).tolist()
         table = StringTable(words.buffer[letters], ends.view(np.uint64))
-        return cls(table, first, alone, sorted_places, ends_of_places)
+        return cls(table, first, alone, sorted_places, ends_of_places, letters_of_strings)
 
     def match_levels(self, strings: StringTable, search: Search, *, with_typos: bool) -> Levels:
         """Tell how each of the strings, which are those of the index in folded case, matches."""
@@ -232,6 +247,9 @@ class _Words(NamedTuple):
     def _levels_of_word(self, strings: StringTable, word: SearchWord, with_typos: bool) -> Levels:
         """Tell it of a search of a single word, without a look at the strings but for their sizes."""
         levels, (first, of_words) = np.full(len(strings), NO_MATCH, np.uint8), self._matching(word, with_typos)
+        if word.letter is not None:  # most words may have it, and stand nearly everywhere
+            find_letter(self.letters, word.letter, levels)
+            of_words[of_words == EACH_SUBSTRING] = NO_MATCH
         spread_alone(of_words, self.ends[first : first + len(of_words) + 1], self.places, levels)
         ends, size = self.table.ends[first : first + len(of_words) + 1], len(word.utf8)
         beginning = np.flatnonzero(of_words == EACH_WORD_PREFIX)

@@ -24,6 +24,7 @@ STAND_BITS, STAND_MASK = 2, 3
 TURNS, TURN_MASK = 8, 7
 PLACE_BITS = 5  # below the row
 ANY_TURN = 0xFF
+FIRST_LETTER, LAST_LETTER = ord("a"), ord("z")
 
 
 @numba.njit(nogil=True)
@@ -186,6 +187,29 @@ def spread_alone(of_words, ends, places, levels):  # type: ignore[no-untyped-def
             for place in range(ends[number], ends[number + 1]):
                 row = places[place] >> PLACE_BITS
                 levels[row] = min(levels[row], within)
+
+
+@numba.njit(cache=True, nogil=True)
+def add_letters(buffer, ends, numbers, places, letters):  # type: ignore[no-untyped-def]
+    """Note in each string's `letters` (N,), from the lowest bit on, which letters from a to z its words have.
+
+    numbers, places  (M,)  of each word that stands somewhere, its number among the words in `buffer`, and its place
+    """
+    of_words = np.zeros(len(ends) - 1, np.uint32)
+    for number in range(len(of_words)):
+        for place in range(np.int64(ends[number]), np.int64(ends[number + 1])):
+            if FIRST_LETTER <= buffer[place] <= LAST_LETTER:
+                of_words[number] |= np.uint32(1) << np.uint32(buffer[place] - FIRST_LETTER)
+    for n in range(len(numbers)):
+        letters[places[n] >> PLACE_BITS] |= of_words[numbers[n]]
+
+
+@numba.njit(cache=True, nogil=True)
+def find_letter(letters, letter, levels):  # type: ignore[no-untyped-def]
+    """Tell which strings have this letter from a to z, a number from 0 on: it is a part of them."""
+    bit = np.uint32(1) << np.uint32(letter)
+    for row in range(len(levels)):
+        levels[row] = SUBSTRING if letters[row] & bit else NO_MATCH
 
 
 @numba.njit(cache=True, nogil=True)

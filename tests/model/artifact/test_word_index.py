@@ -155,6 +155,14 @@ def test_only_titles_that_have_the_words_one_behind_the_other_are_looked_at(monk
     assert looked_at == [3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("letter", ["a", "B", "z", "é", "1", "y"])
+def test_a_single_letter_is_found(letter: str) -> None:
+    titles = ["a", "A b", "cab", "zoo 1a", "1", "é", "", "b-a", " a", "(z)", "1z", "11", "Az, b", "aé za"] * 3
+    for with_typos in (False, True):
+        expected = [title_level(letter, title, with_typos=with_typos) for title in titles]
+        assert levels_of(titles, letter, with_typos=with_typos) == expected
+
+
 def test_more_titles_than_are_indexed_at_once() -> None:
     titles = [f"{'red' if row % 2 else 'blue'} thing {row % 10}" for row in range(100)]
     with pytest.MonkeyPatch.context() as patch:
