@@ -96,8 +96,9 @@ async def use(settings: Settings, clicks: list[Click]) -> None:
             few = {"user_id": user_id, "candidates": item_ids}
             asked = [{"user_id": user_id, "explain": True}, {"user_id": "visitor"}, few, {"history": item_ids}]
             (await client.post("/v1/recommendations", json={"requests": asked})).raise_for_status()
-            for search in ({"query": "red"}, {"query": "red kettle"}, {"query": "kettle", "user_id": user_id}):
-                (await client.get("/v1/items", params=search)).raise_for_status()
+            for query in ("k", "red", "red kettle"):
+                (await client.get("/v1/items", params={"query": query})).raise_for_status()
+            (await client.get("/v1/items", params={"query": "kettle", "user_id": user_id})).raise_for_status()
 
 
 if __name__ == "__main__":
