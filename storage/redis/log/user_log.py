@@ -71,26 +71,31 @@ class UserLog:
     async def newest(self, user: User, limit: int) -> AsyncIterator[list[LogEntry]]:
         """Yield the newest `limit` entries of the user's log in pages, newest first."""
         await self._session.check()
-        highest = ENDLESS
+        highest, archived = ENDLESS, 0
         while limit > 0:
             page = min(limit, USER_PAGE)
-            entries = await self.newest_unarchived(user, page, highest)
+            entries, archived = await self._newest_page(user, page, highest)
             yield entries
             limit -= len(entries)
             highest = entries[-1].seq - 1 if entries else highest
             if len(entries) < page:
                 break
-        archived = Head.of(await self._session.call("GET", user.head)).archived if limit > 0 else 0
-        if archived:
+        if limit > 0 and archived:
             async with self._reading_archive:
                 yield await self._newest_archived(user, archived, highest, limit)
 
-    async def newest_unarchived(self, user: User, limit: int, highest: int = ENDLESS) -> list[LogEntry]:
-        """Return the newest `limit` entries up to `highest`, newest first, without those that the archive alone has."""
+    async def newest_unarchived(self, user: User, limit: int) -> list[LogEntry]:
+        """Return the newest `limit` entries, newest first, without those that the archive alone has."""
+        return (await self._newest_page(user, limit, ENDLESS))[0]
+
+    async def _newest_page(self, user: User, limit: int, highest: int) -> tuple[list[LogEntry], int]:
+        """Return these entries up to `highest`; and, where there are fewer, the last SEQ that the archive alone has."""
         keys = [user.head, user.id_index, user.log]
         async with self._session.background_limit(user.head):
             found = await self._session.run(READ_LOG, keys, [0, highest, limit, "newest"])
-        return parse_log_entries(found)
+        is_last = len(found) % 2 == 1
+        entries = parse_log_entries(found[:-1] if is_last else found)
+        return entries, int(found[-1] or 0) if is_last else 0
 
     async def seen_items(self, user: User, events: EventFilter, limit: int) -> SeenItems:
         """Return the items of these events among the newest `limit` entries of the user's log."""

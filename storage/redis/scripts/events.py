@@ -126,7 +126,7 @@ return 1
 """)
 
 # Returns pairs of SEQ and entry, in log order or newest first. Where the archive has to be read before that, in log
-# order, returns only the SEQ through which to read it.
+# order, returns only the SEQ through which to read it; behind the newest ones, where there are no more, that SEQ too.
 READ_LOG = Script("""
 -- KEYS  head, index, log
 -- ARGV  after, through, limit; where the newest come first, 'newest'
@@ -146,6 +146,7 @@ for i = 1, #found, 2 do
     local entry = redis.call('XRANGE', KEYS[3], seq, seq)[1]
     found[i], found[i + 1] = seq, entry and entry[2][2] or ''
 end
+if ARGV[4] == 'newest' and #found < 2 * tonumber(ARGV[3]) then found[#found + 1] = archived end
 return found
 """)
 
