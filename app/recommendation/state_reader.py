@@ -12,6 +12,7 @@ import numpy as np
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
+from app.catalogue.trained_catalogue import NO_ROWS
 from app.observability.metrics import StoreMetrics
 from app.recommendation.batching import Limits, MicroBatcherByLane, Requester
 from app.recommendation.fair_thread import FairThread
@@ -177,7 +178,8 @@ def _events_within(within_s: Mapping[str, float], generation: Generation) -> Eve
 
 def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None, *, has_purchases: bool = False) -> SeenRows:
     bought = _purchases(seen, catalogue) if has_purchases else None
-    return SeenRows(catalogue.rows(seen.item_ids), catalogue.rows(seen.left_out), newest, bought, seen.state)
+    left_out = catalogue.rows(seen.left_out) if seen.left_out else NO_ROWS
+    return SeenRows(catalogue.rows(seen.item_ids), left_out, newest, bought, seen.state)
 
 
 def _purchases(seen: SeenItems, catalogue: LiveCatalogue) -> Purchases:
