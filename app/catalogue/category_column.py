@@ -48,6 +48,11 @@ class CategoryColumn(SetColumn):
         replaced = self._replaced.value(row)
         return self._of_model[row] if replaced is None else replaced
 
+    def values_at(self, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
+        """Return the categories of some items."""
+        of_model, replaced = self._of_model.at(rows), self._replaced.values_at(rows)
+        return [own if new is None else new for own, new in zip(of_model, replaced, strict=True)]
+
     @override
     def rows_with(self, text: str) -> Bitmap:
         """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""

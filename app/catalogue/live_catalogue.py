@@ -83,7 +83,7 @@ class LiveCatalogue(TrainedCatalogue):
         """Return the item as it is now; None when neither the model nor the tenant knows it."""
         row, entry = self.row_of.get(item_id), self.values.entry(item_id)
         if row is not None:
-            found = self._item(row)
+            (found,) = self._items(np.array([row]))
         elif entry is not None:
             found = _unlearned_item(entry)
         else:
@@ -157,14 +157,11 @@ class LiveCatalogue(TrainedCatalogue):
         return titles
 
     @override
-    def _item(self, row: int) -> FoundItem:
-        item = super()._item(row)
-        return item.model_copy(
-            update={
-                "title": self._titles_of(np.array([row]))[0],
-                "available": not bitmap.has(self.unavailable, np.array([row]))[0],
-            }
-        )
+    def _items(self, rows: NDArray[np.signedinteger]) -> list[FoundItem]:
+        items = super()._items(rows)
+        for place in np.flatnonzero(bitmap.has(self.unavailable, rows)).tolist():
+            items[place].available = False
+        return items
 
     def _is_on(self, row: int) -> bool:
         return bool(self._availability.switched_on.value(row))

@@ -185,12 +185,12 @@ class TrainedCatalogue:
 
     def items_of(self, item_ids: Iterable[str]) -> list[FoundItem]:
         """Return the items of those ids that are known, in the order given."""
-        return [self._item(row) for row in self.rows(item_ids).tolist()]
+        return self._items(self.rows(item_ids))
 
     def _find(self, search: Search, limit: int) -> list[FoundItem]:
         """Return items that match without a typo, the closest first."""
         if not search.text:
-            return [self._item(row) for row in self.popular_rows[:limit].tolist()]
+            return self._items(self.popular_rows[:limit])
         return self._closest(self._match_levels(search), range(TYPO), limit)
 
     def _find_with_typos(self, search: Search, limit: int) -> list[FoundItem]:
@@ -199,7 +199,7 @@ class TrainedCatalogue:
 
     def _closest(self, levels: Levels, wanted: range, limit: int) -> list[FoundItem]:
         """Return items of the first wanted levels, popular items first in each."""
-        return [self._item(row) for row in closest(levels, self.popular_rows, wanted, limit).tolist()]
+        return self._items(closest(levels, self.popular_rows, wanted, limit))
 
     def _match_levels(self, search: Search) -> Levels:
         of_titles = self._title_levels(search, with_typos=False)
@@ -211,13 +211,14 @@ class TrainedCatalogue:
         levels[: len(found)] = found
         return levels
 
-    def _item(self, row: int) -> FoundItem:
-        return FoundItem(
-            item_id=self.item_ids[row],
-            title=self._titles[row],
-            categories=list(self._categories.value(row)),
-            known=row < self.learned,
-        )
+    def _items(self, rows: NDArray[np.signedinteger]) -> list[FoundItem]:
+        """Return the items of the rows, in order."""
+        categories_of = self._categories.values_at(rows.astype(np.int64))  # the one type that is compiled for
+        columns = self.item_ids.at(rows), self._titles_of(rows), categories_of, rows < self.learned
+        return [
+            FoundItem(item_id=item_id, title=title, categories=list(categories), known=known)
+            for item_id, title, categories, known in zip(*columns, strict=True)
+        ]
 
 
 def _has_cold_items(items: NDArray[np.int32]) -> bool:

@@ -228,6 +228,12 @@ class Labels(Sequence[tuple[str, ...]]):
         codes = self.codes[self.ends[place] : self.ends[place + 1]]
         return tuple(self.names[code] for code in codes.tolist())
 
+    def at(self, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
+        """Return the labels of these items."""
+        codes, ends = self.of_rows(rows)
+        labels = self.names.at(codes)
+        return [tuple(labels[begin:end]) for begin, end in pairwise(ends.tolist())]
+
     def number(self, label: str) -> int | None:
         """Return the label's row in ``names``; None for an unknown label."""
         return self._code_of.get(label)
