@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import polars as pl
 
 from model.data.interactions import DataError
 from model.data.table import Table
 
+Found = TypeVar("Found")
 ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
 ARCHIVE_VERSION = 4
@@ -32,29 +35,62 @@ def read_archive(directory: Path) -> Table | None:
     Each user's events keep the order of the log. The digest is that of the table as text, which does not depend on how
     the archive is cut into files.
     """
-    root, tenant = (directory.parent, directory.name) if directory.name.startswith("tenant=") else (directory, "")
-    manifest = root / ARCHIVE_MANIFEST
-    if not manifest.is_file():
+    if not is_archive(directory):
         return None
+
+    def read(paths: list[Path]) -> Table:
+        log = pl.concat([pl.read_parquet(path, columns=[*ARCHIVE_COLUMNS]) for path in paths])
+        table = Corrections.of(log.lazy()).effective(log).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
+        return Table(directory, table, hashlib.sha256(table.write_csv(separator="\t").encode()).hexdigest())
+
+    return with_archived_files(directory, read)
+
+
+def is_archive(directory: Path) -> bool:
+    """Tell whether the directory is an archive, or one tenant's part of it."""
+    return (_root(directory) / ARCHIVE_MANIFEST).is_file()
+
+
+def with_archived_files(directory: Path, read: Callable[[list[Path]], Found]) -> Found:
+    """Return what is read of the archive's files; an archiver may merge them meanwhile, and they are read again.
+
+    raises  DataError  when they cannot be read
+    """
+    root = _root(directory)
+    tenant = "" if root == directory else directory.name
     for _ in range(ARCHIVE_ATTEMPTS):
-        paths = _archived_files(manifest, tenant)
+        paths = [root / path for path in _archived_files(root / ARCHIVE_MANIFEST, tenant)]
         try:
-            frames = [pl.read_parquet(root / path, columns=[*ARCHIVE_COLUMNS]) for path in paths]
-        except FileNotFoundError:  # the archiver has merged files meanwhile
+            return read(paths)
+        except FileNotFoundError:
             continue
         except (OSError, pl.exceptions.PolarsError) as exc:
             raise DataError(f"archive {str(root)!r} cannot be read: {str(exc)[:200]}") from exc
-        table = _valid_events(pl.concat(frames)).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
-        return Table(directory, table, hashlib.sha256(table.write_csv(separator="\t").encode()).hexdigest())
     raise DataError(f"archive {str(root)!r} lacks files that its {ARCHIVE_MANIFEST} names")
 
 
-def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
-    """Drop impressions, undone events, and those of users who were merged into another one, whose log has copies."""
-    undone = log.filter(pl.col("kind") == "undo").select("user_id", "event_id")
-    merged = log.filter(pl.col("kind") == "merge").select("user_id")
-    events = log.filter((pl.col("kind") == "event") & (pl.col("type") != IMPRESSION))
-    return events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
+def _root(directory: Path) -> Path:
+    return directory.parent if directory.name.startswith("tenant=") else directory
+
+
+class Corrections(NamedTuple):
+    """Which events of a log do not count: what was undone, and the users who were merged into another one."""
+
+    undone: pl.DataFrame
+    merged: pl.DataFrame
+
+    @classmethod
+    def of(cls, log: pl.LazyFrame) -> Corrections:
+        """Find them in a whole log."""
+        undone = log.filter(pl.col("kind") == "undo").select("user_id", "event_id")
+        merged = log.filter(pl.col("kind") == "merge").select("user_id")
+        return cls(undone.collect(), merged.collect())
+
+    def effective(self, log: pl.DataFrame) -> pl.DataFrame:
+        """Return the events of a part of the log that count. The log of who was merged into has copies of theirs."""
+        events = log.filter((pl.col("kind") == "event") & (pl.col("type") != IMPRESSION))
+        kept = events.join(self.undone, on=["user_id", "event_id"], how="anti")
+        return kept.join(self.merged, on="user_id", how="anti")
 
 
 def _archived_files(manifest: Path, folder: str) -> list[str]:

@@ -7,9 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model.data.arrays import IN_MEMORY, Arrays
 
 REPEAT_SHARE_OF_SHOPS = 0.05
 MAX_NAMED_TYPES = 5
@@ -33,6 +36,7 @@ class Interactions:
     is_log            whether these are a service's events, which may have types that no model knows
     order             (events,)  int32, the order that an event belongs to, -1 for none; None where the table has none
     order_ids         what `order` numbers
+    arrays            what makes these arrays, and those that passes over them leave: in memory, or mapped
     """
 
     user_ids: list[str]
@@ -48,6 +52,7 @@ class Interactions:
     is_log: bool = False
     order: NDArray[np.int32] | None = None
     order_ids: list[str] = field(default_factory=list)
+    arrays: Arrays = IN_MEMORY
 
     def __len__(self) -> int:
         return len(self.user)
@@ -55,7 +60,12 @@ class Interactions:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """Where each user's events begin, and the end: (users + 1,)."""
-        return np.searchsorted(self.user, np.arange(len(self.user_ids) + 1)).astype(np.int64)
+        return starts_of(self.arrays.counted(self.user, len(self.user_ids)))
+
+    def pieces(self) -> Iterator[slice]:
+        """Iterate over the events of whole users, as many as a pass works on at a time."""
+        starts = self.starts
+        return (slice(int(starts[users.start]), int(starts[users.stop])) for users in self.arrays.groups(starts))
 
     def order_id(self, row: int) -> str | None:
         """Return the id of the order that the event belongs to; None for none."""
@@ -63,7 +73,11 @@ class Interactions:
         return None if number < 0 else self.order_ids[number]
 
     def weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
-        """Return the weight of every event by its type.
+        """Return the weight of every event by its type; raises as ``type_weights``."""
+        return self.type_weights(event_weights)[self.type]
+
+    def type_weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
+        """Return the weight of every type: (types,).
 
         In a log, a type without a weight has weight 0, as in the service; elsewhere it raises DataError.
         """
@@ -74,15 +88,14 @@ class Interactions:
                 f"event type {missing[0]!r} has no weight; give it one with --event-weight {missing[0]}=1, or 0. "
                 f"Others have: {known}"
             )
-        return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)[self.type]
+        return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
         """Drop the events that do not step a state: those of weight 0. Warns of those whose types have no weight."""
-        keep = self.weights(event_weights) > 0
-        counts = dict(
-            zip(self.type_names, np.bincount(self.type, minlength=len(self.type_names)).tolist(), strict=True)
-        )
-        if unknown := {name: count for name, count in counts.items() if name not in event_weights}:
+        steps = self.type_weights(event_weights) > 0
+        counts = self.arrays.counted(self.type, len(self.type_names))
+        named_counts = zip(self.type_names, counts.tolist(), strict=True)
+        if unknown := {name: count for name, count in named_counts if name not in event_weights}:
             named = ", ".join(f"{name} ({count})" for name, count in islice(unknown.items(), MAX_NAMED_TYPES))
             total, more = sum(unknown.values()), len(unknown) - MAX_NAMED_TYPES
             logger.warning(
@@ -91,18 +104,27 @@ class Interactions:
                 named,
                 f" and of {more} others" if more > 0 else "",
             )
-        return self if keep.all() else self.where(keep)
+        if steps[counts > 0].all():
+            return self
+        parts = (steps[self.type[part]] for part in self.arrays.slices(len(self)))
+        return self.where(self.arrays.joined(parts, len(self), np.bool_))
 
     def where(self, keep: NDArray[np.bool_]) -> Interactions:
         """Return the chosen events of the same users, items and types."""
+        count = int(np.count_nonzero(keep))
+
+        def kept(column: NDArray[Any]) -> NDArray[Any]:
+            parts = (column[part][keep[part]] for part in self.arrays.slices(len(self)))
+            return self.arrays.joined(parts, count, column.dtype)
+
         return replace(
             self,
-            user=self.user[keep],
-            item=self.item[keep],
-            type=self.type[keep],
-            timestamp_us=self.timestamp_us[keep],
-            value=self.value[keep],
-            order=None if self.order is None else self.order[keep],
+            user=kept(self.user),
+            item=kept(self.item),
+            type=kept(self.type),
+            timestamp_us=kept(self.timestamp_us),
+            value=kept(self.value),
+            order=None if self.order is None else kept(self.order),
         )
 
 
@@ -164,37 +186,47 @@ def training_histories(
     interactions: Interactions, train: NDArray[np.bool_], event_weights: Mapping[str, float]
 ) -> Histories:
     """Return the training events of every user, with their weights; ``train`` as in a Split."""
-    weights = interactions.weights(event_weights)
-    lengths = np.bincount(interactions.user[train], minlength=len(interactions.user_ids))
-    return Histories(interactions.item[train], weights[train], _starts(lengths))
+    by_type, arrays = interactions.type_weights(event_weights), interactions.arrays
+    lengths = arrays.counted(interactions.user, len(interactions.user_ids), train)
+    events = int(lengths.sum())
+    items = (interactions.item[part][train[part]] for part in interactions.pieces())
+    weights = (by_type[interactions.type[part][train[part]]] for part in interactions.pieces())
+    return Histories(
+        arrays.joined(items, events, np.int32), arrays.joined(weights, events, np.float32), starts_of(lengths)
+    )
 
 
 def histories_before(
     interactions: Interactions, positions: NDArray[np.int64], event_weights: Mapping[str, float]
 ) -> Histories:
     """Return the history before each of the given positions."""
-    weights = interactions.weights(event_weights)
+    by_type = interactions.type_weights(event_weights)
     begins = interactions.starts[interactions.user[positions]]
     lengths = positions - begins
-    starts = _starts(lengths)
+    starts = starts_of(lengths)
     events = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], lengths)
-    return Histories(interactions.item[events], weights[events], starts)
+    return Histories(interactions.item[events], by_type[interactions.type[events]], starts)
 
 
 def seen_before(
     interactions: Interactions, positions: NDArray[np.int64], unseen_types: Collection[str]
 ) -> list[NDArray[np.int32]]:
     """Return the items before each of the given positions, without those of events of some types."""
-    is_seen = np.array([name not in unseen_types for name in interactions.type_names])[interactions.type]
+    is_seen = np.array([name not in unseen_types for name in interactions.type_names])
+    item, type_ = interactions.item, interactions.type
     begins = interactions.starts[interactions.user[positions]]
-    return [interactions.item[begin:end][is_seen[begin:end]] for begin, end in zip(begins, positions, strict=True)]
+    return [item[begin:end][is_seen[type_[begin:end]]] for begin, end in zip(begins, positions, strict=True)]
 
 
 def repeat_share(interactions: Interactions) -> float:
     """Return the share of events whose item the same user had before: high in shops, near 0 for ratings."""
-    pairs = interactions.user.astype(np.int64) * len(interactions.item_ids) + interactions.item
-    return 1.0 - len(np.unique(pairs)) / max(len(pairs), 1)
+    items, different = len(interactions.item_ids), 0
+    for part in interactions.pieces():
+        pairs = interactions.user[part].astype(np.int64) * items + interactions.item[part]
+        different += len(np.unique(pairs))
+    return 1.0 - different / max(len(interactions), 1)
 
 
-def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return where each of these lengths begins when they are packed, and the end: (n,) -> (n + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -17,11 +17,12 @@ def has_purchases(interactions: Interactions) -> bool:
     return PURCHASE in interactions.type_names
 
 
-def is_bought(interactions: Interactions) -> NDArray[np.bool_]:
-    """Return which events are purchases: (events,); all of them where none is of the type ``purchase``."""
+def is_bought(interactions: Interactions, part: slice = slice(None)) -> NDArray[np.bool_]:
+    """Return which events of a part are purchases: (events,); all of them where none at all is of that type."""
+    kinds = interactions.type[part]
     if not has_purchases(interactions):
-        return np.ones(len(interactions), bool)
-    bought: NDArray[np.bool_] = interactions.type == interactions.type_names.index(PURCHASE)
+        return np.ones(len(kinds), bool)
+    bought: NDArray[np.bool_] = kinds == interactions.type_names.index(PURCHASE)
     return bought
 
 
@@ -32,18 +33,28 @@ def order_numbers(interactions: Interactions, window_s: float = WINDOW_S) -> NDA
     the purchase before. Where no event is of the type ``purchase``, every event counts as one. Timestamps that are only
     an order tell of no window.
     """
-    numbers = np.full(len(interactions), NO_ORDER, np.int64)
-    bought = is_bought(interactions)
-    ids = interactions.order
-    named = np.zeros(len(interactions), bool) if ids is None else ids >= 0
-    if ids is not None:
-        own = bought & named
-        pairs = np.stack([interactions.user[own], ids[own]])
-        numbers[own] = np.unique(pairs, axis=1, return_inverse=True)[1].ravel()
-    rest = np.flatnonzero(bought & ~named)
-    if len(rest) and not interactions.time_is_order:
-        user, time_us = interactions.user[rest], interactions.timestamp_us[rest]
+    numbers = interactions.arrays.empty(len(interactions), np.int64)
+    numbers[:] = NO_ORDER
+    found = 0
+    for part in interactions.pieces():
+        named = np.flatnonzero(is_bought(interactions, part) & _is_named(interactions, part))
+        if interactions.order is not None and len(named):
+            pairs = np.stack([interactions.user[part][named], interactions.order[part][named]])
+            own = np.unique(pairs, axis=1, return_inverse=True)[1].ravel()
+            numbers[part][named] = found + own
+            found += int(own.max()) + 1
+    if interactions.time_is_order:
+        return numbers
+    for part in interactions.pieces():
+        rest = np.flatnonzero(is_bought(interactions, part) & ~_is_named(interactions, part))
+        user, time_us = interactions.user[part][rest], interactions.timestamp_us[part][rest]
         is_first = np.ones(len(rest), bool)
         is_first[1:] = (user[1:] != user[:-1]) | (np.diff(time_us) > window_s * 1e6)
-        numbers[rest] = numbers.max(initial=-1) + np.cumsum(is_first)
+        numbers[part][rest] = found - 1 + np.cumsum(is_first)
+        found += int(is_first.sum())
     return numbers
+
+
+def _is_named(interactions: Interactions, part: slice) -> NDArray[np.bool_]:
+    ids = interactions.order
+    return np.zeros(len(interactions.user[part]), bool) if ids is None else ids[part] >= 0

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from model.data.archived_log import read_archive
+from model.data.archive_in_pieces import read_archive_in_pieces
+from model.data.archived_log import is_archive, read_archive
+from model.data.arrays import IN_MEMORY, Arrays
+from model.data.event_columns import EventColumns, NumberedNames, sorted_in_pieces
 from model.data.interactions import DataError, Interactions
-from model.data.table import Table, find_table, read_table
+from model.data.table import Table, TableInPieces, find_table, read_table
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value", "order_id")
-MAX_ORDER_ID_CHARS = 128
 AVAILABLE = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -27,39 +28,52 @@ class ItemTexts:
     categories: dict[str, tuple[str, ...]]
 
 
-def read_interactions(directory: Path) -> Interactions:
-    """Read ``interactions.*`` of a data directory, or the events of an archive; raises DataError with file and line."""
+def read_interactions(directory: Path, arrays: Arrays = IN_MEMORY) -> Interactions:
+    """Read ``interactions.*`` of a data directory, or the events of an archive; raises DataError with file and line.
+
+    arrays  what makes the arrays of events; where they are mapped, Parquet is read piece by piece
+    """
+    if arrays is not IN_MEMORY:
+        return _read_in_pieces(directory, arrays)
     archived = read_archive(directory)
     table = archived or _read_interactions_table(directory)
-    frame = table.frame
-    if frame.is_empty():
-        raise DataError(f"{table.path} has no interactions; it needs a header and at least one line")
-    table.require_ids("user_id", "item_id")
-    timestamp_us = table.timestamps_us()
-    kind = frame["type"] if "type" in frame.columns else pl.repeat("click", len(frame), eager=True)
-    if "type" in frame.columns:
-        table.require_ids("type")
-    value = table.numbers("value") if "value" in frame.columns else np.full(len(frame), np.nan)
-    user, user_ids = _indices(frame["user_id"])
-    item, item_ids = _indices(frame["item_id"])
-    type_, type_names = _indices(kind)
-    order_of, order_ids = _order_numbers(table)
-    order = np.lexsort((timestamp_us, user))  # stable: equal times keep the order of the file
-    user, timestamp_us = user[order], timestamp_us[order]
+    _require_rows(table.path, len(table.frame))
+    names = NumberedNames()
+    events = names.columns(table).sorted()
+    return _interactions(names, events, table.sha256, arrays, is_log=archived is not None)
+
+
+def _read_in_pieces(directory: Path, arrays: Arrays) -> Interactions:
+    if is_archive(directory):
+        archived = read_archive_in_pieces(directory, arrays)
+        _require_rows(directory, len(archived.events.user))
+        return _interactions(archived.names, archived.events, archived.sha256, arrays, is_log=True)
+    table = TableInPieces(_interactions_file(directory), REQUIRED, OPTIONAL)
+    _require_rows(table.path, table.rows)
+    names = NumberedNames()
+    parts = map(names.columns, table.pieces(arrays.piece))
+    events = sorted_in_pieces(parts, table.rows, names.users, arrays)
+    return _interactions(names, events, table.sha256, arrays)
+
+
+def _interactions(
+    names: NumberedNames, events: EventColumns, sha256: str, arrays: Arrays, *, is_log: bool = False
+) -> Interactions:
     return Interactions(
-        user_ids,
-        item_ids,
-        type_names,
-        user,
-        item[order],
-        type_[order],
-        timestamp_us,
-        value[order],
-        _only_counts(user, timestamp_us),
-        table.sha256,
-        is_log=archived is not None,
-        order=None if order_of is None else order_of[order],
-        order_ids=order_ids,
+        names.users.to_list(),
+        names.items.to_list(),
+        names.types.to_list(),
+        events.user,
+        events.item,
+        events.type,
+        events.timestamp_us,
+        events.value,
+        _only_counts(events, arrays),
+        sha256,
+        is_log=is_log,
+        order=events.order,
+        order_ids=names.orders.to_list(),
+        arrays=arrays,
     )
 
 
@@ -106,38 +120,27 @@ def categories_in(text: str) -> tuple[str, ...]:
 
 
 def _read_interactions_table(directory: Path) -> Table:
+    return read_table(_interactions_file(directory), REQUIRED, OPTIONAL)
+
+
+def _interactions_file(directory: Path) -> Path:
     path = find_table(directory, "interactions")
     if path is None:
         raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
-    return read_table(path, REQUIRED, OPTIONAL)
+    return path
 
 
-def _order_numbers(table: Table) -> tuple[NDArray[np.int32] | None, list[str]]:
-    """Number the orders, -1 where a cell is empty; return the numbers and what they number. Raises DataError.
-
-    Without a column of orders there are no numbers.
-    """
-    if "order_id" not in table.frame.columns:
-        return None, []
-    cells = table.frame["order_id"].fill_null("")
-    table.refuse(
-        cells.str.len_chars() > MAX_ORDER_ID_CHARS,
-        f"order_id {{!r}} has more than {MAX_ORDER_ID_CHARS} letters",
-        "order_id",
-    )
-    numbers, order_ids = _indices(cells)
-    return np.where((cells == "").to_numpy(), -1, numbers).astype(np.int32), order_ids
+def _require_rows(path: Path, rows: int) -> None:
+    if not rows:
+        raise DataError(f"{path} has no interactions; it needs a header and at least one line")
 
 
-def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
-    """Number the names in order of their first appearance: the index of each row, and the distinct names."""
-    names = column.unique(maintain_order=True)
-    index = pl.DataFrame({"name": names, "index": np.arange(len(names), dtype=np.int32)})
-    joined = pl.DataFrame({"name": column}).join(index, on="name", how="left", maintain_order="left")
-    return joined["index"].to_numpy().astype(np.int32), names.to_list()
-
-
-def _only_counts(user: NDArray[np.int32], timestamp_us: NDArray[np.int64]) -> bool:
+def _only_counts(events: EventColumns, arrays: Arrays) -> bool:
     """Tell whether every event of a user stands one second after the one before."""
-    same_user = user[1:] == user[:-1]
-    return bool(np.all(np.diff(timestamp_us)[same_user] == 1_000_000))
+    for part in arrays.slices(len(events.user)):
+        own = slice(part.start, part.stop + 1)  # and the event that comes next
+        user, timestamp_us = events.user[own], events.timestamp_us[own]
+        same_user = user[1:] == user[:-1]
+        if not np.all(np.diff(timestamp_us)[same_user] == 1_000_000):
+            return False
+    return True

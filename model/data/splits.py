@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.config import SplitName, TrainOn
+from model.data.arrays import Arrays
 from model.data.interactions import DataError, Interactions
+
+BINS = 65_536  # of the counts that find a quantile
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,18 @@ def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "trai
     """
     parts = _split_temporal(interactions) if name == "temporal" else _split_loo(interactions)
     if train_on == "all":
-        return Split(np.ones(len(interactions), bool), parts.validation, parts.test)
-    if train_on == "validation":
-        train = parts.train.copy()
-        train[parts.validation] = True
-        return Split(train, parts.validation, parts.test)
+        parts.train[:] = True
+    elif train_on == "validation":
+        parts.train[parts.validation] = True
+    interactions.arrays.release()
     return parts
 
 
 def _split_loo(interactions: Interactions) -> Split:
     lengths = np.diff(interactions.starts)
     last = interactions.starts[1:][lengths >= 3] - 1
-    train = np.ones(len(interactions), bool)
+    train = interactions.arrays.empty(len(interactions), np.bool_)
+    train[:] = True
     train[last] = train[last - 1] = False
     return Split(train, last - 1, last)
 
@@ -55,14 +58,34 @@ def _split_loo(interactions: Interactions) -> Split:
 def _split_temporal(interactions: Interactions) -> Split:
     if interactions.time_is_order:
         raise DataError("the timestamps are only an order within each user, so there is no 'temporal' split; use 'loo'")
-    cutoff_us = np.quantile(interactions.timestamp_us, 0.9, method="lower")
-    earlier = interactions.timestamp_us < cutoff_us
-    users = len(interactions.user_ids)
-    earlier_events = np.bincount(interactions.user[earlier], minlength=users)
+    arrays, times_us = interactions.arrays, interactions.timestamp_us
+    cutoff_us = _value_of_rank(times_us, int(0.9 * (len(times_us) - 1)), arrays)
+    train = arrays.joined((times_us[part] < cutoff_us for part in interactions.pieces()), len(times_us), np.bool_)
+    earlier_events = arrays.counted(interactions.user, len(interactions.user_ids), train)
     lengths = np.diff(interactions.starts)
     train_ends = interactions.starts[:-1] + earlier_events
     validation = train_ends[earlier_events >= 3] - 1
     test = interactions.starts[1:][(lengths > earlier_events) & (lengths >= 2)] - 1
-    train = earlier.copy()
     train[validation] = False
     return Split(train, validation, test)
+
+
+def _value_of_rank(values: NDArray[np.int64], rank: int, arrays: Arrays) -> int:
+    """Return the value of this rank, 0 the smallest; several pieces are counted in ever smaller bins around it.
+
+    values  (n,)  not empty, of differences below 2 ** 63
+    """
+    if len(values) <= arrays.piece:
+        return int(np.partition(values, rank)[rank])
+    low = min(int(values[part].min()) for part in arrays.slices(len(values)))
+    beyond = 1 + max(int(values[part].max()) for part in arrays.slices(len(values)))
+    while beyond - low > 1:
+        width = -(-(beyond - low) // BINS)
+        counts = np.zeros(BINS, np.int64)
+        for part in arrays.slices(len(values)):
+            inside = values[part][(values[part] >= low) & (values[part] < beyond)]
+            counts += np.bincount((inside - low) // width, minlength=BINS)
+        chosen = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
+        rank -= int(counts[:chosen].sum())
+        low, beyond = low + chosen * width, min(beyond, low + (chosen + 1) * width)
+    return low

@@ -25,11 +25,15 @@ LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text columns; row i stands in line i + 2 of a text file."""
+    """A table of text columns; row i stands in line i + 2 of a text file.
+
+    first_row  where it begins, if it is a piece of a table
+    """
 
     path: Path
     frame: pl.DataFrame
     sha256: str
+    first_row: int = 0
 
     def refuse(self, bad: pl.Series, reason: str, column: str) -> None:
         """Raise DataError for the first row where ``bad`` holds; ``{!r}`` in the reason becomes the cell."""
@@ -41,6 +45,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """Return where a row stands in the file, in words."""
+        row += self.first_row
         is_text = self.path.suffix != ".parquet" and not self.path.is_dir()
         return f"line {row + 2}" if is_text else f"row {row + 1}"
 
@@ -106,13 +111,59 @@ def read_table(
             vectors = [frame[name].cast(pl.List(pl.Float64)) for name in lists if has_vectors]
             frame = frame.select(*(_as_text(frame[name]) for name in frame.columns if name not in lists), *vectors)
         except pl.exceptions.PolarsError as exc:
-            raise DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}") from exc
+            raise _not_parquet(path, exc) from exc
     else:
         frame = _parse(path, raw)
     others = [name for name in frame.columns if has_others and name not in (*required, *optional)]
     _check_header(path, frame.columns, required, (*optional, *others))
     keep = [name for name in (*required, *optional, *others) if name in frame.columns]
     return Table(path, frame.select(keep), hashlib.sha256(raw).hexdigest())
+
+
+class TableInPieces:
+    """A table with these columns, of any supported format, that is read piece by piece; raises DataError.
+
+    A Parquet file is read row by row, but for the groups of rows that a piece touches. A text is read whole.
+    """
+
+    def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str]) -> None:
+        self.path = path
+        self._names = (*required, *optional)
+        self._whole: Table | None = None
+        if path.suffix != ".parquet":
+            self._whole = read_table(path, required, optional)
+            self.columns, self.sha256, self.rows = self._whole.frame.columns, self._whole.sha256, len(self._whole.frame)
+            return
+        try:
+            with path.open("rb") as file:
+                self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            found = pl.scan_parquet(path)
+            self.columns = [name for name in self._names if name in found.collect_schema().names()]
+            _check_header(path, self.columns, required, optional)
+            self.rows = int(found.select(pl.len()).collect().item())
+        except OSError as exc:
+            raise DataError(f"{path} cannot be read: {exc}") from exc
+        except pl.exceptions.PolarsError as exc:
+            raise _not_parquet(path, exc) from exc
+
+    def pieces(self, rows: int) -> Iterator[Table]:
+        """Iterate over so many rows at a time, in order."""
+        for begin in range(0, self.rows, rows):
+            if self._whole is not None:
+                yield Table(self.path, self._whole.frame.slice(begin, rows), self.sha256, begin)
+                continue
+            yield Table(self.path, self._texts(begin, rows), self.sha256, begin)
+
+    def _texts(self, begin: int, rows: int) -> pl.DataFrame:
+        try:
+            frame = pl.scan_parquet(self.path).select(self.columns).slice(begin, rows).collect()
+            return frame.select(*(_as_text(column) for column in frame))
+        except (OSError, pl.exceptions.PolarsError) as exc:
+            raise _not_parquet(self.path, exc) from exc
+
+
+def _not_parquet(path: Path, exc: Exception) -> DataError:
+    return DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}")
 
 
 def _as_text(column: pl.Series) -> pl.Series:

@@ -13,6 +13,7 @@ import pytest
 
 from app.cli.main import main
 from model.artifact.model_directory import load
+from model.data.arrays import MappedArrays
 from model.data.readers import read_interactions
 from model.lisa.histogram import history_histogram
 from storage.archive.writer import ArchiveWriter
@@ -20,6 +21,7 @@ from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
 from storage.archiver.sqlite_source import SQLiteSource
 from tests.app.conftest import SHAPE, Client, item_id
+from tests.model.data.same_interactions import require_same
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -193,6 +195,7 @@ def test_archived_events_are_undone_and_merged_and_training_sees_what_counts(any
     directory = any_client.settings.archive_dir
     assert isinstance(directory, Path)
     found = read_interactions(directory)
+    require_same(found, read_interactions(directory, MappedArrays(directory.parent / "work", 2)))
     rows = {
         user_id: [found.item_ids[item] for item in found.item[found.user == user]]
         for user, user_id in enumerate(found.user_ids)

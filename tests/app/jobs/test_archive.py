@@ -21,6 +21,7 @@ from app.jobs.datasets.synthetic_shop import generate
 from app.serving.store_factory import opened_store
 from app.settings import Settings, StoreSettings
 from benchmarks.harness.service_process import free_port, is_ready
+from model.data.arrays import MappedArrays
 from model.data.interactions import DataError, Interactions
 from model.data.orders import order_numbers
 from model.data.readers import read_interactions
@@ -32,6 +33,7 @@ from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 from tests.app.conftest import Client
+from tests.model.data.same_interactions import require_same
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import wait_until
@@ -115,7 +117,9 @@ def test_what_was_served_is_archived_trained_on_and_served_again(
         assert f"{events:,} known before" in run("replay", "--data", shop, "--url", url)
 
     assert histories(read_interactions(archive_dir)) == histories(read_interactions(shop))
-    assert read_interactions(archive_dir / "tenant=main").sha256 == read_interactions(archive_dir).sha256
+    archived = read_interactions(archive_dir)
+    assert read_interactions(archive_dir / "tenant=main").sha256 == archived.sha256
+    require_same(archived, read_interactions(archive_dir, MappedArrays(tmp_path / "work", 500)))
     (archive_dir / "items.tsv.gz").write_bytes((shop / "items.tsv.gz").read_bytes())
     run("train", "--data", archive_dir, "--out", second, "--epochs", 1)
     assert "120 users" in run("evaluate", "--model", second, "--data", archive_dir)
@@ -183,6 +187,8 @@ def test_training_reads_the_orders_that_were_posted(tmp_path: Path, kind: str, r
     run_archiver(settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
     client.close()
     archived = read_interactions(tmp_path / "archive")
+    for piece in (2, 1_000):
+        require_same(archived, read_interactions(tmp_path / "archive", MappedArrays(tmp_path / "work", piece)))
     numbers = order_numbers(archived)
     orders = [{archived.item_ids[row] for row in archived.item[numbers == one]} for one in set(numbers.tolist())]
     assert sorted(map(sorted, orders)) == [["cup", "tea"], ["jar"], ["lid"], ["pot"]]

@@ -1,0 +1,159 @@
+"""Arrays of events, in memory or in files that are mapped into it, and the pieces in which passes go over them.
+
+A pass over arrays in memory has one piece, which is the whole. One over mapped arrays works on so many events at a
+time, and lets go of their pages after each piece: the file keeps them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from typing_extensions import override
+
+Column = tuple[Callable[[slice], NDArray[Any]], DTypeLike]
+"""Reads a part of a column; and the type of its entries."""
+
+COUNTED_AT_ONCE = 1 << 22  # numpy makes eight bytes of each key that it counts
+
+
+class Arrays:
+    """Makes arrays in memory. ``piece`` is how many events a pass works on at a time."""
+
+    piece = 1 << 62
+
+    def empty(self, length: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array of that length, whose content is anything."""
+        return np.empty(length, dtype)
+
+    def release(self) -> None:
+        """Let go of the pages of all files that are mapped; they come back when they are read."""
+
+    def slices(self, length: int) -> Iterator[slice]:
+        """Iterate over the pieces of so many events, and let go of each afterwards."""
+        for begin in range(0, length, self.piece):
+            yield slice(begin, min(begin + self.piece, length))
+            self.release()
+
+    def groups(self, starts: NDArray[np.int64], share: int = 1) -> Iterator[slice]:
+        """Iterate over stretches of groups that fit into a piece together, and let go of each afterwards.
+
+        starts  (groups + 1,)  where the events of each group begin, and the end
+        share   work on this part of a piece at a time, as 4 for a quarter
+
+        A group that is larger is a stretch of its own.
+        """
+        first, groups, most = 0, len(starts) - 1, max(self.piece // share, 1)
+        while first < groups:
+            end = int(np.searchsorted(starts, starts[first] + most, side="right")) - 1
+            end = min(max(end, first + 1), groups)
+            yield slice(first, end)
+            self.release()
+            first = end
+
+    def joined(self, parts: Iterable[NDArray[Any]], length: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Put parts of at most so many entries in all one behind the other."""
+        found = [*parts]
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, dtype), *found])
+
+    def stored(self, parts: Iterable[Sequence[NDArray[Any] | None]], most: int) -> list[Any]:
+        """Put parts of several columns one behind the other, of at most so many entries in all, and at least one part.
+
+        Columns may have entries of their own number; where there is none in the first part, there is none.
+        """
+        made: list[NDArray[Any] | None] = []
+        ends: list[int] = []
+        for part in parts:
+            if not ends:
+                made = [None if column is None else self.empty(most, column.dtype) for column in part]
+                ends = [0] * len(made)
+            for number, (column, into) in enumerate(zip(part, made, strict=True)):
+                if column is not None and into is not None:
+                    begin, ends[number] = ends[number], ends[number] + len(column)
+                    into[begin : ends[number]] = column
+            self.release()
+        return [None if into is None else into[:end] for into, end in zip(made, ends, strict=True)]
+
+    def bucketed(
+        self, columns: Sequence[Column], keys: NDArray[np.integer], starts: NDArray[np.int64], buckets: Sequence[slice]
+    ) -> list[NDArray[Any]]:
+        """Return columns whose entries stand in buckets of keys, one behind the other, and in their order there.
+
+        What comes next in a bucket is written behind what is there, so that files are written and read in long runs.
+
+        keys     (n,)         of the entries
+        starts   (keys + 1,)  where the entries of each key begin when all are sorted, and the end
+        buckets  stretches of keys, all of them together
+        """
+        sizes = [keys_of.stop - keys_of.start for keys_of in buckets]
+        bucket_of = np.repeat(np.arange(len(buckets), dtype=np.min_scalar_type(len(buckets))), sizes)
+        free = starts[[keys_of.start for keys_of in buckets]]
+        made = [self.empty(len(keys), dtype) for _, dtype in columns]
+        for part in self.slices(len(keys)):
+            bucket = bucket_of[keys[part]]
+            by_bucket = np.argsort(bucket, kind="stable")
+            counts = np.bincount(bucket, minlength=len(buckets))
+            ends = np.cumsum(counts)
+            for (read, _), column in zip(columns, made, strict=True):
+                moved = read(part)[by_bucket]
+                for one in np.flatnonzero(counts).tolist():
+                    begin, count = int(free[one]), int(counts[one])
+                    column[begin : begin + count] = moved[ends[one] - count : ends[one]]
+            free += counts
+        return made
+
+    def counted(self, keys: NDArray[np.integer], groups: int, chosen: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+        """Count the entries of each group, of those that are chosen: (groups,) int64."""
+        counts = np.zeros(groups, np.int64)
+        step = min(self.piece, COUNTED_AT_ONCE)
+        for begin in range(0, len(keys), step):
+            part = slice(begin, begin + step)
+            found = np.bincount(keys[part] if chosen is None else keys[part][chosen[part]])
+            counts[: len(found)] += found
+            self.release()
+        return counts
+
+
+class MappedArrays(Arrays):
+    """Makes arrays in files of a folder, which the system removes as soon as nothing uses them."""
+
+    def __init__(self, folder: Path, piece: int) -> None:
+        """Work on so many events at a time; raises OSError where the folder cannot be written to."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.piece = max(piece, 1)
+        self._folder = folder
+        self._maps: WeakSet[mmap.mmap] = WeakSet()
+
+    @override
+    def empty(self, length: int, dtype: DTypeLike) -> NDArray[Any]:
+        size = length * np.dtype(dtype).itemsize
+        if not size:
+            return np.empty(length, dtype)
+        with TemporaryFile(dir=self._folder) as file:
+            file.truncate(size)
+            mapped = mmap.mmap(file.fileno(), size)
+        self._maps.add(mapped)
+        return np.frombuffer(mapped, dtype)
+
+    @override
+    def release(self) -> None:
+        for mapped in self._maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    @override
+    def joined(self, parts: Iterable[NDArray[Any]], length: int, dtype: DTypeLike) -> NDArray[Any]:
+        made = self.empty(length, dtype)
+        end = 0
+        for part in parts:
+            begin, end = end, end + len(part)
+            made[begin:end] = part
+        return made[:end]
+
+
+IN_MEMORY = Arrays()
