@@ -13,6 +13,7 @@ import typer
 from app.cli.console import console, job_console, say
 from app.cli.options import (
     LogOptions,
+    MemoryOption,
     MetricsOption,
     ModelOption,
     ModelsDirOption,
@@ -143,6 +144,7 @@ class RoundOptions:
             help="What decides: NDCG@10, or which share of the held-out events' value is among the first ten."
         ),
     ] = "ndcg"
+    memory: MemoryOption = None
 
 
 def retrain(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import DataOption, Device, JsonOption, ThreadsOption, known_preset_or_mechanism
+from app.cli.options import DataOption, Device, JsonOption, MemoryOption, ThreadsOption, known_preset_or_mechanism
 from app.jobs.reports.job_progress import announced
 from model.config import (
     DEFAULT_THREADS,
@@ -143,26 +143,31 @@ def train(
     options: RecipeOptions,
     device: Device = "cpu",
     threads: ThreadsOption = DEFAULT_THREADS,
+    memory: MemoryOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
     """Train a model on a data directory."""
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
+    from model.training.memory import Resources
     from model.training.threads import cores_in_use, use_threads
     from model.training.train import train as train_model
 
     recipe = options.recipe()
+    if memory is not None and isinstance(recipe, MechanismRecipe):
+        raise typer.BadParameter("mechanisms train on events in memory; leave out --memory")
     use_threads(threads)
     gpu = " and the GPU" if device == "cuda" else ""
     say(f"training {options.preset} on {cores_in_use()}{gpu} (--threads {threads})")
     try:
         with TrainingProgress(recipe.training.epochs, console) as progress:
-            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            how: dict[str, Any] = {"resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
-                made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, **how)
+                made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, device=device, **how)
             else:
-                made = train_model(data, out, recipe, **how, on_config=progress.set_config)
+                resources = Resources(device, memory)
+                made = train_model(data, out, recipe, resources=resources, on_config=progress.set_config, **how)
     except KeyboardInterrupt:
         say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None

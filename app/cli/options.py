@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,25 @@ EventsKeyOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int, typer.Option(min=1, help="Cores to compute with. More gain where no other process wants them, and lose else.")
+]
+
+
+def size_in_bytes(text: str) -> int:
+    """Return a number of bytes such as 4GiB; raise BadParameter if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB|i|B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no size such as 4GiB or 512MiB")
+    number, unit = found.groups()
+    return int(float(number) * 1024 ** (1 + "KMGT".index(unit.upper())))
+
+
+MemoryOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=size_in_bytes,
+        help="What a training may take, as 4GiB: it works on the events in pieces, in files beside the model.",
+        metavar="SIZE",
+    ),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")]
 

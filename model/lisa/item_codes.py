@@ -6,6 +6,7 @@ Codes that are learned end to end collapse into ties on sparse data; codes that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,11 @@ def item_codes(
     item    (events,)     item of every event, users one behind the other
     starts  (users + 1,)  where each user's events begin, and the end
     """
-    vectors = item_vectors(cooccurrence(item, starts, items), config.width, seed)
+    return codes_of(item_vectors(cooccurrence(item, starts, items), config.width, seed), config, seed)
+
+
+def codes_of(vectors: NDArray[np.float32], config: ModelConfig, seed: int) -> FixedCodes:
+    """Compute the codes of items from their vectors (N, width)."""
     history = residual_kmeans(vectors, config.history_codebooks, config.history_codewords, seed)
     target = residual_kmeans(vectors, config.target_codebooks, config.target_codewords, seed + 1)
     distinct = make_distinct(target.codes, config.target_codewords)
@@ -79,13 +84,24 @@ def follower_counts(
     return counts
 
 
+class Symmetric(Protocol):
+    """A symmetric matrix (N, N), of which products alone are asked."""
+
+    def __matmul__(self, other: NDArray[np.float32], /) -> NDArray[np.float32]:
+        """Multiply it with (N, k): (N, k)."""
+        ...
+
+
 def item_vectors(counts: sparse.csr_array, width: int, seed: int) -> NDArray[np.float32]:
-    """Compute item vectors (N, width): the strongest components of the positive pointwise mutual information.
+    """Compute item vectors (N, width) from counts of co-occurrence: the components of their mutual information."""
+    return strongest_components(mutual_information(counts, degrees(counts)), counts.shape[0], width, seed)
+
+
+def strongest_components(association: Symmetric, items: int, width: int, seed: int) -> NDArray[np.float32]:
+    """Compute the strongest components of the positive pointwise mutual information of N items: (N, width).
 
     Randomised eigendecomposition (Halko, Martinsson and Tropp, 2011); items never seen get the zero vector.
     """
-    items = counts.shape[0]
-    association = _positive_mutual_information(counts)
     sketch = min(width + OVERSAMPLING, items)
     basis = np.random.default_rng(seed).standard_normal((items, sketch)).astype(np.float32)
     for _ in range(POWER_ITERATIONS):
@@ -98,12 +114,24 @@ def item_vectors(counts: sparse.csr_array, width: int, seed: int) -> NDArray[np.
     return vectors
 
 
-def _positive_mutual_information(counts: sparse.csr_array) -> sparse.csr_array:
-    pairs = counts.tocoo()
-    degree = np.maximum(np.asarray(counts.sum(axis=1)).ravel(), 1e-12)
-    expected = degree[pairs.row] * degree[pairs.col] / max(float(degree.sum()), 1e-12)
-    information = np.maximum(np.log(np.maximum(pairs.data / expected, 1e-12)), 0).astype(np.float32)
-    return sparse.csr_array((information, (pairs.row, pairs.col)), shape=counts.shape)
+def degrees(counts: sparse.csr_array) -> NDArray[np.float32]:
+    """Sum the counts of each row, above 0: (n, N) -> (n,)."""
+    sums: NDArray[np.float32] = np.maximum(np.asarray(counts.sum(axis=1)).ravel(), 1e-12)
+    return sums
+
+
+def mutual_information(counts: sparse.csr_array, degree: NDArray[np.float32], first: int = 0) -> sparse.csr_array:
+    """Compute the positive pointwise mutual information of a block of rows.
+
+    counts   (n, N)
+    degree   (N,)    the sums of all rows
+    first    the number of the block's first row
+    returns  (n, N)  with the same places as the counts
+    """
+    row = np.repeat(np.arange(first, first + counts.shape[0]), np.diff(counts.indptr))
+    expected = degree[row] * degree[counts.indices] / max(float(degree.sum()), 1e-12)
+    information = np.maximum(np.log(np.maximum(counts.data / expected, 1e-12)), 0).astype(np.float32)
+    return sparse.csr_array((information, counts.indices, counts.indptr), shape=counts.shape)
 
 
 def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: int) -> Quantisation:

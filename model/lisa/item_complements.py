@@ -10,11 +10,14 @@ belongs together. The complements of a basket are those of its items, with their
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+
+from model.lisa.neighbours import ItemBlock
 
 COUNT = 32  # complements of an item that are kept
 NEAR = 20  # items between which an order counts, from the first of them to the second
@@ -22,8 +25,13 @@ SHRINKAGE = 20.0  # orders at which an item's shares count half
 POPULARITY = 0.1  # 0: what stands in most of the orders; 1: what would else hardly stand there
 SHARPNESS = 1.5  # above 1: one strong complement of a basket goes before several faint ones
 ITEMS_PER_BLOCK = 4096
+UNITS = 2.0**28  # of what two items count, of which a float64 holds 33 million orders' exactly
 FAINT_SCORE = 0.05  # far smaller scores lift nothing
 LIFT_STRENGTH = 64.0  # of a basket, in units of log(1 + score / FAINT_SCORE)
+
+
+ColumnLookUp = Callable[[NDArray[Any], NDArray[np.int64], range], NDArray[Any]]
+"""Looks a column up so many places after some: (E,), (P,) -> (steps, P); anything where there is no such place."""
 
 
 class Complements(NamedTuple):
@@ -77,12 +85,21 @@ NO_COMPLEMENTS = Complements(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.flo
 class Baskets(NamedTuple):
     """The different items of orders of two items and more, one order behind the other, each in its own sequence.
 
-    order  (E,)  numbers of the orders, ascending
+    order  (E,)  numbers of the orders, those of one order together
     item   (E,)
+    size   (E,)  items of the order
     """
 
     order: NDArray[np.int64]
     item: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+class OrderCounts(NamedTuple):
+    """How many orders there are, and how many have each item (N,)."""
+
+    orders: int
+    orders_with: NDArray[np.int64]
 
 
 def strongest_complements(
@@ -94,23 +111,37 @@ def strongest_complements(
     item   (events,)  what was bought, that of each order in its sequence
     items  N, the size of the catalogue
     """
-    baskets = _baskets(order, item)
+    baskets = baskets_of(order, item)
     if not len(baskets.order):
         return NO_COMPLEMENTS
     counts = _counts(baskets, items)
-    orders_with = np.bincount(baskets.item, minlength=items)
-    expected = (np.maximum(orders_with, 1) / len(np.unique(baskets.order))) ** POPULARITY
+    totals = OrderCounts(len(np.unique(baskets.order)), np.bincount(baskets.item, minlength=items))
+    blocks = [
+        strongest_of(counts[begin : begin + ITEMS_PER_BLOCK], begin, totals, count)
+        for begin in range(0, items, ITEMS_PER_BLOCK)
+    ]
+    return joined(blocks)
+
+
+def strongest_of(counts: sparse.csr_array, first: int, totals: OrderCounts, count: int = COUNT) -> Complements:
+    """Find the ``count`` strongest complements of the items of a block of rows (n, N), whose first one is given."""
+    items = counts.shape[0]
+    expected = (np.maximum(totals.orders_with, 1) / totals.orders) ** POPULARITY
     found = Complements(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
-    for begin in range(0, items, ITEMS_PER_BLOCK):
-        block = counts[begin : begin + ITEMS_PER_BLOCK]
-        rows = np.repeat(np.arange(begin, begin + block.shape[0]), np.diff(block.indptr))
-        scores = (block.data / (orders_with[rows] + SHRINKAGE) / expected[block.indices]) ** SHARPNESS
-        strongest_first = np.lexsort((block.indices, -scores, rows))
-        place = np.arange(len(rows)) - block.indptr[rows - begin]
-        kept = strongest_first[place < count]
-        cells = rows[kept], place[place < count]
-        found.items[cells], found.scores[cells] = block.indices[kept], scores[kept]
+    rows = np.repeat(np.arange(items), np.diff(counts.indptr))
+    own = totals.orders_with[first : first + items][rows]
+    scores = (counts.data / (own + SHRINKAGE) / expected[counts.indices]) ** SHARPNESS
+    strongest_first = np.lexsort((counts.indices, -scores, rows))
+    place = np.arange(len(rows)) - counts.indptr[rows]
+    kept = strongest_first[place < count]
+    cells = rows[kept], place[place < count]
+    found.items[cells], found.scores[cells] = counts.indices[kept], scores[kept]
     return found
+
+
+def joined(blocks: Sequence[Complements]) -> Complements:
+    """Put blocks of rows one behind the other."""
+    return Complements(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
 def complement_score(both: float, orders_with: float, share: float) -> float:
@@ -129,24 +160,50 @@ def basket_gains(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     return gains
 
 
-def _baskets(order: NDArray[np.integer], item: NDArray[np.integer]) -> Baskets:
+def baskets_of(order: NDArray[np.integer], item: NDArray[np.integer]) -> Baskets:
+    """Return the baskets of whole orders; arguments as those of ``strongest_complements``."""
     by_order = np.argsort(order, kind="stable")
-    order, item = order[by_order].astype(np.int64), item[by_order].astype(np.int64)
-    _, first = np.unique(np.stack([order, item]), axis=1, return_index=True)
+    bought = np.stack([order[by_order], item[by_order]]).astype(np.int64)
+    _, first = np.unique(bought, axis=1, return_index=True)
     first.sort()
-    order, item = order[first], item[first]
-    is_one_of_several = np.bincount(order)[order] > 1 if len(order) else np.zeros(0, bool)
-    return Baskets(order[is_one_of_several], item[is_one_of_several])
+    orders, items = bought[:, first]
+    size = np.bincount(orders - orders[0])[orders - orders[0]] if len(orders) else np.zeros(0, np.int64)
+    is_one_of_several = size > 1
+    return Baskets(orders[is_one_of_several], items[is_one_of_several], size[is_one_of_several])
 
 
 def _counts(baskets: Baskets, items: int) -> sparse.csr_array:
     """Count the orders that have two items, nearer ones for more: symmetric (N, N)."""
-    order, item = baskets
-    weight = 1 / np.sqrt(np.bincount(order)[order] - 1).astype(np.float32)
-    counts = sparse.csr_array((items, items), dtype=np.float32)
+    order, item, size = baskets
+    counts = sparse.csr_array((items, items), dtype=np.float64)
     for distance in range(1, NEAR + 1):
         both = order[distance:] == order[:-distance]
         pairs = item[:-distance][both], item[distance:][both]
-        own = weight[:-distance][both] / np.sqrt(np.float32(distance))
-        counts += sparse.coo_array((own, pairs), shape=(items, items)).tocsr()
+        weights = _weights(size[:-distance][both], distance)
+        counts += sparse.coo_array((weights, pairs), shape=(items, items)).tocsr()
     return sparse.csr_array(counts + counts.T)
+
+
+def counts_of_block(block: ItemBlock, items: int, baskets: Baskets, look_up: ColumnLookUp) -> sparse.csr_array:
+    """Count the orders that have an item of the block and another one: the rows (n, N) of the whole matrix.
+
+    block    items, and the places of theirs in the baskets
+    look_up  looks a column of the baskets up at so many places after some
+    """
+    shape, places = (block.end - block.first, items), block.places
+    row = look_up(baskets.item, places, range(1))[0] - block.first
+    own, size = (look_up(column, places, range(1))[0] for column in (baskets.order, baskets.size))
+    counts = sparse.csr_array(shape, dtype=np.float64)
+    for steps in (range(1, NEAR + 1), range(-1, -NEAR - 1, -1)):
+        orders, others = (look_up(column, places, steps) for column in (baskets.order, baskets.item))
+        for step, order, other in zip(steps, orders, others, strict=True):
+            both = (order == own) & (places + step >= 0) & (places + step < len(baskets.order))
+            weights = _weights(size[both], abs(step))
+            counts += sparse.coo_array((weights, (row[both], other[both])), shape=shape).tocsr()
+    return counts
+
+
+def _weights(size: NDArray[np.int64], distance: int) -> NDArray[np.float64]:
+    """Return what two items count in orders of these sizes, in whole units: sums are the same in every sequence."""
+    weights: NDArray[np.float64] = np.round(UNITS / np.sqrt((size - 1) * distance)) / UNITS
+    return weights

@@ -66,7 +66,12 @@ def strongest_followers(
     starts       (users + 1,)  where each user's events begin, and the end
     count_decay  how much less an event counts for each one between, a rate
     """
-    counts = item_codes.follower_counts(item, starts, items, WINDOW, count_decay)
+    return strongest_of(item_codes.follower_counts(item, starts, items, WINDOW, count_decay), count)
+
+
+def strongest_of(counts: sparse.csr_array, count: int) -> Followers:
+    """Find the ``count`` strongest followers of the items of a block of rows, by how often they followed: (n, N)."""
+    items = counts.shape[0]
     totals = np.asarray(counts.sum(axis=1)).ravel()
     shares = sparse.csr_array(sparse.diags_array(1 / (totals + SHRINKAGE)) @ counts)
     rows = np.repeat(np.arange(items), np.diff(shares.indptr))

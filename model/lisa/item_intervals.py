@@ -16,7 +16,7 @@ with how often and how lately the user has bought the items.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log, pi, sqrt
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ INTERVAL_STRENGTH = 2.0  # a user's own intervals at which they count half
 REPEAT_STRENGTH = 0.5  # a user's own repeated purchases at which they count half
 SUREST = 0.99  # nobody is more likely to buy an item again
 LEAST_SPREAD = 0.3
+VALUES_AT_ONCE = 1 << 20
 LEAST_SCORE = 1e-30  # so that logarithms are finite
 
 
@@ -127,6 +128,35 @@ def _hazard(
     return hazard
 
 
+class Repurchases(NamedTuple):
+    """What users bought again: I intervals, and P pairs of a user and an item.
+
+    item         (I,)  what was bought again
+    log_days     (I,)  the logarithm of the days since the purchase before
+    first        (P,)  the item of each pair
+    is_repeated  (P,)  bool, whether the pair has an interval
+    """
+
+    item: NDArray[np.integer]
+    log_days: NDArray[np.float64]
+    first: NDArray[np.integer]
+    is_repeated: NDArray[np.bool_]
+
+
+def repurchases(user: NDArray[np.integer], item: NDArray[np.integer], time_days: NDArray[np.float64]) -> Repurchases:
+    """Find the intervals between purchases of one item by one user; arguments as those of ``learned_intervals``."""
+    in_turn = np.lexsort((time_days, item, user))
+    user, item, time_days = user[in_turn], item[in_turn], time_days[in_turn]
+    is_again = (user[1:] == user[:-1]) & (item[1:] == item[:-1])
+    gaps = np.diff(time_days)
+    is_interval = is_again & (gaps > ORDER_DAYS)
+    is_first = np.ones(len(item), bool)
+    is_first[1:] = ~is_again
+    pair = np.cumsum(is_first) - 1
+    is_repeated = np.bincount(pair[1:][is_interval], minlength=int(is_first.sum())) > 0
+    return Repurchases(item[1:][is_interval], np.log(gaps[is_interval]), item[is_first], is_repeated)
+
+
 def learned_intervals(
     user: NDArray[np.integer],
     item: NDArray[np.integer],
@@ -140,42 +170,63 @@ def learned_intervals(
     user, item, time_days  (events,)  who bought what, and when
     category               (N,)       the category of each item, a number
     """
-    in_turn = np.lexsort((time_days, item, user))
-    user, item, time_days = user[in_turn], item[in_turn], time_days[in_turn]
-    is_again = (user[1:] == user[:-1]) & (item[1:] == item[:-1])
-    gaps = np.diff(time_days)
-    is_interval = is_again & (gaps > ORDER_DAYS)
-    if not is_interval.any():
+    return intervals_of(repurchases(user, item, time_days), category, of_purchases=of_purchases)
+
+
+def intervals_of(
+    found: Repurchases,
+    category: NDArray[np.int64],
+    *,
+    of_purchases: bool,
+    release: Callable[[], None] = lambda: None,
+) -> Intervals:
+    """Learn as ``learned_intervals`` from what users bought again.
+
+    release  is called after each piece of it that was read
+    """
+    if not len(found.item):
         return NO_INTERVALS
-    of_item, log_gaps = item[1:][is_interval], np.log(gaps[is_interval])
-    log_days = _shrunk(of_item, log_gaps, category)
-    variance = _shrunk(of_item, (log_gaps - log_days[of_item]) ** 2, category)
-    is_first = np.concatenate([[True], ~is_again])
-    buyer = np.cumsum(is_first) - 1
-    is_repeated = np.bincount(buyer[1:], is_interval.astype(np.float64), minlength=buyer[-1] + 1) > 0
-    repeat_share = _shrunk(item[is_first], is_repeated.astype(np.float64), category)
+    log_days = _shrunk(found.item, lambda part: found.log_days[part], category, release)
+    variance = _shrunk(
+        found.item, lambda part: (found.log_days[part] - log_days[found.item[part]]) ** 2, category, release
+    )
+    repeat_share = _shrunk(found.first, lambda part: found.is_repeated[part].astype(np.float64), category, release)
     spread: NDArray[np.float64] = np.maximum(np.sqrt(variance), LEAST_SPREAD)
     return Intervals(
         log_days.astype(np.float32), spread.astype(np.float32), repeat_share.astype(np.float32), of_purchases
     )
 
 
-def _shrunk(item: NDArray[np.integer], value: NDArray[np.float64], category: NDArray[np.int64]) -> NDArray[np.float64]:
+def _shrunk(
+    item: NDArray[np.integer],
+    values: Callable[[slice], NDArray[np.float64]],
+    category: NDArray[np.int64],
+    release: Callable[[], None],
+) -> NDArray[np.float64]:
     """Return the mean of each item's values, shrunk towards that of its category, and behind them the whole mean.
 
-    item, value  (values,)
-    category     (N,)
-    returns      (N + 1,)
+    item      (V,)
+    values    of a part of the (V,)
+    category  (N,)
+    returns   (N + 1,)
     """
-    whole = float(value.mean())
+    sums, counts = np.zeros(len(category)), np.zeros(len(category))
+    for begin in range(0, len(item), VALUES_AT_ONCE):  # always so many: sums are the same however memory is limited
+        part = slice(begin, begin + VALUES_AT_ONCE)
+        sums += np.bincount(item[part], values(part), minlength=len(category))
+        counts += np.bincount(item[part], minlength=len(category))
+        release()
+    whole = float(sums.sum() / len(item))
+    sums_of, counts_of = (np.bincount(category, of_items).astype(np.float64) for of_items in (sums, counts))
+    of_category = _shrunk_means(sums_of, counts_of, whole)
+    return np.append(_shrunk_means(sums, counts, of_category[category]), whole)
 
-    def means(group: NDArray[np.integer], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-        totals = np.bincount(group, value, minlength=len(prior)) + SHRINKAGE * prior
-        found: NDArray[np.float64] = totals / (np.bincount(group, minlength=len(prior)) + SHRINKAGE)
-        return found
 
-    by_category = means(category[item], np.full(category.max() + 1, whole))
-    return np.append(means(item, by_category[category]), whole)
+def _shrunk_means(
+    sums: NDArray[np.float64], counts: NDArray[np.float64], prior: NDArray[np.float64] | float
+) -> NDArray[np.float64]:
+    means: NDArray[np.float64] = (sums + SHRINKAGE * prior) / (counts + SHRINKAGE)
+    return means
 
 
 def rarest_categories(categories: Sequence[Sequence[str]]) -> NDArray[np.int64]:

@@ -31,6 +31,7 @@ from model.mechanisms.export import served_model, served_recipe
 from model.mechanisms.network import MechanismNetwork
 from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import sampled_softmax_loss
+from model.training.memory import Resources
 from model.training.padding import padded_batches, padded_rows
 from model.training.train import READING, WRITING, prepare_training
 
@@ -190,7 +191,7 @@ def train(
                 TrainError  when ``out`` holds a model or an unfinished training, or the codes do not fit
     """
     progress.stage(READING)
-    inputs = prepare_training(directory, out, recipe, device, resume)
+    inputs = prepare_training(directory, out, recipe, Resources(device), resume)
     torch.manual_seed(recipe.training.seed)
     network = MechanismNetwork(recipe.model, len(inputs.interactions.item_ids))
     if codes_from is not None:

@@ -25,10 +25,10 @@ from model.lisa.item_followers import (
     LIFTING_ITEMS,
     Followers,
     Lift,
-    strongest_followers,
 )
 from model.lisa.recent_attention import recent_windows
 from model.metrics import difference_interval_95, gains
+from model.training.pair_counts import PairCounts
 
 EXACT_RANKS = 10  # ranks are exact up to this one
 FOLLOWERS = 16, 32, 64  # of each item, 8 bytes each; a smaller table is preferred
@@ -178,7 +178,8 @@ class ChosenLift:
 class LiftChooser:
     """Counts the followers of all items in training histories, and chooses which of them gain how much."""
 
-    def __init__(self, histories: Histories, items: int, config: Config) -> None:
+    def __init__(self, histories: Histories, items: int, config: Config, counts: PairCounts | None = None) -> None:
+        counts = PairCounts(histories, items) if counts is None else counts
         training, given = config.training, config.training.lift_strength
         strength = DEFAULT_LIFT_STRENGTH if given is None else given
         # where there is no validation
@@ -189,10 +190,7 @@ class LiftChooser:
         most = {self.usual.count_decay: self.usual.followers}
         if self._chooses_table:
             most |= dict.fromkeys(COUNT_DECAYS, max(self.usual.followers, *FOLLOWERS))
-        self._tables = {
-            decay: strongest_followers(histories.item, histories.starts, items, count, decay)
-            for decay, count in most.items()
-        }
+        self._tables = {decay: counts.followers(count, decay) for decay, count in most.items()}
 
     def followers(self, lift: Lift) -> Followers:
         """Return the followers that this lift raises."""

@@ -24,7 +24,6 @@ from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, ModelConfig, Recipe
 from model.content.content_map import MAX_ITEMS, NO_CONTENT, ContentMap, learned_content
 from model.content.text_features import Description
-from model.data import orders
 from model.data.interactions import (
     REPEAT_SHARE_OF_SHOPS,
     DataError,
@@ -39,11 +38,12 @@ from model.data.splits import Split, split
 from model.holdout_ranks import HeldOutEvents, Scorer
 from model.lisa import item_codes
 from model.lisa.histogram import running_histograms
-from model.lisa.item_complements import Complements, strongest_complements
+from model.lisa.item_complements import Complements
 from model.lisa.item_followers import Lift
-from model.lisa.item_intervals import NO_INTERVALS, Intervals, learned_intervals, rarest_categories
+from model.lisa.item_intervals import Intervals, rarest_categories
 from model.lisa.lisa_mini import Lisa, build_lisa_mini
 from model.lisa.recent_attention import recent_windows
+from model.training import purchases
 from model.training.lift_choice import ChosenLift, LiftChooser, LiftedRanks
 from model.training.loop import (
     CHECKPOINT,
@@ -55,12 +55,13 @@ from model.training.loop import (
     validation_events,
 )
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
+from model.training.memory import UNLIMITED, Resources
 from model.training.padding import STEPS_PER_EPOCH
+from model.training.pair_counts import PairCounts
 from model.training.regularisation import regularised
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
 READING, WRITING = "reading the data", "writing the model"  # stages of every training
-DAY_US = 86_400e6
 SMALLEST_BATCH = 64  # of STEPS_PER_EPOCH rather than few steps, where data is small
 
 
@@ -111,17 +112,17 @@ class Trainer(TrainingLoop[PositionBatch]):
         if not histories.positions:
             raise DataError("no user has two training events, so there is nothing to learn; add interactions")
         items = len(interactions.item_ids)
-        self.item_codes = item_codes.item_codes(
-            histories.item, histories.starts, items, config.model, config.training.seed
-        )
-        torch.manual_seed(config.training.seed)
-        self.lifts = LiftChooser(histories, items, config)
+        counts, seed = PairCounts(histories, items, interactions.arrays), config.training.seed
+        self.item_codes = item_codes.codes_of(counts.item_vectors(config.model.width, seed), config.model, seed)
+        torch.manual_seed(seed)
+        self.lifts = LiftChooser(histories, items, config, counts)
         self.model = build_lisa_mini(config.model, self.item_codes)
         self._set_lift(self.lifts.usual)
         super().__init__(
             self.model, histories, validation_events(interactions, parts, config), config, directory, device
         )
         self.config = config
+        self._arrays = interactions.arrays
         self.ranked: LiftedRanks | None = None  # what the last validation scored
         self.chosen: ChosenLift | None = None  # and chose
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
@@ -152,11 +153,10 @@ class Trainer(TrainingLoop[PositionBatch]):
         made = position_batches(
             self.histories, self.item_codes.history.codes, self.config.model, self._batch_size, seed
         )
+        positions = self.histories.positions
         for batch in made:
-            yield (
-                PositionBatch(*(part.to(self.device) for part in batch)),
-                len(batch.targets) / self.histories.positions,
-            )
+            yield PositionBatch(*(part.to(self.device) for part in batch)), len(batch.targets) / positions
+            self._arrays.release()
 
     @override
     def _loss(self, batch: PositionBatch) -> Tensor:
@@ -217,28 +217,17 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
 
     def complements(self) -> Complements:
         """Return what was bought together in the training events."""
-        order, item = orders.order_numbers(self.interactions), self.interactions.item
-        counted = self.parts.train & (order != orders.NO_ORDER)
-        return strongest_complements(order[counted], item[counted], len(self.interactions.item_ids))
+        return purchases.complements(self.interactions, self.parts.train)
 
     def intervals(self) -> Intervals:
         """Return after how long items were bought again in the training events, where their times tell."""
-        events, categories = self.interactions, self.texts.categories
-        if events.time_is_order:
-            return NO_INTERVALS
-        bought = self.parts.train & orders.is_bought(events)
-        return learned_intervals(
-            events.user[bought],
-            events.item[bought],
-            events.timestamp_us[bought] / DAY_US,
-            rarest_categories([categories.get(name, ()) for name in events.item_ids]),
-            of_purchases=orders.has_purchases(events),
-        )
+        categories = [self.texts.categories.get(name, ()) for name in self.interactions.item_ids]
+        return purchases.intervals(self.interactions, self.parts.train, rarest_categories(categories))
 
     def catalogue(self) -> ItemTable:
         """Return the items of the data, with their training counts."""
         ids = self.interactions.item_ids
-        counts = np.bincount(self.interactions.item[self.parts.train], minlength=len(ids)).astype(np.int64)
+        counts = self.interactions.arrays.counted(self.interactions.item, len(ids), self.parts.train)
         titles, categories = self.texts.titles, self.texts.categories
         return ItemTable(
             ids, [titles.get(name, "") for name in ids], [categories.get(name, ()) for name in ids], counts
@@ -246,15 +235,15 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
 
 
 def prepare_training(
-    directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bool
+    directory: Path, out: Path, recipe: AnyRecipe, resources: Resources, resume: bool
 ) -> TrainingInputs[AnyRecipe]:
     """Read and split the data of a training; raises as ``train``."""
     if model_directory.exists(out):
         raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")
     if (out / LAST_CHECKPOINT).exists() and not resume:
         raise TrainError(f"{str(out)!r} holds an unfinished training; go on with --resume, or remove it")
-    require_device(device)
-    interactions = read_interactions(directory).stepping(recipe.event_weights)
+    require_device(resources.device)
+    interactions = read_interactions(directory, resources.arrays(out)).stepping(recipe.event_weights)
     texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
     parts = split(interactions, recipe.data.split, recipe.data.train_on)
@@ -266,7 +255,7 @@ def train(
     out: Path,
     config: Config,
     *,
-    device: str = "cpu",
+    resources: Resources = UNLIMITED,
     resume: bool = False,
     progress: Progress,
     on_config: Callable[[Config], None] = lambda _: None,
@@ -277,14 +266,16 @@ def train(
 
     on_config  is called with the configuration as the data has completed it
     raises     DataError   when the data cannot be read or split
-               TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
+               TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options, or
+                           the model needs more memory than it may take
     """
     progress.stage(READING)
-    inputs = prepare_training(directory, out, config, device, resume)
+    inputs = prepare_training(directory, out, config, resources, resume)
     inputs = inputs._replace(recipe=regularised(inputs.recipe))
+    resources.require_enough(inputs.interactions, inputs.recipe)
     on_config(inputs.recipe)
     progress.stage(f"computing the codes of {len(inputs.interactions.item_ids):,} items")
-    trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, device)
+    trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, resources.device)
     trainer.fit(progress, resume)
     reports = [report._asdict() for report in trainer.reports]
     progress.stage(WRITING)
@@ -316,13 +307,14 @@ def content(model: Lisa, catalogue: ItemTable, own_vectors: ItemVectors | None =
 def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
     """Describe the data; where people return to items, as in shops, seen items stay in the ranking."""
     repeats = repeat_share(interactions) > REPEAT_SHARE_OF_SHOPS
+    of_each = interactions.arrays.counted(interactions.item, len(interactions.item_ids))
     return wanted.model_copy(
         update={
             "sha256": interactions.sha256,
             "seen_rule": "none" if repeats else "all",
             "users": len(interactions.user_ids),
             "events": len(interactions),
-            "events_per_item": len(interactions) / max(len(np.unique(interactions.item)), 1),
+            "events_per_item": len(interactions) / max(int(np.count_nonzero(of_each)), 1),
         }
     )
 

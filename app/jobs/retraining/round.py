@@ -45,6 +45,7 @@ from model.evaluation.holdout_comparison import HoldoutComparison, split_for_com
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.metrics import metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
+from model.training.memory import Resources
 from model.training.threads import cores_in_use
 from model.training.train import train
 from storage.archive.training_events import TrainingEvents
@@ -73,6 +74,7 @@ class RetrainingPlan:
 
     max_loss   the share of the served model's quality that a new one may lack, where that may be chance
     criterion  what that quality is: NDCG@10, or the value-weighted hit rate where enough events have values
+    memory     bytes that the process may take while it trains; None: as many as it needs
     """
 
     preset: str = "lisa-mini"
@@ -81,6 +83,7 @@ class RetrainingPlan:
     max_events: int = 2_000_000
     max_loss: float = 0.1
     criterion: Criterion = "ndcg"
+    memory: int | None = None
 
     def config(self, lift_strength: float | None) -> Config:
         """Return the configuration of a training on all of its data, which do not include the held-out events."""
@@ -221,10 +224,10 @@ class RetrainingRound:
         config = self._plan.config(lift_strength)
         events = "everything" if name == "all" else "the past"
         print_line(self._console, f"training on {events}, on {cores_in_use()}")
+        resume, resources = (out / LAST_CHECKPOINT).exists(), Resources(memory=self._plan.memory)
         with TrainingProgress(config.training.epochs, self._console) as progress:
-            return train(
-                self._work / name / "data", out, config, resume=(out / LAST_CHECKPOINT).exists(), progress=progress
-            )
+            data = self._work / name / "data"
+            return train(data, out, config, resources=resources, resume=resume, progress=progress)
 
     def _compare(self, gate: Gate, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
         return gate.compare(ranks, served, is_first=is_first)

@@ -20,6 +20,7 @@ from model.config import Config, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
 from model.training.loop import EpochReport
 from model.training.loss import matmul_dtype
+from model.training.memory import Resources
 from model.training.train import train
 
 DATA = "ml-1m", "completejourney"
@@ -111,7 +112,7 @@ def measure_training(
     begin_s, is_whole = time.monotonic(), True
     with TemporaryDirectory() as directory, _precision(is_mixed):
         try:
-            train(data, Path(directory) / "model", config, device=options.device, progress=progress)
+            train(data, Path(directory) / "model", config, resources=Resources(options.device), progress=progress)
         except TimeUp:
             is_whole = False
     took_s = time.monotonic() - begin_s

@@ -35,6 +35,7 @@ from model.config import DEFAULT_THREADS, Config, DataCard, preset
 from model.lisa.item_followers import Lift
 from model.metrics import gains, mean_interval_95
 from model.training.loop import LAST_CHECKPOINT, EpochReport
+from model.training.memory import Resources
 from model.training.threads import use_threads
 from model.training.train import Trainer, prepare_training
 
@@ -118,7 +119,7 @@ def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
             data=DataCard(split="temporal" if data.name in TEMPORAL else "loo"),
         )
         resume = (folder / LAST_CHECKPOINT).exists()
-        inputs = prepare_training(data, folder, config, device, resume)
+        inputs = prepare_training(data, folder, config, Resources(device), resume)
         trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, folder, device)
         trainer.fit(EpochPrinter(f"{data.name}, {pair}, seed {seed}"), resume)
         _keep(trainer, folder)

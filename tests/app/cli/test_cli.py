@@ -19,7 +19,7 @@ import torch
 from pydantic import ValidationError
 
 from app.cli.main import main
-from app.cli.options import StoreOptions
+from app.cli.options import StoreOptions, size_in_bytes
 from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings, problem_of_unknown_variables
 from benchmarks.harness.service_process import is_ready
@@ -365,6 +365,13 @@ def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -
 
 
 @pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 << 30), ("512MiB", 512 << 20), ("1.5 gib", 3 << 29), ("4g", 4 << 30), ("2T", 2 << 40)]
+)
+def test_sizes_are_binary_however_they_are_written(text: str, size: int) -> None:
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize(
     ("arguments", "hint"),
     [
         (["train"], "--data"),
@@ -372,6 +379,8 @@ def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -
         (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),
+        (["train", "--data", "d", "--out", "m", "--memory", "much"], "4GiB"),
+        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--memory", "3GiB"], "leave out --memory"),
         (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),

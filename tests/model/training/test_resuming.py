@@ -14,6 +14,7 @@ from model.config import Config
 from model.data.interactions import DataError
 from model.training import train
 from model.training.loop import BEST_CHECKPOINT, LAST_CHECKPOINT, TrainError
+from model.training.memory import Resources
 
 Make = Callable[..., Any]
 CHECKPOINT_FILES = (BEST_CHECKPOINT, LAST_CHECKPOINT)
@@ -146,7 +147,7 @@ class TestRefusals:
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with pytest.raises(TrainError, match="torch finds no GPU; use --device cpu"):
-            train.train(shop, tmp_path / "model", tiny_config(), device="cuda", progress=silent())
+            train.train(shop, tmp_path / "model", tiny_config(), resources=Resources("cuda"), progress=silent())
 
     def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
         lonely = write_rows(tmp_path / "data", [("u", "a", 1), ("v", "b", 2)])

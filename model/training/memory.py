@@ -1,0 +1,94 @@
+"""What a training may take of a machine: its device, and how much memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from mmap import PAGESIZE
+from pathlib import Path
+
+import numpy as np
+
+from model.config import Config
+from model.data.arrays import IN_MEMORY, Arrays, MappedArrays
+from model.data.interactions import Interactions
+from model.lisa.item_codes import OVERSAMPLING
+from model.training.loop import TrainError
+
+MIB, GIB = 1 << 20, 1 << 30
+LIBRARIES = 640 * MIB  # of a process that has trained nothing yet, and has nothing else
+POOL = 32_768  # positions whose histograms are there together
+BYTES_PER_EVENT = 1_024  # of a piece, while its texts are read
+BYTES_PER_NAME = 200  # of a user, an item or an order
+SMALLEST_PIECE = 64 * MIB
+SCORES_AT_ONCE = 5  # of a batch: the scores, their exponentials and gradients
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a training computes with.
+
+    memory  bytes that its process may take; None: as many as it needs, with all events in memory
+    """
+
+    device: str = "cpu"
+    memory: int | None = None
+
+    def arrays(self, folder: Path) -> Arrays:
+        """Return what makes the arrays of events: in files of the folder where memory is limited.
+
+        raises  TrainError  when so little memory is too little for anything
+        """
+        if self.memory is None:
+            return IN_MEMORY
+        taken = max(LIBRARIES, resident_bytes())
+        room = self.memory - taken
+        if room < SMALLEST_PIECE:
+            raise TrainError(
+                f"{in_gib(self.memory)} of memory are too little; give --memory {in_gib(taken + SMALLEST_PIECE)}"
+            )
+        return MappedArrays(folder, room // 2 // BYTES_PER_EVENT)
+
+    def require_enough(self, interactions: Interactions, config: Config) -> None:
+        """Raise TrainError when the model itself, and the names of its data, need more memory."""
+        if self.memory is None:
+            return
+        items, users, orders = (
+            len(names) for names in (interactions.item_ids, interactions.user_ids, interactions.order_ids)
+        )
+        longest = int(np.diff(interactions.starts).max())
+        needed = needed_bytes(config, items, users + orders, longest)
+        if needed > self.memory:
+            raise TrainError(
+                f"{in_gib(self.memory)} of memory are too little for a model of {items:,} items, trained on "
+                f"{users:,} users; give --memory {in_gib(needed)}"
+            )
+
+
+UNLIMITED = Resources()
+
+
+def needed_bytes(config: Config, items: int, others: int, longest: int) -> int:
+    """Return about how many bytes a training takes that has no events in memory.
+
+    others   users and orders, whose ids are there too
+    longest  events of the longest history, all of whose histograms are there together
+    """
+    shape, training = config.model, config.training
+    state = 4 * len(shape.decay_rates) * shape.history_codebooks * shape.history_codewords
+    all_scored = items <= training.full_softmax_items
+    scored = items if all_scored else training.sampled_negatives
+    batch = training.batch_size * (SCORES_AT_ONCE * 4 * scored + 3 * state)
+    tables = 4 * items * 4 * (shape.width + OVERSAMPLING)  # item vectors, and what they are computed from
+    return LIBRARIES + 2 * max(POOL, longest) * state + batch + tables + BYTES_PER_NAME * (items + others)
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process takes now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * PAGESIZE
+
+
+def in_gib(size: int) -> str:
+    """Return a number of bytes in words, rounded up to a tenth."""
+    return f"{ceil(10 * size / GIB) / 10:g}GiB"

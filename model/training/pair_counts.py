@@ -1,0 +1,124 @@
+"""How often items stand near each other in training histories, counted at once or by blocks of items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from model.data.arrays import IN_MEMORY, Arrays
+from model.data.interactions import Histories, starts_of
+from model.lisa import item_codes
+from model.lisa.item_followers import WINDOW, Followers, strongest_followers, strongest_of
+from model.lisa.neighbours import BlockCounter, ItemBlock
+
+PAIRS_SHARE = 2  # a block has this part of a piece's events, as each of them has up to 60 neighbours
+LOOKED_UP_AT_ONCE = 1 << 16
+
+
+class ItemIndex:
+    """The places of the events of each item, by blocks of items that fit into a piece together."""
+
+    def __init__(self, item: NDArray[np.integer], items: int, arrays: Arrays) -> None:
+        self._arrays, self._events = arrays, len(item)
+        self._starts = starts_of(arrays.counted(item, items))
+        places = (lambda part: np.arange(part.start, part.stop), np.int64)
+        (self._places,) = arrays.bucketed([places], item, self._starts, [*self._stretches()])
+
+    def blocks(self) -> Iterator[ItemBlock]:
+        """Iterate over all of them."""
+        for one in self._stretches():
+            places = np.array(self._places[self._starts[one.start] : self._starts[one.stop]])
+            yield ItemBlock(one.start, one.stop, places)
+
+    def look_up(self, column: NDArray[Any], places: NDArray[np.int64], steps: range) -> NDArray[Any]:
+        """Look a column of the events up so many places after some, which ascend: (P,) -> (steps, P).
+
+        Where there is no such place, anything is found.
+        """
+        found = np.empty((len(steps), len(places)), column.dtype)
+        for begin in range(0, len(places), LOOKED_UP_AT_ONCE):
+            part = slice(begin, begin + LOOKED_UP_AT_ONCE)
+            for row, step in enumerate(steps):
+                found[row, part] = column[np.clip(places[part] + step, 0, self._events - 1)]
+            self._arrays.release()  # once for all steps: the same pages have them
+        return found
+
+    def _stretches(self) -> Iterator[slice]:
+        return self._arrays.groups(self._starts, PAIRS_SHARE)
+
+
+class PairCounts:
+    """What is counted is the very same, whether the histories are one piece or many."""
+
+    def __init__(self, histories: Histories, items: int, arrays: Arrays = IN_MEMORY) -> None:
+        self._histories, self._items, self._arrays = histories, items, arrays
+        is_whole = len(histories.item) <= arrays.piece
+        self._index = None if is_whole else ItemIndex(histories.item, items, arrays)
+
+    def followers(self, count: int, decay: float) -> Followers:
+        """Find the ``count`` strongest followers of every item; see ``strongest_followers``."""
+        if self._index is None:
+            return strongest_followers(self._histories.item, self._histories.starts, self._items, count, decay)
+        found = [strongest_of(counter.followers(WINDOW, decay), count) for _, counter in self._counters(self._index)]
+        return Followers(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def item_vectors(self, width: int, seed: int) -> NDArray[np.float32]:
+        """Compute item vectors (N, width) from the co-occurrence; see ``item_codes.item_vectors``."""
+        if self._index is None:
+            counts = item_codes.cooccurrence(self._histories.item, self._histories.starts, self._items)
+            return item_codes.item_vectors(counts, width, seed)
+        association = StoredMatrix(self._items, 2 * item_codes.WINDOW * len(self._histories.item), self._arrays)
+        for first, counter in self._counters(self._index):
+            association.append(first, counter.cooccurrence())
+        association.become_mutual_information()
+        return item_codes.strongest_components(association, self._items, width, seed)
+
+    def _counters(self, index: ItemIndex) -> Iterator[tuple[int, BlockCounter]]:
+        """Iterate over the blocks of items: the first one of each, and what counts it."""
+        look_up = partial(index.look_up, self._histories.item)
+        for block in index.blocks():
+            yield block.first, BlockCounter(block, self._histories.starts, self._items, look_up)
+
+
+class StoredMatrix:
+    """A symmetric matrix (N, N) of float32 by blocks of rows, whose arrays may be mapped.
+
+    Their files are as long as they may have to be; those that are mapped take the room of what is in them.
+    """
+
+    def __init__(self, items: int, most: int, arrays: Arrays) -> None:
+        """Make an empty one of at most so many entries, and never more than N * N."""
+        most = min(most, items * items)
+        self._data, self._indices = arrays.empty(most, np.float32), arrays.empty(most, np.int32)
+        self._blocks: list[tuple[int, sparse.csr_array]] = []
+        self._end, self._arrays = 0, arrays
+
+    def append(self, first: int, rows: sparse.csr_array) -> None:
+        """Put a block of rows behind those that are there; ``first`` is the number of its first row."""
+        begin, self._end = self._end, self._end + len(rows.data)
+        data, indices = self._data[begin : self._end], self._indices[begin : self._end]
+        data[:], indices[:] = rows.data, rows.indices
+        self._blocks.append((first, sparse.csr_array((data, indices, rows.indptr.astype(np.int32)), shape=rows.shape)))
+
+    def become_mutual_information(self) -> None:
+        """Turn counts of co-occurrence into their mutual information, in the place where they are."""
+        sums = []
+        for _, rows in self._blocks:
+            sums.append(item_codes.degrees(rows))
+            self._arrays.release()
+        degree = np.concatenate(sums)
+        for first, rows in self._blocks:
+            rows.data[:] = item_codes.mutual_information(rows, degree, first).data
+            self._arrays.release()
+
+    def __matmul__(self, other: NDArray[np.float32], /) -> NDArray[np.float32]:
+        product = np.empty(other.shape, np.float32)
+        for first, rows in self._blocks:
+            product[first : first + rows.shape[0]] = rows @ other
+            self._arrays.release()
+        return product
