@@ -1,0 +1,223 @@
+"""Train once, in a process of its own, and tell how long each phase takes, how much memory, and how much disk.
+
+Memory is the peak of what is resident; the files are those of the folder of the model that are mapped meanwhile. With
+--share the training ends within its first epoch, and the time of a whole one is worked out.
+
+    python -m benchmarks.quality.training.memory --data runs/ml-10m --memory 3GiB --share 0.02
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.options import MemoryOption
+from benchmarks.harness.compose import ROOT
+from benchmarks.machine import cpu
+from model.config import Config, DataCard, Protocol, preset
+from model.training.loop import EpochReport
+from model.training.memory import MIB, Resources
+from model.training.threads import use_threads
+from model.training.train import train
+
+SAMPLE_EVERY_S = 0.1
+BYTES_OF_A_BLOCK = 512  # in which st_blocks counts
+RESET_PEAK = "5"  # to /proc/self/clear_refs
+
+console = Console(width=140)
+
+
+class EnoughError(Exception):
+    """So much of the epoch was asked for."""
+
+
+@dataclass
+class Phase:
+    """What a training did between two stages that it told of."""
+
+    name: str
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    file_bytes: int = 0
+
+
+class PhaseRecorder:
+    """The progress of a training, measured in the process that trains."""
+
+    def __init__(self, folder: Path, share: float) -> None:
+        self.phases: list[Phase] = []
+        self.events = 0
+        self.epoch_share = 0.0
+        self._folder, self._share = str(folder.resolve()), share
+        self._begin_s = time.monotonic()
+        self._ended = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_phase()
+        self._ended.set()
+        self._sampler.join()
+
+    def stage(self, name: str) -> None:
+        """Begin a phase, unless it is the one that goes on."""
+        name = name.partition(",")[0]
+        if self.phases and self.phases[-1].name == name:
+            return
+        self._end_phase()
+        self.phases.append(Phase(name))
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Record how far the epoch is; raise EnoughError where it is far enough."""
+        self.stage(f"epoch {epoch + 1}")
+        self.epoch_share = share
+        if share >= self._share:
+            raise EnoughError
+
+    def epoch(self, report: EpochReport) -> None:
+        """Do nothing: the next stage ends the phase."""
+
+    def set_config(self, config: Config) -> None:
+        """Record how many events there are."""
+        self.events = config.data.events
+
+    def _end_phase(self) -> None:
+        now_s = time.monotonic()
+        if self.phases:
+            self.phases[-1].seconds += now_s - self._begin_s
+            self.phases[-1].peak_bytes = _peak_bytes()
+        self._begin_s = now_s
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+
+    def _sample(self) -> None:
+        while not self._ended.wait(SAMPLE_EVERY_S):
+            if self.phases:
+                phase = self.phases[-1]
+                phase.file_bytes = max(phase.file_bytes, _mapped_file_bytes(self._folder))
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def _mapped_file_bytes(folder: str) -> int:
+    """Return how much room the files take that this process has open in the folder."""
+    found = 0
+    for one in Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(one).startswith(folder):
+                found += one.stat().st_blocks * BYTES_OF_A_BLOCK
+        except OSError:  # closed meanwhile
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What is trained, and with how much memory."""
+
+    data: str
+    protocol: Protocol
+    epochs: int
+    share: float
+    memory: int | None
+
+    def measure(self, out: Path) -> dict[str, Any]:
+        """Train in this process."""
+        use_threads()
+        shape, training = preset("lisa-mini")
+        card = DataCard(split="temporal" if self.protocol == "temporal" else "loo")
+        config = Config(model=shape, training=training.model_copy(update={"epochs": self.epochs}), data=card)
+        quality = None
+        with PhaseRecorder(out, self.share) as recorder:
+            try:
+                made = train(
+                    Path(self.data),
+                    out,
+                    config,
+                    resources=Resources(memory=self.memory),
+                    progress=recorder,
+                    on_config=recorder.set_config,
+                )
+                quality = made.metrics["epochs"][-1]["ndcg_at_10"]
+            except EnoughError:
+                pass
+        phases = [asdict(phase) for phase in recorder.phases]
+        share = recorder.epoch_share if self.share <= 1 else 1.0
+        return {"events": recorder.events, "epoch_share": share, "ndcg_at_10": quality, "phases": phases}
+
+
+def measure(run: TrainingRun) -> dict[str, Any]:
+    """Train in a process of its own."""
+    with TemporaryDirectory(dir=Path(run.data).parent) as scratch:
+        result = Path(scratch) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.quality.training.memory", "--data", run.data]
+        subprocess.run([*command, "--here", json.dumps([asdict(run), str(result)])], cwd=ROOT, check=True)
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def table_of(found: dict[str, Any], whole: int) -> Table:
+    """Return the phases, and their sums.
+
+    whole  the limit of the memory in bytes, 0 for none
+    """
+    events, phases = found["events"], [Phase(**one) for one in found["phases"]]
+    title = f"{events:,} events, limit {whole / MIB:,.0f} MiB" if whole else f"{events:,} events, no limit"
+    table = Table("phase", "s", "s per million events", "peak, MiB", "files, bytes an event", title=title)
+    for phase in [*phases, _sum(phases)]:
+        table.add_row(
+            phase.name,
+            f"{phase.seconds:.1f}",
+            f"{phase.seconds / events * 1e6:.2f}",
+            f"{phase.peak_bytes / MIB:,.0f}",
+            f"{phase.file_bytes / events:.1f}",
+        )
+    return table
+
+
+def _sum(phases: list[Phase]) -> Phase:
+    most = [max(getattr(phase, name) for phase in phases) for name in ("peak_bytes", "file_bytes")]
+    return Phase("all of it", sum(phase.seconds for phase in phases), *most)
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Data directory to train on.")],
+    memory: MemoryOption = None,
+    protocol: Protocol = "loo_full",
+    epochs: Annotated[int, typer.Option(min=1)] = 1,
+    share: Annotated[
+        float, typer.Option(min=0, help="Of the first epoch, and no more; above 1: train to the end.")
+    ] = 2,
+    here: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Print what each phase takes."""
+    if here is not None:
+        fields, result = json.loads(here)
+        run = TrainingRun(**fields)
+        Path(result).write_text(json.dumps(run.measure(Path(result).parent / "model")))
+        return
+    found = measure(TrainingRun(str(data.resolve()), protocol, epochs, share, memory))
+    console.print(table_of(found, memory or 0))
+    console.print(f"{found['epoch_share']:.1%} of the last epoch; NDCG@10 on validation {found['ndcg_at_10']}")
+    console.print(f"{cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
