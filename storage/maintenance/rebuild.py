@@ -67,7 +67,7 @@ class _UserStates:
         self._rows: dict[tuple[str, str], int] = {}
         self._through_seq: dict[tuple[str, str], int] = {}
         self._empty = np.array([generation.empty()])
-        self._states = self._empty[:0]
+        self._states = np.repeat(self._empty, 2)  # of fewer, numba would compile the fold again: see `fold_encoded`
 
     def __len__(self) -> int:
         return len(self._through_seq)

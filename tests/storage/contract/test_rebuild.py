@@ -10,17 +10,21 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from storage.errors import StorageUnavailable
 from storage.maintenance.rebuild import Rebuilt, rebuild
 from storage.protocol import UserStore
 from storage.records import FoldedState, LogPage
 from storage.redis.store import RedisStore
+from storage.state.compiled_fold import fold_many
 from storage.state.event import Event
 from storage.state.fold import fold_event
+from storage.state.generation import Generation
 from tests.storage.contract.fold_checks import assert_states_are_folds, count_saved
 from tests.storage.contract.stores import ARCHIVED, FEW_PARTITIONS, append_all, new_address, opened, redis_keys
 from tests.storage.oracles.random_events import click, events_of, make_generation, make_newer, user_ids_of
@@ -53,6 +57,27 @@ class TestRebuild:
                     assert entries == await store.events(tenant, user_id)
 
         asyncio.run(law())
+
+    def test_one_user_is_folded_by_what_is_compiled_for_several(
+        self, address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """numpy calls the columns of a single record contiguous, for which numba compiles the fold again."""
+        contiguous: list[bool] = []
+
+        def recorded(generation: Generation, states: NDArray[np.void], *of_events: Any) -> NDArray[np.bool_]:
+            contiguous.append(states["n"].flags.contiguous)
+            return fold_many(generation, states, *of_events)
+
+        monkeypatch.setattr("storage.maintenance.rebuild.fold_many", recorded)
+
+        async def law() -> None:
+            async with opened(address, OLD) as store:
+                await append_all(store, events_of(1, 3))
+                await rebuild(store, NEW)
+
+        asyncio.run(law())
+        assert contiguous
+        assert not any(contiguous)
 
     @pytest.mark.usefixtures("small_pages")
     def test_a_rebuild_folds_everything(self, address: str) -> None:
