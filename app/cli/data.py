@@ -8,13 +8,22 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
-from app.cli.options import DataOption, EventsKeyOption, LogOptions, UrlOption, bad_values, service_settings
+from app.cli.options import (
+    DataOptions,
+    EventsKeyOption,
+    LogOptions,
+    MappingOptions,
+    UrlOption,
+    bad_values,
+    service_settings,
+)
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn, counted
 
 if TYPE_CHECKING:
@@ -39,8 +48,29 @@ def download_data(
     say(f"{target} is ready; try 'lisarec train --data {target} --out models/{name}'")
 
 
+def check(
+    data: Annotated[Path, typer.Argument(help="Data directory, or a shop's table of events.", metavar="DIR|FILE")],
+    options: MappingOptions,
+) -> None:
+    """Say all that is wrong with a shop's tables, and what to do; exits 1 where they cannot be read."""
+    from app.jobs.datasets.mapped_copy import blocking, in_words
+    from model.data.exports.checks import examine
+
+    mapping = options.mapping()
+    tables = examine(data, mapping)
+    stops = {stem: blocking(table, mapping) for stem, table in tables.items()}
+    for stem, table in tables.items():
+        say(f"{table.path}: {len(table.bad):,} lines of {stem}, {int((~table.bad).sum()):,} of which can be read")
+        for finding in table.findings:
+            say(f"  {'error' if finding in stops[stem] else 'note'}: {in_words(finding)}")
+    if any(stops.values()):
+        raise typer.Exit(1)
+    arguments = f"--data {quote(str(data))}{options.arguments()}"
+    say(f"these tables can be read; try 'lisarec train {arguments} --out models/shop'")
+
+
 def replay(
-    data: DataOption,
+    source: DataOptions,
     url: UrlOption = "http://127.0.0.1:8000",
     batch: Annotated[int, typer.Option(min=1, max=1000, help="Events in one request.")] = 500,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two of one user.")] = 4,
@@ -52,7 +82,7 @@ def replay(
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions
 
-    interactions = read_interactions(data)
+    interactions = read_interactions(source.directory())
     lengths = interactions.starts[1:] - interactions.starts[:-1]
     events = int((lengths - hold_out).clip(0).sum())
     wait_for_service(url, say)

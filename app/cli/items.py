@@ -11,13 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
 from app.cli.option_groups import ungrouped
-from app.cli.options import StoreOptions, UrlOption
+from app.cli.options import MappingOptions, StoreOptions, UrlOption
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
 cli = typer.Typer(help="The items of a shop.", no_args_is_help=True)
 
 
 @cli.command("import")
+@ungrouped
 def import_items(
     file: Annotated[
         Path,
@@ -26,6 +27,7 @@ def import_items(
             metavar="FILE",
         ),
     ],
+    options: MappingOptions,
     url: UrlOption = "http://127.0.0.1:8000",
     key_file: Annotated[
         Path | None,
@@ -39,12 +41,17 @@ def import_items(
     Each other column is a property: of its declared type (which a key with the scope admin can read), or of the type
     that all of its cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
     """
+    from app.jobs.datasets.mapped_copy import table_of_items
     from app.jobs.import_items import held_types, read, send
     from app.jobs.replay import wait_for_service
+    from app.settings import StoreSettings
 
+    table, left_out = table_of_items(file, options.mapping(), StoreSettings().cache_dir)
+    for line in left_out:
+        say(line)
     key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
     wait_for_service(url, say)
-    items = read(file, held_types(url, key))
+    items = read(table, held_types(url, key))
     with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task("items", total=len(items))
         unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))

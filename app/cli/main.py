@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "publish": kafka.publish,
     "recommend": data.recommend,
     "replay": data.replay,
+    "check": data.check,
     "data": data.download_data,
     "demo": service.demo,
     "bench": service.bench,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import DataOption, Device, JsonOption, MemoryOption, ThreadsOption, known_preset_or_mechanism
+from app.cli.options import DataOptions, Device, JsonOption, MemoryOption, ThreadsOption, known_preset_or_mechanism
 from app.jobs.reports.job_progress import announced
 from model.config import (
     DEFAULT_THREADS,
@@ -138,7 +138,7 @@ class RecipeOptions:
 
 
 def train(
-    data: DataOption,
+    source: DataOptions,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
     options: RecipeOptions,
     device: Device = "cpu",
@@ -146,7 +146,7 @@ def train(
     memory: MemoryOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
-    """Train a model on a data directory."""
+    """Train a model on a data directory, or on a shop's table of events."""
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
@@ -157,6 +157,7 @@ def train(
     recipe = options.recipe()
     if memory is not None and isinstance(recipe, MechanismRecipe):
         raise typer.BadParameter("mechanisms train on events in memory; leave out --memory")
+    data = source.directory()
     use_threads(threads)
     gpu = " and the GPU" if device == "cuda" else ""
     say(f"training {options.preset} on {cores_in_use()}{gpu} (--threads {threads})")
@@ -177,7 +178,7 @@ def train(
             say(f"lift {lift['strength']:g} by {count} followers of each item, which take {8 * count} bytes of it")
         then = f"{len(made.items):,} items, generation {made.tag}; try 'lisarec serve --model {out}'"
     else:
-        then = f"generation {made.tag}; try 'lisarec evaluate --model {out} --data {data}'"
+        then = f"generation {made.tag}; try 'lisarec evaluate --model {out} --data {source.data}{source.arguments()}'"
     say(f"{out}: {then}")
 
 
@@ -224,7 +225,7 @@ def evaluate(
             metavar="DIR",
         ),
     ],
-    data: DataOption,
+    source: DataOptions,
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
     seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
     *,
@@ -241,7 +242,7 @@ def evaluate(
     from model.training.threads import use_threads
 
     use_threads(threads)
-    grids = baselines.grids()
+    grids, data = baselines.grids(), source.directory()
     loaded = [load_model(directory) for directory in model]
     first = loaded[0]
     if reports.report is not None and isinstance(first, TrainedMechanism):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from app.settings import Settings, StoreSettings
+    from model.data.exports.mapping import TableMapping
 
 Device = Literal["cpu", "cuda"]
 
@@ -41,7 +42,12 @@ def _data_directory(text: str) -> Path:
 
 DataOption = Annotated[
     Path,
-    typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR|URL", parser=_data_directory),
+    typer.Option(
+        "--data",
+        help="Data directory with interactions.tsv.gz, or a shop's table of events.",
+        metavar="DIR|FILE|URL",
+        parser=_data_directory,
+    ),
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR|URL")]
 ModelsDirOption = Annotated[
@@ -99,6 +105,66 @@ def _address(text: str) -> Address:
 MetricsOption = Annotated[
     Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
 ]
+
+
+@dataclass(frozen=True)
+class MappingOptions:
+    """What a shop's tables have in the place of what a data directory has."""
+
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What columns are, such as customer=user_id,sku=item_id; repeatable.", metavar="OWN=NAME,..."
+        ),
+    ] = None
+    timezone: Annotated[
+        str | None, typer.Option(help="Of times without one, such as Europe/Berlin.", metavar="ZONE")
+    ] = None
+    decimal: Annotated[
+        Literal[".", ","] | None,
+        typer.Option(help="What stands before cents; signs of thousands and currencies are taken away."),
+    ] = None
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")] = (
+        False
+    )
+
+    def mapping(self) -> TableMapping:
+        """Return what the options say; raise BadParameter."""
+        from model.data.exports.mapping import TableMapping, known_timezone, parse_columns
+
+        try:
+            timezone = None if self.timezone is None else known_timezone(self.timezone)
+            return TableMapping(parse_columns(self.columns or ()), timezone, self.decimal, self.skip_bad_lines)
+        except ValueError as exc:
+            raise typer.BadParameter(str(exc)) from None
+
+    def arguments(self) -> str:
+        """Return the options as they are typed, each behind a space."""
+        given = [(f"--{name}", value) for name in ("timezone", "decimal") if (value := getattr(self, name)) is not None]
+        pairs = [*(("--columns", text) for text in self.columns or ()), *given]
+        switch = " --skip-bad-lines" if self.skip_bad_lines else ""
+        return "".join(f" {name} {quote(value)}" for name, value in pairs) + switch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(MappingOptions):
+    """The tables that are read, and how."""
+
+    data: DataOption
+
+    def directory(self) -> Path:
+        """Return a data directory, which is a copy where something is mapped; say what is left out of it.
+
+        raises  BadParameter, DataError, OSError
+        """
+        from app.cli.console import say
+        from app.jobs.datasets.mapped_copy import data_directory
+        from app.settings import StoreSettings
+
+        directory, left_out = data_directory(self.data, self.mapping(), StoreSettings().cache_dir)
+        for line in left_out:
+            say(line)
+        return directory
 
 
 @dataclass(frozen=True)

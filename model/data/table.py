@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import io
@@ -16,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.config import ID_PATTERN
+from model.data.delimited_text import delimited_text
 from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
@@ -103,7 +103,7 @@ def read_table(
 
     has_vectors  whether a column of lists in a Parquet file is wanted, as lists of floats
     """
-    raw = _uncompressed(path)
+    raw = uncompressed(path)
     if path.suffix == ".parquet":
         try:
             frame = pl.read_parquet(io.BytesIO(raw))
@@ -113,7 +113,7 @@ def read_table(
         except pl.exceptions.PolarsError as exc:
             raise _not_parquet(path, exc) from exc
     else:
-        frame = _parse(path, raw)
+        frame = delimited_text(path, raw).frame()
     others = [name for name in frame.columns if has_others and name not in (*required, *optional)]
     _check_header(path, frame.columns, required, (*optional, *others))
     keep = [name for name in (*required, *optional, *others) if name in frame.columns]
@@ -173,7 +173,8 @@ def _as_text(column: pl.Series) -> pl.Series:
     return column.cast(pl.String)
 
 
-def _uncompressed(path: Path) -> bytes:
+def uncompressed(path: Path) -> bytes:
+    """Return the bytes of a file, unpacked if its name ends in .gz; raises DataError."""
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as exc:
@@ -187,47 +188,3 @@ def _check_header(path: Path, header: Sequence[str], required: Sequence[str], op
         if name in required and name not in header:
             expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
             raise DataError(f"{path}, line 1: column {name!r} is missing; the header must name {expected}")
-
-
-def _separator(path: Path) -> str:
-    return "," if ".csv" in path.name else "\t"
-
-
-def _parse(path: Path, raw: bytes) -> pl.DataFrame:
-    if not raw.strip():
-        raise DataError(f"{path} is empty; it needs a header and at least one line")
-    separator = _separator(path)
-    try:
-        frame = pl.read_csv(
-            raw, separator=separator, infer_schema=False, quote_char='"' if separator == "," else None, encoding="utf8"
-        )
-    except pl.exceptions.PolarsError as exc:
-        raise _first_broken_line(path, raw, str(exc)) from exc
-    if frame.width > 1 and frame[:, -1].null_count():
-        error = _first_broken_line(path, raw, "")
-        if "fields" in str(error):
-            raise error
-    return frame
-
-
-def _lines(path: Path, raw: bytes) -> Iterator[list[str]]:
-    text = io.StringIO(raw.decode("utf-8", errors="strict"), newline="")
-    if _separator(path) == ",":
-        return csv.reader(text)
-    return csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def _first_broken_line(path: Path, raw: bytes, otherwise: str) -> DataError:
-    """Walk the file line by line to name the first one that has too few or too many fields."""
-    try:
-        lines = _lines(path, raw)
-        width = len(next(lines))
-        for number, fields in enumerate(lines, start=2):
-            if len(fields) != width:
-                return DataError(f"{path}, line {number}: {len(fields)} fields where the header has {width}")
-    except UnicodeDecodeError as exc:
-        number = raw[: exc.start].count(b"\n") + 1
-        return DataError(f"{path}, line {number}: not UTF-8 text")
-    except csv.Error as exc:
-        return DataError(f"{path}: {exc}")
-    return DataError(f"{path} cannot be read: {otherwise[:200]}")

@@ -26,7 +26,7 @@ def local_copy(url: ObjectUrl, cache: Path) -> Path:
     """
     root, tenant = (url.parent, url.name) if url.name.startswith("tenant=") else (url, "")
     folder = open_folder(root, cache)
-    directory = _own_directory(cache / "data" / hashlib.sha256(root.url.encode()).hexdigest()[:16])
+    directory = own_directory(cache / "data" / hashlib.sha256(root.url.encode()).hexdigest()[:16])
     names = [name for name in folder.names() if "/" not in name]
     _link(directory, {name: folder.path(name) for name in names if name != MANIFEST})
     if MANIFEST in names:
@@ -41,7 +41,7 @@ def local_copy(url: ObjectUrl, cache: Path) -> Path:
     return directory / tenant
 
 
-def _own_directory(parent: Path) -> Path:
+def own_directory(parent: Path) -> Path:
     """Make a directory that this process holds until it ends, and remove those of processes that have ended."""
     parent.mkdir(parents=True, exist_ok=True)
     making = os.open(parent, os.O_RDONLY)

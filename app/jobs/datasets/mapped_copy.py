@@ -1,0 +1,67 @@
+"""Shops' tables as data directories: copies with the columns, times and numbers that everything else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from app.jobs.datasets.bucket import own_directory
+from model.data.exports.checks import examine, examine_items
+from model.data.exports.examination import Examination, Finding
+from model.data.exports.mapping import TableMapping
+from model.data.interactions import DataError
+
+
+def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
+    """Return a directory that has the tables as a data directory has them, and what was left out of them.
+
+    A directory that nothing is mapped in is returned as it is. A copy is this process's alone, until that has ended.
+
+    raises  DataError  which says all that is wrong with the tables
+            OSError    where the copy cannot be written
+    """
+    if mapping.is_plain and not data.is_file():
+        return data, []
+    found = examine(data, mapping)
+    _require_readable(found.values(), mapping)
+    return _written(found, cache), [*_left_out(found)]
+
+
+def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
+    """Do the same for a table of items."""
+    if mapping.is_plain:
+        return file, []
+    found = {"items": examine_items(file, mapping)}
+    _require_readable(found.values(), mapping)
+    return _written(found, cache) / "items.csv", [*_left_out(found)]
+
+
+def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:
+    """Return the findings for which the table cannot be read."""
+    return [one for one in found.findings if one.stops and not (one.count and mapping.skips_bad_lines)]
+
+
+def in_words(finding: Finding) -> str:
+    """Return a finding with its count, its examples and what to do."""
+    lines = "" if not finding.count else "1 line: " if finding.count == 1 else f"{finding.count:,} lines: "
+    examples = f" ({'; '.join(finding.examples)})" if finding.examples else ""
+    return f"{lines}{finding.problem}{examples}{f' -> {finding.fix}' if finding.fix else ''}"
+
+
+def _require_readable(tables: Iterable[Examination], mapping: TableMapping) -> None:
+    problems = [f"{one.path}: {in_words(finding)}" for one in tables for finding in blocking(one, mapping)]
+    if problems:
+        raise DataError("\n  ".join(["these tables cannot be read:", *problems]))
+
+
+def _written(found: Mapping[str, Examination], cache: Path) -> Path:
+    directory = own_directory(cache / "data" / "mapped")
+    for stem, table in found.items():
+        table.good.write_csv(directory / f"{stem}.csv")
+    return directory
+
+
+def _left_out(found: Mapping[str, Examination]) -> Iterator[str]:
+    for table in found.values():
+        if rows := int(table.bad.sum()):
+            yield f"{table.path}: {rows:,} of {len(table.bad):,} lines are left out; 'lisarec check' lists them"

@@ -1,0 +1,150 @@
+"""Tables of delimited text, as data directories and shops' programs have them: separators, encodings, broken lines."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from model.data.interactions import DataError
+
+SEPARATORS = ("\t", ";", ",", "|")
+QUOTED = re.compile(r'"[^"]*"')
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class DelimitedText:
+    """A text of lines with separated fields, the first of which is a header.
+
+    raw        the text, in UTF-8 whatever the file has
+    separator  between fields; only fields of others than tabs may stand in quotes
+    encoding   of the file, for people
+    """
+
+    path: Path
+    raw: bytes
+    separator: str
+    encoding: str = "UTF-8"
+
+    def frame(self) -> pl.DataFrame:
+        """Return the columns as texts; raises DataError, which names the first line that is no row."""
+        try:
+            frame = self._read(truncate=False)
+        except pl.exceptions.PolarsError as exc:
+            raise self._first_problem(str(exc)) from exc
+        if frame.width > 1 and frame[:, -1].null_count():
+            error = self._first_problem("")
+            if "fields" in str(error):
+                raise error
+        return frame
+
+    def ragged_frame(self) -> pl.DataFrame:
+        """Return the columns, null where a line has too few fields; what is too much of a line is left out.
+
+        raises  DataError  where the text cannot be taken apart at all
+        """
+        try:
+            return self._read(truncate=True)
+        except pl.exceptions.PolarsError as exc:
+            raise self._first_problem(str(exc)) from exc
+
+    def broken_lines(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the rows, from 0, that have too few or too many fields, and how many; empty lines have none.
+
+        raises  DataError  where the text is no UTF-8, or a quote stays open
+        """
+        try:
+            lines = self._lines()
+            width = len(next(lines))
+            for row, fields in enumerate(lines):
+                if len(fields) != width:
+                    yield row, len(fields)
+        except (UnicodeDecodeError, csv.Error) as exc:
+            raise self._unreadable(exc) from exc
+
+    def _read(self, *, truncate: bool) -> pl.DataFrame:
+        return pl.read_csv(
+            self.raw,
+            separator=self.separator,
+            infer_schema=False,
+            quote_char=None if self.separator == "\t" else '"',
+            encoding="utf8",
+            truncate_ragged_lines=truncate,
+        )
+
+    def _lines(self) -> Iterator[list[str]]:
+        text = io.StringIO(self.raw.decode("utf-8", errors="strict"), newline="")
+        if self.separator == "\t":
+            return csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return csv.reader(text, delimiter=self.separator)
+
+    def _first_problem(self, otherwise: str) -> DataError:
+        """Walk the file line by line to name the first one that has too few or too many fields."""
+        try:
+            lines = self._lines()
+            width = len(next(lines))
+            for number, fields in enumerate(lines, start=2):
+                if len(fields) != width:
+                    return DataError(f"{self.path}, line {number}: {len(fields)} fields where the header has {width}")
+        except (UnicodeDecodeError, csv.Error) as exc:
+            return self._unreadable(exc)
+        return DataError(f"{self.path} cannot be read: {otherwise[:200]}")
+
+    def _unreadable(self, exc: UnicodeDecodeError | csv.Error) -> DataError:
+        if isinstance(exc, csv.Error):
+            return DataError(f"{self.path}: {exc}")
+        number = self.raw[: exc.start].count(b"\n") + 1
+        return DataError(f"{self.path}, line {number}: not UTF-8 text")
+
+
+def delimited_text(path: Path, raw: bytes) -> DelimitedText:
+    """Return the text with the separator of its header, and in UTF-8; raises DataError for an empty one.
+
+    A byte order mark says that a text is UTF-16. A .csv that is no UTF-8, and of whose letters beyond ASCII few would
+    be UTF-8, is taken for Windows-1252, which spreadsheets write; a text with a few broken letters stays as it is.
+    """
+    if not raw.strip():
+        raise DataError(f"{path} is empty; it needs a header and at least one line")
+    encoding = "UTF-8"
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            raw, encoding = raw.decode("utf-16").encode(), "UTF-16"
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is UTF-16 text that was cut off; export it again") from None
+    elif ".csv" in path.name and not raw.isascii() and not _is_utf8(raw) and _is_mostly_broken(raw):
+        raw, encoding = raw.decode("cp1252", errors="replace").encode(), "Windows-1252"
+    return DelimitedText(path, raw, _separator_of(path, raw), encoding)
+
+
+def _separator_of(path: Path, raw: bytes) -> str:
+    """Return the separator that the header has most often, outside quotes; by the file's name where it has none."""
+    usual = "," if ".csv" in path.name else "\t"
+    header = QUOTED.sub("", raw[:CHUNK].partition(b"\n")[0].decode("utf-8", errors="replace"))
+    if usual == "\t" and usual in header:
+        return usual  # titles of columns may have any other sign
+    return max((usual, *SEPARATORS), key=header.count)
+
+
+def _is_utf8(raw: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for begin in range(0, len(raw), CHUNK):
+            decoder.decode(raw[begin : begin + CHUNK])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_mostly_broken(raw: bytes) -> bool:
+    """Return whether most bytes beyond ASCII are no UTF-8."""
+    beyond = len(raw) - len(raw.decode("ascii", errors="ignore"))
+    lost = len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
+    return 2 * lost > beyond

@@ -1,0 +1,107 @@
+"""Times and numbers in the cells of shops' tables."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import polars as pl
+
+DecimalSign = Literal[".", ","]
+
+MONEY_SIGNS = r"(?i)\s|[€$£¥]|EUR|USD|GBP|CHF"
+WITH_DECIMAL_COMMA = r",\d{1,2}\D*$"
+
+_ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
+_LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
+_DAYS_WITH_SLASHES = r"^(\d{2})/(\d{2})/(\d{4})"
+
+
+class Times(NamedTuple):
+    """What the cells of a column say of time, a row each.
+
+    us           Int64, microseconds since the epoch; null where a cell is no time, or one of an unknown zone
+    lacks_zone   the cells that are times by some clock, where no zone was given
+    either_way   the cells such as 03/04/2025, where nothing in the column tells days from months
+    """
+
+    us: pl.Series
+    lacks_zone: pl.Series
+    either_way: pl.Series
+
+
+def times_in(cells: pl.Series, timezone: str | None) -> Times:
+    """Read Unix seconds, RFC 3339 times, and times by the clocks of the zone: 2025-12-24 18:30, 24.12.2025, 12/24/2025.
+
+    A time that the clocks show twice, in autumn, is the first of both. One that they leave out, in spring, is no time.
+    """
+    texts = cells.fill_null("").str.strip_chars()
+    seconds = texts.cast(pl.Float64, strict=False)
+    iso = texts.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
+    local, either_way = _local_times(texts)
+    frame = pl.DataFrame(
+        {
+            "unix": (seconds.set(~seconds.is_finite(), None) * 1e6).round().cast(pl.Int64, strict=False),
+            "zoned": iso.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False).dt.timestamp("us"),
+            "local": pl.repeat(None, len(texts), dtype=pl.Int64, eager=True)
+            if timezone is None
+            else _in(local, timezone),
+        }
+    )
+    us = frame.select(us=pl.coalesce("unix", "zoned", "local"))["us"]
+    nothing = pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
+    return Times(us, local.is_not_null() & us.is_null() if timezone is None else nothing, us.is_null() & either_way)
+
+
+def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Return the times by some clock as 2025-12-24T18:30:00, null for other cells, and which may be read either way."""
+    tidy = texts.str.replace_all(r"\b(\d)([./:])", "0${1}${2}")
+    days = tidy.str.extract(_DAYS_WITH_SLASHES, 1).cast(pl.Int32, strict=False)
+    months = tidy.str.extract(_DAYS_WITH_SLASHES, 2).cast(pl.Int32, strict=False)
+    has_slashes, is_day_first, is_month_first = days.is_not_null(), (days > 12).any(), (months > 12).any()
+    if is_day_first:
+        tidy = tidy.str.replace(_DAYS_WITH_SLASHES, "${3}-${2}-${1}")
+    elif is_month_first:
+        tidy = tidy.str.replace(_DAYS_WITH_SLASHES, "${3}-${1}-${2}")
+    tidy = tidy.str.replace(r"^(\d{2})\.(\d{2})\.(\d{4})", "${3}-${2}-${1}")
+    tidy = tidy.str.replace(r"^(\d{4})/(\d{2})/(\d{2})", "${1}-${2}-${3}")
+    tidy = tidy.str.replace(_ISO_DAY + r"$", "${1}T00:00:00")
+    tidy = tidy.str.replace(_ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
+    tidy = tidy.str.replace(r"T(\d{2}:\d{2})$", "T${1}:00")
+    frame = pl.DataFrame({"tidy": tidy})
+    local = frame.select(local=pl.when(pl.col("tidy").str.contains(_LOCAL_TIME)).then("tidy"))["local"]
+    either_way = (
+        has_slashes
+        if not (is_day_first or is_month_first)
+        else pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
+    )
+    return local, either_way
+
+
+def _in(local: pl.Series, timezone: str) -> pl.Series:
+    """Return the microseconds since the epoch of times by the clocks of a zone."""
+    by_clock = (local + "Z").str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
+    moments = by_clock.dt.replace_time_zone(None).dt.replace_time_zone(
+        timezone, ambiguous="earliest", non_existent="null"
+    )
+    return moments.dt.timestamp("us")
+
+
+def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
+    """Read numbers such as 1.299,00 € as Float64; null where a cell is none.
+
+    decimal  what stands before the cents; the other sign, or an apostrophe, stands before three digits
+    """
+    group = "." if decimal == "," else ","
+    plain = cells.fill_null("").str.replace_all(MONEY_SIGNS, "")
+    grouped = rf"\d{{1,3}}(?:[{group}']\d{{3}})+"
+    fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?$")
+    digits = plain.str.replace_all(rf"[{group}']", "").str.replace(decimal, ".", literal=True)
+    numbers = digits.cast(pl.Float64, strict=False)
+    return numbers.set(~fits, None)
+
+
+def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
+    """Return whether all cells are numbers, and one of them has a decimal or a currency, so that they are no codes."""
+    known = cells.filter(cells.fill_null("") != "")
+    has_sign = known.str.contains(rf"{MONEY_SIGNS}|\d[{decimal}]\d")
+    return bool(has_sign.any()) and not amounts_in(known, decimal).null_count()

@@ -1,0 +1,284 @@
+"""What is wrong with a shop's tables: all of it at once, with counts, examples and what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from model.config import EVENT_WEIGHTS, ID_PATTERN
+from model.data.archived_log import ARCHIVE_MANIFEST
+from model.data.event_columns import MAX_ORDER_ID_CHARS
+from model.data.exports.cells import WITH_DECIMAL_COMMA, DecimalSign, amounts_in, looks_like_amounts, times_in
+from model.data.exports.examination import Examination, opened
+from model.data.exports.mapping import TableMapping, require_columns, suggested_columns
+from model.data.interactions import DataError
+from model.data.readers import AVAILABLE, OPTIONAL, REQUIRED
+from model.data.table import LAST_SECOND, VECTOR, find_table
+
+MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service takes no events that are further ahead of its clock
+MAX_NAMED_TYPES = 5
+ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
+ID_FIX = "an id has 1 to 128 of A-Z a-z 0-9 _ . : @ - and is not . or ..; write others so"
+LEAVE_OUT = "mend these lines, or leave them out with --skip-bad-lines"
+
+
+def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
+    """Look through the tables of a data directory by name, or through one table, which is that of interactions.
+
+    Afterwards their columns are those of a data directory, as far as they can be.
+
+    raises  DataError  where there is no table, one cannot be taken apart, or lacks a column that the mapping names
+    """
+    if (data / ARCHIVE_MANIFEST).is_file():
+        raise DataError(f"{str(data)!r} is an archive of the service: there is nothing to check or to map in it")
+    paths = {"interactions": data} if data.is_file() else _tables(data)
+    found = {stem: opened(path, skips_empty_lines=not mapping.is_plain) for stem, path in paths.items()}
+    require_columns(mapping, [one.frame.columns for one in found.values()])
+    _examine_interactions(found["interactions"], mapping)
+    if "items" in found:
+        _examine_items(found["items"], mapping)
+        _compare_items(found["interactions"], found["items"])
+    return found
+
+
+def examine_items(path: Path, mapping: TableMapping) -> Examination:
+    """Look through a table of items; raises DataError as `examine`."""
+    found = opened(path, skips_empty_lines=not mapping.is_plain)
+    require_columns(mapping, [found.frame.columns])
+    _examine_items(found, mapping)
+    return found
+
+
+def _tables(directory: Path) -> dict[str, Path]:
+    found = {stem: find_table(directory, stem) for stem in ("interactions", "items")}
+    paths = {stem: path for stem, path in found.items() if path is not None}
+    if "interactions" not in paths:
+        raise DataError(
+            f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet); name the table "
+            "of events so, or give that file instead of the directory"
+        )
+    return paths
+
+
+def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
+    header_cells = _rename(found, mapping, REQUIRED, OPTIONAL)
+    _find_repeated_headers(found, header_cells)
+    for column in ("user_id", "item_id", "type"):
+        _find_bad_ids(found, column)
+    if "timestamp" in found.frame.columns:
+        _read_times(found, mapping)
+    if "value" in found.frame.columns:
+        _read_values(found, mapping)
+    if "order_id" in found.frame.columns:
+        is_long = found.frame["order_id"].str.len_chars() > MAX_ORDER_ID_CHARS
+        found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} letters", LEAVE_OUT, column="order_id")
+    _find_unknown_types(found)
+    if not found.stops:
+        _find_duplicates(found)
+        if found.good.is_empty():
+            found.note("no line is an interaction", "export the table again, with its lines", stops=True)
+
+
+def _examine_items(found: Examination, mapping: TableMapping) -> None:
+    header_cells = _rename(found, mapping, ("item_id",), ITEM_COLUMNS[1:], has_others=True)
+    _find_repeated_headers(found, header_cells)
+    if "item_id" in found.frame.columns:
+        _find_bad_ids(found, "item_id")
+        ids = found.frame["item_id"]
+        again = ids.is_duplicated() & ~ids.is_first_distinct()
+        found.find(again, "the item stands here a second time", LEAVE_OUT, column="item_id")
+    if "available" in found.frame.columns:
+        cells = found.frame["available"].fill_null("").str.to_lowercase()
+        is_odd = ~cells.is_in([*AVAILABLE, ""])
+        found.find(is_odd, "available is none of true, false, 1, 0", LEAVE_OUT, column="available")
+    for column in found.frame.columns:
+        if column not in ITEM_COLUMNS:
+            _read_property(found, column, mapping)
+
+
+def _rename(
+    found: Examination,
+    mapping: TableMapping,
+    required: Sequence[str],
+    optional: Sequence[str],
+    *,
+    has_others: bool = False,
+) -> dict[str, str]:
+    """Give the columns their names, and find what is missing; return what the header calls each column."""
+    header = found.frame.columns
+    for name in header:
+        own, mark, _ = name.partition("_duplicated_")  # what polars calls the second one
+        if mark and mapping.columns.get(own, own) in (*required, *optional):
+            found.note(f"column {own!r} stands there twice", "keep one of them", stops=True)
+    own_names = mapping.own_names(header)
+    missing = [name for name in required if name not in own_names]
+    if missing:
+        found.note(
+            f"the header has no {' and no '.join(missing)}; it has {', '.join(repr(name.strip()) for name in header)}",
+            f"say which columns they are: {suggested_columns(missing, header)}",
+            stops=True,
+        )
+    wanted = [name for name in own_names if has_others or name in (*required, *optional)]
+    cells = [pl.col(own_names[name]).alias(name) for name in wanted]
+    if not mapping.is_plain:
+        cells = [cell.str.strip_chars() for cell in cells]
+    found.frame = found.frame.select(cells)
+    return {name: own_names[name] for name in wanted}
+
+
+def _find_repeated_headers(found: Examination, header: dict[str, str]) -> None:
+    if not header:
+        return
+    same = [pl.col(name) == own.strip() for name, own in header.items()]
+    is_header = found.frame.select(same=pl.all_horizontal(same))["same"]
+    found.find(is_header, "the header is repeated", LEAVE_OUT)
+
+
+def _find_bad_ids(found: Examination, column: str) -> None:
+    if column not in found.frame.columns:
+        return
+    cells = found.frame[column].fill_null("")
+    found.find(cells == "", f"{column} is empty", LEAVE_OUT)
+    is_bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
+    found.find(is_bad, f"{column} is no id", f"{ID_FIX}, or leave the lines out with --skip-bad-lines", column=column)
+
+
+def _read_times(found: Examination, mapping: TableMapping) -> None:
+    cells = found.frame["timestamp"]
+    times = times_in(cells, mapping.timezone)
+    found.find(
+        times.lacks_zone,
+        "timestamp has no time zone",
+        "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC",
+        column="timestamp",
+    )
+    found.find(
+        times.either_way,
+        "timestamp has a day and a month, and nothing in the table tells which is which",
+        "export the table with times such as 2025-12-24 18:30",
+        column="timestamp",
+    )
+    found.find(
+        times.us.is_null(),
+        "timestamp is no time",
+        f"times are Unix seconds, or 2025-12-24 18:30; {LEAVE_OUT}",
+        column="timestamp",
+    )
+    is_far = times.us.abs() > LAST_SECOND * 1_000_000
+    found.find(
+        is_far,
+        "timestamp lies beyond the year 9999",
+        "the unit is seconds: divide milliseconds by 1,000",
+        column="timestamp",
+    )
+    found.find(
+        times.us > time.time_ns() // 1_000 + MAX_AHEAD_US,
+        "timestamp lies in the future",
+        "mend clock or time zone: training takes these lines, and a service refuses them",
+        column="timestamp",
+        stops=False,
+    )
+    if not mapping.is_plain:
+        found.set_column("timestamp", (times.us / 1e6).cast(pl.String))
+
+
+def _read_values(found: Examination, mapping: TableMapping) -> None:
+    cells = found.frame["value"].fill_null("")
+    if mapping.decimal is None:
+        numbers = cells.cast(pl.Float64, strict=False)
+        numbers = numbers.set(~numbers.is_finite(), None)
+        sign: DecimalSign = "," if cells.str.contains(WITH_DECIMAL_COMMA).any() else "."
+        is_odd = (cells != "") & numbers.is_null()
+        is_amount = is_odd & amounts_in(cells, sign).is_not_null()
+        fix = (
+            f"say what stands before cents: --decimal '{sign}', which takes currencies and signs of thousands away, too"
+        )
+        found.find(is_amount, "value is no plain number", fix, column="value")
+    else:
+        numbers = amounts_in(cells, mapping.decimal)
+    is_bad = (cells != "") & numbers.is_null()
+    found.find(is_bad, "value is no number", LEAVE_OUT, column="value")
+    found.find(
+        numbers < 0,
+        "value is negative",
+        "leave returns out: training takes them for choices, and a service refuses them",
+        column="value",
+        stops=False,
+    )
+    if mapping.decimal is not None:
+        found.set_column("value", numbers.cast(pl.String))
+
+
+def _find_unknown_types(found: Examination) -> None:
+    if "type" not in found.frame.columns:
+        return
+    types = found.frame["type"]
+    counts = types.filter(~found.bad & ~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)
+    if counts.is_empty():
+        return
+    names = counts["type"].to_list()[:MAX_NAMED_TYPES]
+    weights = " ".join(f"--event-weight {name}=1" for name in names)
+    found.find(
+        ~types.is_in([*EVENT_WEIGHTS]),
+        f"type is none of {', '.join(EVENT_WEIGHTS)}",
+        f"training needs to be told what they weigh, 0 for nothing: {weights}",
+        column="type",
+        stops=False,
+    )
+
+
+def _find_duplicates(found: Examination) -> None:
+    again = found.frame.is_duplicated() & ~found.frame.select(pl.struct(pl.all()).is_first_distinct()).to_series()
+    found.find(again, "the line repeats an earlier one", "each counts: remove them if they are one event", stops=False)
+
+
+def _read_property(found: Examination, column: str, mapping: TableMapping) -> None:
+    """Read the numbers and times of a column that has nothing else, as far as the mapping says how."""
+    cells = found.frame[column]
+    known = cells.fill_null("") != ""
+    if mapping.decimal is not None and looks_like_amounts(cells, mapping.decimal):
+        found.set_column(column, amounts_in(cells, mapping.decimal).cast(pl.String))
+    elif mapping.decimal is None and (looks_like_amounts(cells, ",") or looks_like_amounts(cells, ".")):
+        numbers = cells.cast(pl.Float64, strict=False)
+        sign = "," if looks_like_amounts(cells, ",") else "."
+        problem = f"{column} would be a text, since it has no plain number"
+        found.find(
+            known & numbers.is_null(),
+            problem,
+            f"say what stands before cents: --decimal '{sign}'",
+            column=column,
+            stops=False,
+        )
+    elif (cells.cast(pl.Float64, strict=False).is_null() & known).any():
+        _read_property_times(found, column, known, mapping)
+
+
+def _read_property_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:
+    times = times_in(found.frame[column], mapping.timezone)
+    if (known & times.lacks_zone).any() and not (known & times.us.is_null() & ~times.lacks_zone).any():
+        found.find(
+            times.lacks_zone,
+            f"{column} has no time zone, so it would be a text",
+            "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC",
+            column=column,
+            stops=False,
+        )
+    elif mapping.timezone is not None and known.any() and not (known & times.us.is_null()).any():
+        moments = times.us.cast(pl.Datetime("us", "UTC")).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+        found.set_column(column, moments)
+
+
+def _compare_items(interactions: Examination, items: Examination) -> None:
+    if interactions.stops or items.stops:
+        return
+    is_unknown = ~interactions.frame["item_id"].is_in(items.good["item_id"].to_list())
+    interactions.find(
+        is_unknown,
+        f"the item is not in {items.path.name}",
+        "add it there if it has a title",
+        column="item_id",
+        stops=False,
+    )

@@ -1,0 +1,139 @@
+"""A shop's table as it lies there, line by line, and what is found in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from model.data.delimited_text import DelimitedText, delimited_text
+from model.data.interactions import DataError
+from model.data.table import VECTOR, Table, read_table, uncompressed
+
+EXAMPLES = 3  # of each finding
+SHOWN_CHARS = 80  # of a cell
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a table has.
+
+    fix       what to do; empty where nothing is to be done
+    count     of the lines that have it; 0 where it is the table that has it
+    examples  the first of them, with their cells
+    stops     whether the table, or the line, cannot be read for it
+    """
+
+    problem: str
+    fix: str
+    count: int = 0
+    examples: Sequence[str] = ()
+    stops: bool = True
+
+
+class Examination:
+    """A table, and what is found in it.
+
+    frame     its columns as texts
+    bad       the rows that cannot be read, one bool each
+    findings  in the order in which they were found
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.path = table.path
+        self.frame = table.frame
+        self.bad = pl.repeat(False, len(table.frame), dtype=pl.Boolean, eager=True)
+        self.findings: list[Finding] = []
+        self._table = table
+
+    @property
+    def stops(self) -> bool:
+        """Whether the table as a whole cannot be read."""
+        return any(finding.stops and not finding.count for finding in self.findings)
+
+    @property
+    def good(self) -> pl.DataFrame:
+        """The rows that can be read."""
+        return self.frame.filter(~self.bad)
+
+    def note(self, problem: str, fix: str = "", *, stops: bool = False) -> None:
+        """Add a finding about the table as a whole."""
+        self.findings.append(Finding(problem, fix, stops=stops))
+
+    def find(self, rows: pl.Series, problem: str, fix: str, *, column: str | None = None, stops: bool = True) -> None:
+        """Add a finding about the rows where a condition holds, if there are any.
+
+        A row that cannot be read for one reason is not counted for another one.
+
+        column  whose cells are the examples
+        """
+        rows = rows.fill_null(False) & ~self.bad
+        found = rows.arg_true().to_list()
+        if not found:
+            return
+        examples = [self._example(row, column) for row in found[:EXAMPLES]]
+        self.findings.append(Finding(problem, fix, len(found), examples, stops))
+        if stops:
+            self.bad = self.bad | rows
+
+    def leave_out(self, rows: pl.Series, problem: str) -> None:
+        """Do the same, and leave the rows out of those that can be read."""
+        self.find(rows, problem, "", stops=False)
+        self.bad = self.bad | rows.fill_null(False)
+
+    def set_column(self, name: str, cells: pl.Series) -> None:
+        """Set the cells of a column."""
+        self.frame = self.frame.with_columns(cells.alias(name))
+
+    def _example(self, row: int, column: str | None) -> str:
+        if column is None:
+            return self._table.place(row)
+        return f"{self._table.place(row)}: {(self.frame[column][row] or '')[:SHOWN_CHARS]!r}"
+
+
+def opened(path: Path, *, skips_empty_lines: bool) -> Examination:
+    """Read all columns of a table as texts, also where lines are broken; raises DataError where that cannot be done."""
+    if not path.is_file():
+        raise DataError(f"{str(path)!r} is no file")
+    if path.suffix == ".parquet":
+        return Examination(_with_vectors_as_texts(read_table(path, (), (VECTOR,), has_others=True, has_vectors=True)))
+    text = delimited_text(path, uncompressed(path))
+    try:
+        frame, is_ragged = text.frame(), False
+    except DataError:
+        frame, is_ragged = text.ragged_frame(), True
+    found = Examination(Table(path, frame, ""))
+    if text.encoding != "UTF-8":
+        found.note(f"the text is {text.encoding}, and is read as that")
+    if is_ragged:
+        _find_broken_lines(found, text)
+    empty = frame.select(empty=pl.all_horizontal(pl.all().fill_null("") == ""))["empty"]
+    if skips_empty_lines:
+        found.leave_out(empty, "the line is empty, and left out")
+    else:
+        found.find(empty, "the line is empty", "remove these lines, or leave them out with --skip-bad-lines")
+    return found
+
+
+def _with_vectors_as_texts(table: Table) -> Table:
+    if table.frame.schema.get(VECTOR, pl.String) == pl.String:
+        return table
+    texts = [None if vector is None else json.dumps(vector) for vector in table.frame[VECTOR].to_list()]
+    return Table(table.path, table.frame.with_columns(pl.Series(VECTOR, texts, pl.String)), table.sha256)
+
+
+def _find_broken_lines(found: Examination, text: DelimitedText) -> None:
+    broken = [(row, fields) for row, fields in text.broken_lines() if fields]  # an empty line has none
+    width, rows = found.frame.width, len(found.frame)
+    is_broken = pl.repeat(False, rows, dtype=pl.Boolean, eager=True)
+    if broken:
+        is_broken = is_broken.scatter([row for row, _ in broken if row < rows], True)
+    lengths = ", ".join(map(str, sorted({fields for _, fields in broken})[:5]))
+    found.find(
+        is_broken,
+        f"the line has {lengths} fields where the header has {width}",
+        f"put fields with {text.separator!r} in quotes, or export the table again",
+    )

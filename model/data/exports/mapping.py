@@ -1,0 +1,92 @@
+"""What a shop's table has in the place of what a data directory has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from zoneinfo import ZoneInfo
+
+from model.data.exports.cells import DecimalSign
+from model.data.interactions import DataError
+
+SYNONYMS: Mapping[str, str] = {
+    "user_id": "user customer customerid customernumber customerno client clientid visitor visitorid account accountid "
+    "member memberid shopper userid kunde kundeid kundennr kundennummer",
+    "item_id": "item product productid productcode article articleid articlenumber sku stockcode itemid asin variant "
+    "artikel artikelid artikelnr artikelnummer produkt produktid",
+    "timestamp": "time date datetime when createdat created eventtime invoicedate orderdate orderedat purchasedate ts "
+    "datum zeit zeitpunkt bestelldatum zeitstempel",
+}
+"""What else the columns are called, without spaces and signs."""
+
+
+@dataclass(frozen=True)
+class TableMapping:
+    """How a shop's tables are read.
+
+    columns          our names by the tables' own
+    timezone         of times without one, such as Europe/Berlin
+    decimal          what stands before cents; None: numbers are plain ones
+    skips_bad_lines  whether lines that cannot be read are left out
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    timezone: str | None = None
+    decimal: DecimalSign | None = None
+    skips_bad_lines: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tables have to be as a data directory has them."""
+        return self == TableMapping()
+
+    def own_names(self, header: Iterable[str]) -> dict[str, str]:
+        """Return the table's own name of each column, by the name that it gets."""
+        if self.is_plain:
+            return {name: name for name in header}
+        names = {name: self.columns.get(name.strip(), name.strip()) for name in header}
+        mapped = {ours for own, ours in names.items() if own.strip() in self.columns}
+        return {ours: own for own, ours in names.items() if ours not in mapped or own.strip() in self.columns}
+
+
+def parse_columns(texts: Sequence[str]) -> dict[str, str]:
+    """Return our names by a table's own, from texts such as ``customer=user_id,sku=item_id``; raises ValueError."""
+    pairs = [pair.partition("=") for text in texts for pair in text.split(",")]
+    columns = {own.strip(): ours.strip() for own, _, ours in pairs}
+    if not all(own.strip() and ours.strip() for own, _, ours in pairs):
+        raise ValueError("give names of columns as OWN=NAME,OWN=NAME, such as customer=user_id,sku=item_id")
+    if len(columns) < len(pairs) or len(set(columns.values())) < len(pairs):
+        raise ValueError("give each column one name, and each name to one column")
+    return columns
+
+
+def known_timezone(name: str) -> str:
+    """Return the name; raise ValueError where there is no such zone."""
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        raise ValueError(f"{name!r} is no time zone such as Europe/Berlin or UTC") from None
+    return name
+
+
+def require_columns(mapping: TableMapping, headers: Sequence[Sequence[str]]) -> None:
+    """Raise DataError for a column of the mapping that no table has."""
+    found = [name.strip() for header in headers for name in header]
+    for own in mapping.columns:
+        if own not in found:
+            close = get_close_matches(own, found, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(map(repr, found))}"
+            raise DataError(f"no table has a column {own!r}, which --columns names; {hint}")
+
+
+def suggested_columns(missing: Iterable[str], header: Iterable[str]) -> str:
+    """Return the option that would name the missing columns; NAME stands for one that nothing in the header is like."""
+    own_by_plain = {re.sub(r"[\W_]", "", own.casefold()): own.strip() for own in header}
+    pairs = []
+    for ours in missing:
+        like = (ours.replace("_", ""), *SYNONYMS.get(ours, "").split())
+        own = next((own_by_plain[plain] for plain in like if plain in own_by_plain), "NAME")
+        pairs.append(f"{own}={ours}")
+    return f"--columns '{','.join(pairs)}'"

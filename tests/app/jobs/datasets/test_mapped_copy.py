@@ -1,0 +1,221 @@
+"""Shops' exports: `lisarec check` names all that is wrong at once, and the options that it names make them readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from app.jobs.datasets.mapped_copy import data_directory, table_of_items
+from app.jobs.import_items import read
+from model.data.exports.mapping import TableMapping
+from model.data.interactions import DataError, Interactions
+from model.data.readers import read_interactions, read_items
+
+EVENTS = """\ufeffKundennummer;Artikel;Bestelldatum;Aktion;Preis;Rechnung
+4711;"KÄSE-1";24.12.2025 18:30;purchase;1.299,00 €;R1
+4711;K-2;24.12.2025 18:31;purchase;6,50 €;R1
+
+4712;K-2;25.12.2025 08:00;purchase;6,50 €;R2
+4712;K-2;25.12.2025 08:00;purchase;6,50 €;R2
+;K-2;25.12.2025 09:00;view;;
+4713;K-2;25.12.2025 09:00;bestaunt;zehn;
+4713;K-2;Heiligabend;view;;
+4713;K-2;01.01.2999;view;-1,00;
+Kundennummer;Artikel;Bestelldatum;Aktion;Preis;Rechnung
+4714;K-2;25.12.2025 09:00
+"""
+ITEMS = (
+    'Artikel;Bezeichnung;Preis;Neu ab\nK-1;"Käse; mild";1.299,00 €;01.12.2025 00:00\nK-2;Brot;6,50 €;02.12.2025 00:00\n'
+)
+COLUMNS = {
+    "Kundennummer": "user_id",
+    "Artikel": "item_id",
+    "Bestelldatum": "timestamp",
+    "Aktion": "type",
+    "Preis": "value",
+    "Rechnung": "order_id",
+}
+OPTIONS = ["--columns", ",".join(f"{own}={name}" for own, name in COLUMNS.items())]
+OPTIONS += ["--timezone", "Europe/Berlin", "--decimal", ","]
+GERMAN = TableMapping(COLUMNS, "Europe/Berlin", ",")
+
+
+def shop(directory: Path, events: str = EVENTS) -> Path:
+    (directory / "interactions.csv").write_bytes(events.encode("utf-8"))
+    (directory / "items.csv").write_bytes(ITEMS.encode("cp1252"))
+    return directory
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str]]:
+    with pytest.raises(SystemExit) as exit_:
+        main(["check", *map(str, arguments)])
+    return int(exit_.value.code or 0), capsys.readouterr().out.splitlines()
+
+
+def events_of(found: Interactions) -> list[tuple[object, ...]]:
+    return [
+        (
+            found.user_ids[found.user[row]],
+            found.item_ids[found.item[row]],
+            found.type_names[found.type[row]],
+            float(found.value[row]),
+            found.order_id(row),
+            int(found.timestamp_us[row]) // 1_000_000,
+        )
+        for row in range(len(found))
+    ]
+
+
+def test_all_problems_are_listed_at_once_with_counts_examples_and_fixes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = checked(capsys, shop(tmp_path), *OPTIONS)
+    assert status == 1
+    about = "\n".join(lines)
+    for expected in (
+        "interactions.csv: 11 lines of interactions, 4 of which can be read",
+        "note: 1 line: the line is empty, and left out (line 4)",
+        "error: 1 line: the line has 3 fields where the header has 6 (line 12)",
+        "error: 1 line: the header is repeated (line 11)",
+        "error: 1 line: user_id is empty (line 7)",
+        "error: 1 line: item_id is no id (line 2: 'KÄSE-1') -> an id has",
+        "error: 1 line: timestamp is no time (line 9: 'Heiligabend')",
+        "note: 1 line: timestamp lies in the future (line 10: '01.01.2999')",
+        "error: 1 line: value is no number (line 8: 'zehn')",
+        "note: 1 line: value is negative (line 10: '-1,00')",
+        "note: 1 line: the line repeats an earlier one (line 6)",
+        "items.csv: 2 lines of items, 2 of which can be read",
+        "note: the text is Windows-1252",
+    ):
+        assert expected in about, expected
+
+
+def test_without_options_the_missing_columns_and_the_option_that_names_them_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = checked(capsys, shop(tmp_path))
+    assert status == 1
+    (missing,) = [line for line in lines if "no user_id" in line]
+    assert "no user_id and no item_id and no timestamp; it has 'Kundennummer', 'Artikel'" in missing
+    assert "--columns 'Kundennummer=user_id,Artikel=item_id,Bestelldatum=timestamp'" in missing
+
+
+def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = "user_id;item_id;timestamp;type;value\nu;i;24.12.2025 18:30;cart_add;1,50\nu;j;24.12.2025 18:31;view;2\n"
+    table = tmp_path / "events.csv"
+    table.write_text(events)
+    status, lines = checked(capsys, table)
+    assert status == 1
+    about = "\n".join(lines)
+    assert "2 lines: timestamp has no time zone (line 2: '24.12.2025 18:30'; line 3" in about
+    assert "--timezone Europe/Berlin" in about
+    status, lines = checked(capsys, table, "--timezone", "UTC")
+    assert (
+        "1 line: value is no plain number (line 2: '1,50') -> say what stands before cents: --decimal ','"
+        in "\n".join(lines)
+    )
+    status, lines = checked(capsys, table, "--timezone", "UTC", "--decimal", ",")
+    assert status == 0
+    assert "1 line: type is none of" in "\n".join(lines)
+    assert "--event-weight cart_add=1" in "\n".join(lines)
+    assert f"lisarec train --data {table} --timezone UTC --decimal , --out models/shop" in lines[-1]
+
+
+def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
+    lines = EVENTS.splitlines()
+    whole = "\n".join([lines[0], lines[1].replace("KÄSE", "K"), *lines[2:5]]) + "\n"
+    directory, left_out = data_directory(shop(tmp_path, whole), GERMAN, tmp_path / "cache")
+    assert left_out == [f"{tmp_path / 'interactions.csv'}: 1 of 4 lines are left out; 'lisarec check' lists them"]
+    assert events_of(read_interactions(directory)) == [
+        ("4711", "K-1", "purchase", 1299.0, "R1", 1766597400),
+        ("4711", "K-2", "purchase", 6.5, "R1", 1766597460),
+        ("4712", "K-2", "purchase", 6.5, "R2", 1766646000),
+    ]
+    again, _ = data_directory(tmp_path, GERMAN, tmp_path / "cache")
+    assert read_interactions(again).sha256 == read_interactions(directory).sha256
+
+
+def test_one_table_of_events_is_enough_and_bad_lines_may_be_left_out(tmp_path: Path) -> None:
+    table = tmp_path / "export.csv"
+    table.write_text(EVENTS.removeprefix("\ufeff"))
+    with pytest.raises(DataError) as refused:
+        data_directory(table, GERMAN, tmp_path / "cache")
+    for problem in ("user_id is empty", "item_id is no id", "timestamp is no time", "value is no number"):
+        assert problem in str(refused.value)
+    tolerant = TableMapping(COLUMNS, "Europe/Berlin", ",", skips_bad_lines=True)
+    directory, left_out = data_directory(table, tolerant, tmp_path / "cache")
+    assert "7 of 11 lines are left out" in "".join(left_out)
+    found = read_interactions(directory)
+    assert found.user_ids == ["4711", "4712", "4713"]
+    assert len(found) == 4
+
+
+def test_items_are_imported_with_their_numbers_and_times(tmp_path: Path) -> None:
+    names = {"Artikel": "item_id", "Bezeichnung": "title", "Preis": "price", "Neu ab": "published_at"}
+    mapping = TableMapping(names, "Europe/Berlin", ",")
+    table, _ = table_of_items(shop(tmp_path) / "items.csv", mapping, tmp_path / "cache")
+    assert read(table, {}) == [
+        {
+            "item_id": "K-1",
+            "title": "Käse; mild",
+            "published_at": "2025-11-30T23:00:00.000000Z",
+            "properties": {"price": 1299.0},
+        },
+        {
+            "item_id": "K-2",
+            "title": "Brot",
+            "published_at": "2025-12-01T23:00:00.000000Z",
+            "properties": {"price": 6.5},
+        },
+    ]
+    assert read_items(table.parent).titles == {"K-1": "Käse; mild", "K-2": "Brot"}
+
+
+def test_a_plain_data_directory_is_not_copied(tmp_path: Path) -> None:
+    assert data_directory(tmp_path, TableMapping(), tmp_path / "cache") == (tmp_path, [])
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--columns", "Kunde"], "OWN=NAME"),
+        (["--columns", "a=user_id,b=user_id"], "each name to one column"),
+        (["--timezone", "Berlin"], "'Berlin' is no time zone such as Europe/Berlin"),
+        (["--decimal", "x"], "--decimal"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(
+    tmp_path: Path, arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "m"), *arguments])
+    assert exit_.value.code == 2
+    assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_column_that_no_table_has_is_named_with_what_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "--data", str(shop(tmp_path)), "--columns", "Kundennumer=user_id"])
+    assert "no table has a column 'Kundennumer', which --columns names; did you mean 'Kundennummer'?" in (
+        capsys.readouterr().err
+    )
+
+
+def test_commands_read_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_by_training: list[Interactions] = []
+
+    def stop(directory: Path, *_: object, **__: object) -> None:
+        read_by_training.append(read_interactions(directory))
+        raise DataError("far enough")
+
+    monkeypatch.setattr("model.training.train.train", stop)
+    monkeypatch.setenv("LISAREC_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit, match="1"):
+        main(["train", "--data", str(shop(tmp_path)), "--out", str(tmp_path / "m"), *OPTIONS, "--skip-bad-lines"])
+    (found,) = read_by_training
+    assert found.user_ids == ["4711", "4712", "4713"]

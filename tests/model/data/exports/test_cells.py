@@ -1,0 +1,104 @@
+"""Times and numbers as shops' programs write them, held against the standard library."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.data.exports.cells import DecimalSign, amounts_in, looks_like_amounts, times_in
+
+EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S")
+AMERICAN, BRITISH = "%m/%d/%Y %H:%M:%S", "%d/%m/%Y %H:%M:%S"
+
+
+def micros(time: datetime) -> int:
+    return (time - EPOCH) // timedelta(microseconds=1)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.datetimes(datetime(1971, 1, 1), datetime(2037, 1, 1)), min_size=1, max_size=4),
+    st.sampled_from(["Europe/Berlin", "America/New_York", "UTC", "Asia/Kolkata"]),
+    st.sampled_from([*FORMATS, AMERICAN, BRITISH]),
+)
+def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
+    times: list[datetime], timezone: str, pattern: str
+) -> None:
+    zone = ZoneInfo(timezone)
+    times = [datetime(2025, 12, 24, 18, 30), *(time.replace(microsecond=0, fold=0) for time in times)]
+    texts = pl.Series([time.strftime(pattern) for time in times], dtype=pl.String)
+    found = times_in(texts, timezone)
+    for time, us in zip(times, found.us.to_list(), strict=True):
+        local = time.replace(tzinfo=zone)
+        exists = local.astimezone(ZoneInfo("UTC")).astimezone(zone).replace(tzinfo=None) == time
+        assert us == (micros(local) if exists else None)
+    unknown = times_in(texts, None)
+    assert unknown.us.null_count() == len(times)
+    assert unknown.lacks_zone.to_list() == [True] * len(times)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24.12.2025 18:30", "2025-12-24T18:30:00+01:00"),
+        ("1.7.2025 9:05", "2025-07-01T09:05:00+02:00"),
+        ("2025-07-01", "2025-07-01T00:00:00+02:00"),
+        ("01.07.2025", "2025-07-01T00:00:00+02:00"),
+        (" 2025-07-01 09:05:00.25 ", "2025-07-01T09:05:00.250+02:00"),
+        ("2025-07-01T09:05:00Z", "2025-07-01T09:05:00+00:00"),
+        ("2025-07-01 09:05:00+05:30", "2025-07-01T09:05:00+05:30"),
+        ("1751360700.5", "2025-07-01T09:05:00.500+00:00"),
+        ("26.10.2025 02:30", "2025-10-26T02:30:00+02:00"),
+    ],
+)
+def test_each_way_to_write_a_time(text: str, expected: str) -> None:
+    found = times_in(pl.Series([text, "noon", "", None]), "Europe/Berlin")
+    assert found.us.to_list() == [micros(datetime.fromisoformat(expected)), None, None, None]
+    assert not found.lacks_zone.any()
+
+
+def test_days_and_months_are_told_apart_by_the_whole_column_or_not_at_all() -> None:
+    both = times_in(pl.Series(["03/04/2025", "25/04/2025"]), "UTC")
+    assert both.us.to_list() == [
+        micros(datetime.fromisoformat(f"2025-04-{day}T00:00:00+00:00")) for day in ("03", "25")
+    ]
+    neither = times_in(pl.Series(["03/04/2025", "05/04/2025", "2025-04-03"]), "UTC")
+    assert neither.us.is_null().to_list() == [True, True, False]
+    assert neither.either_way.to_list() == [True, True, False]
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(-(10**9), 10**9),
+    st.sampled_from([",", "."]),
+    st.sampled_from(["{}", "{} €", "€{}", "EUR {}", "${}", "{}\u00a0CHF"]),
+    st.booleans(),
+)
+def test_amounts_are_read_whatever_stands_around_them(
+    cents: int, decimal: DecimalSign, pattern: str, is_grouped: bool
+) -> None:
+    plain = f"{cents / 100:,.2f}" if is_grouped else f"{cents / 100:.2f}"
+    text = plain if decimal == "." else plain.translate(str.maketrans(",.", ".,"))
+    cells = pl.Series([pattern.format(text), "ten", "", None])
+    assert amounts_in(cells, decimal).to_list() == [pytest.approx(cents / 100), None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("cells", "decimal", "expected"),
+    [
+        (["12,50", "7", ""], ",", True),
+        (["12.50", "7"], ",", False),
+        (["007", "1234"], ",", False),
+        (["1.299 €"], ",", True),
+        (["Salt, fine"], ",", False),
+        (["", None], ",", False),
+    ],
+)
+def test_codes_and_texts_are_no_amounts(cells: list[str | None], decimal: DecimalSign, expected: bool) -> None:
+    assert looks_like_amounts(pl.Series(cells, dtype=pl.String), decimal) == expected

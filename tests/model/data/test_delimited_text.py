@@ -1,0 +1,60 @@
+"""Tables of text as programs write them: whatever separator, quotes and encoding, the same rows are read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.data.interactions import DataError
+from model.data.readers import read_interactions, read_items
+
+letters = st.text(st.characters(codec="cp1252", exclude_characters='\r\n\x00"', exclude_categories=["Cc"]), max_size=12)
+UMLAUTS = "Käse, für; „Größe“|5"
+
+
+def written(rows: list[list[str]], separator: str, quoting: int) -> str:
+    file = io.StringIO(newline="")
+    csv.writer(file, delimiter=separator, quoting=quoting, lineterminator="\r\n").writerows(rows)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(letters, min_size=1, max_size=5),
+    st.sampled_from([",", ";", "|", "\t"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
+)
+def test_every_separator_and_encoding_gives_the_same_titles(
+    tmp_path_factory: pytest.TempPathFactory, titles: list[str], separator: str, quoting: int, encoding: str
+) -> None:
+    if separator == "\t":  # tabs need no quotes, and have none
+        quoting, titles = csv.QUOTE_MINIMAL, [title.replace("\t", " ") for title in titles]
+    titles = [UMLAUTS, *titles]  # so that the encoding shows
+    rows = [["item_id", "title"], *([f"i{row}", title] for row, title in enumerate(titles))]
+    directory = tmp_path_factory.mktemp("shop")
+    (directory / "items.csv").write_bytes(written(rows, separator, quoting).encode(encoding))
+    assert list(read_items(directory).titles.values()) == titles
+
+
+def test_a_table_of_events_with_semicolons_may_be_called_tsv(tmp_path: Path) -> None:
+    (tmp_path / "interactions.tsv").write_text('user_id;item_id;timestamp\n"u";i;1\n')
+    assert read_interactions(tmp_path).user_ids == ["u"]
+
+
+def test_a_few_broken_letters_are_refused_and_not_guessed(tmp_path: Path) -> None:
+    title = "Käse und Brötchen für Größen".encode()
+    (tmp_path / "items.csv").write_bytes(b"item_id,title\na," + title + b"\nb,x\xff\n")
+    with pytest.raises(DataError, match="line 3: not UTF-8 text"):
+        read_items(tmp_path)
+
+
+def test_utf_16_that_was_cut_off_says_so(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_bytes("item_id,title\na,b\n".encode("utf-16")[:-1])
+    with pytest.raises(DataError, match="UTF-16 text that was cut off"):
+        read_items(tmp_path)
