@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -48,6 +48,8 @@ from app.http.routes import (
 from app.http.services import Services, open_services
 from app.observability import log_format
 from app.observability.metrics import Metrics
+from app.observability.version import own_version
+from app.schemas.operations import ServedModel
 from app.serving import empty_model
 from app.serving.model_places import load_model
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
@@ -169,11 +171,12 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, exit_now)
     app = create_app(settings)
     # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
-    asyncio.run(_start_and_stop(app))
+    models = asyncio.run(_start_and_stop(app))
     if told_to_end:  # Python ignores what is raised while it runs a destructor
         raise SystemExit(0)
     _warn_without_keys(settings)
-    logger.info("users are kept in %s", settings.store_name)
+    for line in banner(settings, models):
+        logger.info("%s", line)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
@@ -208,6 +211,20 @@ class Workers(Multiprocess):
         for listener in self.sockets:
             listener.close()
         super().join_all()
+
+
+def banner(settings: Settings, models: Mapping[str, ServedModel]) -> Iterator[str]:
+    """Yield what an operator asks first of a service: version, address, keys, store, and the model of each tenant."""
+    processes = "one process" if settings.workers == 1 else f"{settings.workers} processes"
+    port = settings.port or "any free port"
+    yield f"lisarec {own_version()}, for http://{settings.host}:{port}, with {processes} on the {settings.device}"
+    keys = "without keys" if settings.keys_file is None else f"with the keys of '{settings.keys_file}'"
+    yield f"{keys}; users are kept in {settings.store_name}"
+    for tenant, served in models.items():
+        if served.tag == empty_model.TAG.hex():
+            yield f"tenant {tenant}: no model yet, so popular items until one is activated"
+        else:
+            yield f"tenant {tenant}: model {served.generation} ({served.tag}), {served.items:,} items"
 
 
 def _require_keys_beyond_loopback(settings: Settings) -> None:
@@ -282,8 +299,12 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE_BYTES)
 
 
-async def _start_and_stop(app: FastAPI) -> None:
+async def _start_and_stop(app: FastAPI) -> dict[str, ServedModel]:
+    """Return the model of each tenant."""
+    models: dict[str, ServedModel] = {}
     async with app.router.lifespan_context(app) as state:
-        pass
+        if state:
+            models = {name: service.served_model for name, service in state["services"].by_tenant.items()}
     if state and state["services"].draining:  # told to end meanwhile
         raise SystemExit(0)
+    return models

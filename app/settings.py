@@ -141,6 +141,15 @@ class Settings(StoreSettings):
         return port
 
     @model_validator(mode="after")
+    def _keys_or_none(self) -> Self:
+        if self.insecure and self.keys_file is not None:
+            raise ValueError(
+                "--insecure lets everybody in, and --keys only those who have a key; leave one of them out "
+                "(LISAREC_INSECURE, LISAREC_KEYS_FILE)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tenants_are_apart(self) -> Self:
         if self.tenants and self.keys_file is None:
             raise ValueError("several tenants need keys, which say whose a request is; give them with --keys FILE")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
 from app.cli import data, event_log, generations, items, kafka, keys, models, service
-from app.cli.console import error_console
+from app.cli.console import error_console, say
 from app.cli.option_groups import ungrouped
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -42,6 +43,25 @@ cli = typer.Typer(
 )
 for name, command in COMMANDS.items():
     cli.command(name)(ungrouped(command))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from app.observability.version import own_version
+
+        say(f"lisarec {own_version()}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
 cli.add_typer(items.cli, name="items")
 cli.add_typer(keys.cli, name="keys")
 

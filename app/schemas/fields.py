@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
@@ -42,6 +43,7 @@ MAX_PARAM_TEXTS = 100  # or numbers, in a list
 MAX_PARAM_CHARS, MAX_PARAMS_CHARS = 1_024, 10_000  # of one text, and of all together
 MAX_ARMS = 8  # of an experiment
 MAX_SHARE = 1_000_000.0
+MAX_COMPARED = 32  # letters of an unknown name
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
 
 Param: TypeAlias = "bool | float | str | tuple[str, ...] | tuple[float, ...]"
@@ -373,11 +375,21 @@ class Closed(BaseModel):
     def _refuse_unknown_fields(cls, data: Any) -> Any:
         # Pydantic's own message would echo every unknown field of the request, however many there are.
         if isinstance(data, Mapping) and not _field_names(cls).issuperset(data):
-            known = ", ".join(sorted(_field_names(cls)))
+            names = sorted(_field_names(cls))
+            unknown = next(name for name in data if name not in names)
             raise PydanticCustomError(
-                "unknown_field", "has an unknown field; the known ones are: {known}", {"known": known}
+                "unknown_field",
+                "has an unknown field{meant}; the known ones are: {known}",
+                {"meant": _meant(unknown, names), "known": ", ".join(names)},
             )
         return data
+
+
+def _meant(unknown: str, names: Sequence[str]) -> str:
+    """Return which of the names are alike, if any are. Few are compared: a body may have 1,000 unknown ones."""
+    like = [name for name in names if name[0] == unknown[:1]] if len(unknown) <= MAX_COMPARED else []
+    close = get_close_matches(unknown, like, 2)
+    return f", did you mean {' or '.join(close)}?" if close else ""
 
 
 @cache

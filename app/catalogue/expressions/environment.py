@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal, TypeAlias
 
@@ -18,6 +18,7 @@ ValueType: TypeAlias = Literal["text", "number", "boolean", "time", "set", "numb
 
 MAX_DEPTH = 32  # of Google's parser
 MAX_NAMED = 60  # characters of an unknown name in an error
+MAX_LISTED = 80  # names; an error has 4 kB
 KNOWN = "known"  # whether a property has a value
 
 _CEL_TYPES: Mapping[ValueType, cel.Type] = {
@@ -129,8 +130,12 @@ class Environment:
         if name.endswith(".item_id"):
             return f"there is no {name}; items are named in exclude, candidates, pin and current_item"
         close = get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:20])}"
-        return f"there is no {name}; {hint}"
+        return f"there is no {name}; " + (f"did you mean {close[0]}?" if close else _listed(known))
+
+
+def _listed(names: Sequence[str]) -> str:
+    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
+    return f"there are {', '.join(names[:MAX_LISTED])}{others}"
 
 
 def _misspelt(text: str, position: int) -> InvalidExpression | None:

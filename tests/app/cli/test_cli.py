@@ -385,6 +385,7 @@ def test_sizes_are_binary_however_they_are_written(text: str, size: int) -> None
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
         (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
+        (["serve", "--model", "m", "--insecure", "--keys", "k"], "leave one of them out"),
         (["keys", "add", "--scope", "fly"], "recs:read"),
         (["fly"], "fly"),
     ],

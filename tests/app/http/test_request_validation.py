@@ -108,6 +108,30 @@ def test_every_call_refuses_unknown_query_parameters(shared_client: Client, meth
     assert_refused(shared_client.request(method, f"{path}?{SECRET}={SECRET}", **options), 422)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "meant"),
+    [
+        ("GET", "/v1/users/ada/recommendations?exclude_sen=all", None, "exclude_seen or exclude_events"),
+        ("GET", "/v1/items?limt=3", None, "limit"),
+        ("POST", "/v1/recommendations", {"user_id": "ada", "diversty": 0.5}, "diversity"),
+        ("POST", "/v1/events", {"user_id": "ada", "item": "item-1"}, "items or item_id"),
+        ("POST", "/v1/events", {"user_id": "ada", "item_id": "item-1", SECRET: 1}, None),
+        ("POST", "/v1/events", {"user_id": "ada", "item_id": "item-1", "u" * 100_000: 1}, None),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_one_that_was_meant_and_all_known_ones(
+    shared_client: Client, method: str, path: str, body: dict[str, Any] | None, meant: str | None
+) -> None:
+    answer = shared_client.request(method, path, json=body) if body else shared_client.request(method, path)
+    assert_refused(answer, 422)
+    reasons = " ".join(detail["reason"] for detail in answer.json()["error"]["details"])
+    assert (f"has an unknown field, did you mean {meant}?" in reasons) == (meant is not None)
+    assert "has an unknown field" in reasons
+    known = reasons.partition("the known ones are: ")[2]
+    if path == "/v1/events":
+        assert set(known.split(", ")) == {field.alias or name for name, field in PostedEvent.model_fields.items()}
+
+
 @pytest.mark.parametrize(("method", "path"), CALLS)
 def test_every_call_refuses_other_methods(shared_client: Client, method: str, path: str) -> None:
     other = shared_client.request("PATCH", path)

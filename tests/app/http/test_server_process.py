@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from app.main import serve
+from app.observability.version import own_version
 from app.serving.model_places import load_model
 from app.settings import Settings
 from benchmarks.harness.service_process import free_port
@@ -37,6 +38,14 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     process.wait_until_ready()
     yield process
     process.kill()
+
+
+def test_says_at_its_start_what_it_serves(server: Process, model_dir: Path) -> None:
+    model = httpx.get(f"{server.url}/v1/model").json()
+    log = server.log()
+    assert f"lisarec {own_version()}, for http://127.0.0.1:any free port, with one process on the cpu" in log
+    assert "without keys; users are kept in SQLite in '" in log
+    assert f"tenant main: model {model_dir.name} ({model['tag']}), {model['items']:,} items" in log
 
 
 class Clicker(threading.Thread):
