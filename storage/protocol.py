@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Protocol
 
 from storage.errors import StorageUnavailable
+from storage.items.audit import AuditLog
 from storage.items.trends import Visit
 from storage.items.vectors import VectorStore
 from storage.records import (
@@ -166,10 +167,7 @@ class StateStore(Protocol):
     """
 
     def node_of(self, tenant: str, user_id: str) -> str:
-        """Return which node of the store has the user's state, "" where there is only one.
-
-        Calls for users of one node may have to wait for each other.
-        """
+        """Return which node has the user's state, "" for the only one; calls for its users may wait for each other."""
         ...
 
     def serve_generations(self, generations: Sequence[Generation]) -> None:
@@ -225,7 +223,7 @@ class ItemStore(Protocol):
         ...
 
     async def item_tenants(self) -> list[str]:
-        """Return the tenants with values or codes of items, types of properties or scenarios, in any order."""
+        """Return the tenants with values or codes of items, types of properties, scenarios or an audit log."""
         ...
 
 
@@ -345,12 +343,14 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     scenarios   the versions of tenants' scenarios
     orders      what is bought together
     vectors     those that tenants' shops have computed for items
+    audit       who has done what
     """
 
     properties: PropertyStore
     scenarios: ScenarioStore
     orders: OrderStore
     vectors: VectorStore
+    audit: AuditLog
 
     @property
     def generations(self) -> GenerationRegistry:

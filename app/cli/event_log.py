@@ -1,4 +1,4 @@
-"""Commands about the event log: archive, backup, restore, repair."""
+"""Commands about the event log and the audit log: archive, backup, restore, repair, audit."""
 
 from __future__ import annotations
 
@@ -113,3 +113,20 @@ def repair(
     say(f"{users:,} users repaired")
     if accept_loss:
         say("what the store holds now counts; services go on within a second or so")
+
+
+def audit(
+    store: StoreOptions,
+    user: Annotated[
+        str | None, typer.Option(help="Only what was done to this user, whose id is nowhere in the log.", metavar="ID")
+    ] = None,
+) -> None:
+    """Print who has done what, oldest first, as lines of JSON: keys, models, experiments, scenarios, users, exports."""
+    from app.jobs.backup import audit_log
+    from app.schemas.operations import AuditedAction
+
+    async def print_all() -> None:
+        async for one in audit_log(store.settings(), user):
+            say(AuditedAction.of(one).model_dump_json())
+
+    asyncio.run(print_all())

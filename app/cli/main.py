@@ -24,6 +24,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "backup": event_log.backup,
     "restore": event_log.restore,
     "repair": event_log.repair,
+    "audit": event_log.audit,
     "consume": kafka.consume,
     "publish": kafka.publish,
     "recommend": data.recommend,

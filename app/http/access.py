@@ -1,7 +1,10 @@
-"""Access control: every route declares the scope that it needs, and none reaches a tenant's data without one."""
+"""Access control: every route declares the scope that it needs, and none reaches a tenant's data without one.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+What operators do with it goes into the tenant's audit log.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.params import Depends as Dependency
@@ -12,6 +15,7 @@ from app.errors import Forbidden, TooCostly, Unauthenticated
 from app.http.auth.keys import Key, Keyring, Scope
 from app.http.services import Services
 from app.recommendation.batching import Requester, never_disconnected
+from storage.items.audit import AuditEntry, user_mark
 
 
 class Caller(NamedTuple):
@@ -129,6 +133,23 @@ def operation_limit(caller: Caller) -> int | None:
     if caller.key is None or caller.key.requests_per_minute is None:
         return None
     return max(1, caller.key.requests_per_minute // 2)
+
+
+async def audit(
+    services: Services, caller: Caller, action: str, subject: str = "", details: Mapping[str, Any] | None = None
+) -> None:
+    """Append to the tenant's audit log what the caller has just done; raise StorageError.
+
+    action, subject, details  as `AuditEntry` has them, a user as `audited_user`
+    """
+    actor = "" if caller.key is None else caller.key.id
+    entry = AuditEntry.now(actor, action, subject, details)
+    await services.by_tenant[caller.tenant].store.audit.append(caller.tenant, [entry])
+
+
+async def audited_user(services: Services, caller: Caller, user_id: str) -> str:
+    """Return what stands for the user in the audit log; raise StorageError."""
+    return user_mark(await services.by_tenant[caller.tenant].store.secret(), caller.tenant, user_id)
 
 
 class NoScope:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from app.http.auth.key_audit import follow_keys
 from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
 from app.http.auth.seal_keys import SealKeyring
@@ -108,7 +109,9 @@ async def open_services(
             for tenant, artifact in artifacts.items()
         }
         services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared, sealer)
-        async with in_background(_sample(services), _sample_archive(services)):
+        logs = {tenant: service.store.audit for tenant, service in by_tenant.items()}
+        following = [] if keyring is None else [follow_keys(keyring, logs)]
+        async with in_background(_sample(services), _sample_archive(services), *following):
             yield services
         services.sample()  # the last numbers of a worker that ends
 

@@ -1,9 +1,9 @@
-"""Backing up a store's log, restoring it into an empty store, and repairing a store."""
+"""Backing up a store's log, restoring it into an empty store, repairing a store, and reading its audit log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +13,10 @@ from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from storage.folders.folder import add_file
 from storage.folders.place import ObjectUrl, Place, open_folder
+from storage.items.audit import COMMAND_LINE, AuditEntry, NumberedEntry, user_mark
 from storage.maintenance import backup as storage_backup
+
+AUDIT_PAGE = 500
 
 
 async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int], None]) -> int:
@@ -26,7 +29,10 @@ async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int
     if out.exists():
         raise ValueError(f"'{out}' exists already; choose another name with --out")
     async with opened_store(settings) as store:
-        return await storage_backup.backup(store, out, on_progress)
+        entries = await storage_backup.backup(store, out, on_progress)
+        about = {"entries": entries}
+        await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "export.backup", details=about)])
+        return entries
 
 
 async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress: Callable[[int], None]) -> int:
@@ -67,3 +73,18 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
     """
     async with opened_store(settings) as store:
         return await store.repair(accept_loss=accept_loss)
+
+
+async def audit_log(settings: StoreSettings, user_id: str | None = None) -> AsyncIterator[NumberedEntry]:
+    """Iterate over the audit log of the settings' tenant, or over what is about one user in it.
+
+    raises  StorageError, ValueError
+    """
+    async with opened_store(settings) as store:
+        mark = None if user_id is None else user_mark(await store.secret(), settings.tenant, user_id)
+        after = 0
+        while page := await store.audit.entries(settings.tenant, after=after, limit=AUDIT_PAGE):
+            for one in page:
+                if mark is None or mark in (one.entry.subject, *one.entry.details.values()):
+                    yield one
+            after = page[-1].number

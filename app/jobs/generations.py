@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from app.schemas.operations import Experiment
 from app.schemas.scenarios import ScenarioVersion
@@ -15,9 +16,10 @@ from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
 from storage.errors import StorageError
 from storage.folders.place import Place
+from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.maintenance import rebuild as storage_rebuild
 from storage.maintenance.rebuild import Rebuilt
-from storage.protocol import GenerationRegistry
+from storage.protocol import GenerationRegistry, UserStore
 from storage.records import KnownGeneration, NamedGeneration
 
 
@@ -48,6 +50,8 @@ async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration,
     async with opened_store(settings) as store:
         before = await store.generations.active()
         await store.generations.activate(named)
+        previous = None if before is None else before.name
+        await _audit(store, settings, "model.activate", name, {"tag": loaded.tag, "previous": previous})
     return named, before
 
 
@@ -62,6 +66,11 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
         if experiment is not None and experiment.over == "scenarios":
             _require_known(experiment.shares, (await store.scenarios.scenarios(settings.tenant)).newest)
         await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
+        if experiment is None:
+            await _audit(store, settings, "experiment.end")
+        else:
+            about = experiment.model_dump(include={"over", "shares"})
+            await _audit(store, settings, "experiment.start", experiment.name, about)
 
 
 def _require_known(names: Iterable[str], newest: Mapping[str, str]) -> None:
@@ -80,7 +89,16 @@ async def drop(settings: StoreSettings, name: str) -> int:
         known = await store.generations.known()
         matching = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _require_unserved(name, matching, known)
-        return sum([await store.generations.drop(one.named.tag) for one in matching])
+        removed = sum([await store.generations.drop(one.named.tag) for one in matching])
+        await _audit(store, settings, "model.drop", name, {"tags": [one.named.tag.hex() for one in matching]})
+        return removed
+
+
+async def _audit(
+    store: UserStore, settings: StoreSettings, action: str, subject: str = "", details: Mapping[str, Any] | None = None
+) -> None:
+    entry = AuditEntry.now(COMMAND_LINE, action, subject, details)
+    await store.audit.append(settings.tenant, [entry])
 
 
 async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[str]:

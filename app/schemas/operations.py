@@ -1,10 +1,14 @@
-"""What operators ask for: the served model, statistics of recommendations, experiments and health."""
+"""What operators ask for: the served model, statistics of recommendations, experiments, the audit log and health."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.schemas.fields import Closed, Id, Shares
+from app.schemas.fields import Closed, Id, ResultCount, Shares, plain_digits
+from storage.items.audit import NumberedEntry
+from storage.records import EPOCH
 
 
 class ServedModel(BaseModel):
@@ -141,6 +145,72 @@ class Experiments(BaseModel):
             "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
         }
     )
+
+
+class AuditQuery(Closed):
+    """A page of the audit log."""
+
+    after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
+        0, description="`next` of the page before"
+    )
+    limit: ResultCount = 100
+
+
+class AuditedAction(BaseModel):
+    """What was done, by whom and when."""
+
+    number: int = Field(description="among those of the tenant, from 1")
+    time: datetime
+    actor: str = Field(description="the id of the key, `command line` or `keys file`; empty without keys")
+    action: str
+    subject: str = Field(description="a name, or the keyed hash of a user's id")
+    details: dict[str, Any]
+
+    @classmethod
+    def of(cls, one: NumberedEntry) -> Self:
+        """Return an entry of the log as answers have it."""
+        entry = one.entry
+        return cls(
+            number=one.number,
+            time=EPOCH + timedelta(microseconds=entry.time_us),
+            actor=entry.actor,
+            action=entry.action,
+            subject=entry.subject,
+            details=dict(entry.details),
+        )
+
+
+class AuditPage(BaseModel):
+    """Entries of the audit log, oldest first."""
+
+    entries: list[AuditedAction]
+    next: int | None = Field(description="`after` of the next page; null after the last")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "entries": [
+                        {
+                            "number": 17,
+                            "time": "2026-11-24T04:12:00Z",
+                            "actor": "3f2a9c0b1d4e",
+                            "action": "model.activate",
+                            "subject": "shop-june",
+                            "details": {"tag": "9f86d081884c7d65", "previous": "shop-may"},
+                        }
+                    ],
+                    "next": None,
+                }
+            ]
+        }
+    )
+
+    @classmethod
+    def of(cls, found: Sequence[NumberedEntry], limit: int) -> Self:
+        """Return a page of these entries, of which one more than the limit was read."""
+        page = found[:limit]
+        return cls(entries=[*map(AuditedAction.of, page)], next=page[-1].number if len(found) > limit else None)
 
 
 class Health(BaseModel):

@@ -221,6 +221,7 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("metrics", "GET", "/metrics", None, cost.METRICS),
         Call("experiment", "GET", "/v1/admin/experiment"),
         Call("types", "GET", "/v1/admin/properties"),
+        Call("audit log", "GET", f"/v1/admin/audit?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),
         Call("description", "GET", "/openapi.json"),
         Call("script", "GET", "/client.js"),
         Call("health", "GET", "/healthz"),

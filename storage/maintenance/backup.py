@@ -1,7 +1,7 @@
 """A back-up of log and items in one file, from which any kind of store can be restored.
 
 A gzip file of JSON lines: a header, then for each tenant with items {"property_types": [tenant, PropertyTypes]},
-{"scenario": [tenant, name, versions]} for each scenario,
+{"scenario": [tenant, name, versions]} for each scenario, {"audit": [tenant, fields of an AuditEntry]} for each entry,
 {"item": [tenant, fields of an ItemEntry, properties as `property_to_json` encodes them]} for each item that it has
 changed, {"item_vector": [tenant, item id, vector in base64]} for each that has one, and
 {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in hex. Then
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.errors import StorageError
+from storage.items.audit import AuditEntry, AuditLog
 from storage.protocol import EventStore, ScenarioStore, UserStore
 from storage.records import (
     ItemChanges,
@@ -41,8 +42,16 @@ from storage.state.corrections import posted_as
 from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo, digest
 from storage.state.record_encoding import from_json, to_json
 
-VERSION = 7
-EARLIER_VERSIONS = (1, 2, 3, 4, 5, 6)  # 6 has no vectors, 4 no scenarios, 3 no properties and 1 no items
+VERSION = 8
+EARLIER_VERSIONS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+)  # 7 has no audit log, 6 no vectors, 4 no scenarios, 3 no properties and 1 no items
 FIRST_WITH_LISTS = 6  # see `_with_items`
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
 EARLIER_CODES_MARK = "!"
@@ -65,7 +74,7 @@ class Scenario(NamedTuple):
     versions: Sequence[str]
 
 
-ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes | UserProperties | Scenario
+ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes | UserProperties | Scenario | AuditEntry
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +158,7 @@ async def _restore_items(store: UserStore, tenant: str, items: Sequence[ItemReco
         await store.properties.put_of_user(tenant, *user)
     for scenario in (item for item in items if isinstance(item, Scenario)):
         await _restore_scenario(store.scenarios, tenant, scenario)
+    await _restore_audit(store.audit, tenant, [item for item in items if isinstance(item, AuditEntry)])
     entries = [item for item in items if isinstance(item, ItemEntry)]
     codes = [item for item in items if isinstance(item, ItemCodes)]
     for begin in range(0, len(entries), BATCH):
@@ -163,6 +173,22 @@ async def _restore_scenario(store: ScenarioStore, tenant: str, scenario: Scenari
     for version in scenario.versions[known:]:
         while not await store.add(tenant, scenario.name, version, believed=await store.revision(tenant)):
             pass  # somebody else has changed another one
+
+
+async def _restore_audit(audit: AuditLog, tenant: str, entries: Sequence[AuditEntry]) -> None:
+    """Append the entries that an interrupted call has not."""
+    known = {entry.to_json() async for entry in _audit_entries(audit, tenant)}
+    missing = [entry for entry in entries if entry.to_json() not in known]
+    for begin in range(0, len(missing), BATCH):
+        await audit.append(tenant, missing[begin : begin + BATCH])
+
+
+async def _audit_entries(audit: AuditLog, tenant: str) -> AsyncIterator[AuditEntry]:
+    after = 0
+    while page := await audit.entries(tenant, after=after, limit=BATCH):
+        for one in page:
+            yield one.entry
+        after = page[-1].number
 
 
 async def _append(store: EventStore, events: list[TenantEvent]) -> None:
@@ -196,6 +222,8 @@ async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
         yield {"property_types": [tenant, (await store.properties.held(tenant)).types]}
         for name in (await store.scenarios.scenarios(tenant)).newest:
             yield {"scenario": [tenant, name, await store.scenarios.versions(tenant, name)]}
+        async for entry in _audit_entries(store.audit, tenant):
+            yield {"audit": [tenant, *astuple(entry)]}
         changes = ItemChanges([], 0)
         while (following := await store.item_changes(tenant, changes.version, BATCH)).version > changes.version:
             changes = following
@@ -273,6 +301,10 @@ def _scenario(tenant: str, name: str, versions: Sequence[str]) -> tuple[str, Sce
     return tenant, Scenario(name, versions)
 
 
+def _audit_entry(tenant: str, *fields: Any) -> tuple[str, AuditEntry]:
+    return tenant, AuditEntry(*fields)
+
+
 def _property_types(tenant: str, types: PropertyTypes) -> tuple[str, PropertyTypes]:
     return tenant, types
 
@@ -294,6 +326,7 @@ def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
 
 
 ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
+    "audit": _audit_entry,
     "item_codes": _item_codes,
     "item_vector": _item_vector,
     "property_types": _property_types,

@@ -41,6 +41,7 @@ from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.corrections.repair import LogRepair
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.generations import RedisGenerations
+from storage.redis.items.audit import RedisAudit
 from storage.redis.items.order_counts import RedisOrders
 from storage.redis.items.properties import RedisProperties
 from storage.redis.items.redis_items import RedisItems
@@ -95,8 +96,7 @@ class RedisStore(UserStore):
         options: RedisOptions,
     ) -> None:
         ttl_s, max_waiting = (options.state_ttl_days or 0) * DAY_S, options.max_waiting
-        self._session, self._archive = session, archive
-        self._log = UserLog(session, archive)
+        self._session, self._archive, self._log = session, archive, UserLog(session, archive)
         self._lost_users = lost_users = LostUsers(session, archive)
         self._corrections = RedisCorrections(session, self._log, archive, lost_users)
         self._repair = LogRepair(session, self._log, self._corrections)
@@ -108,7 +108,8 @@ class RedisStore(UserStore):
         self._writer.serve(generations)
         self.orders, self.vectors = RedisOrders(session, self._log, self._corrections), RedisVectors(session)
         self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)
-        self.scenarios, self._generations = RedisScenarios(session), RedisGenerations(session, tenant)
+        self.scenarios, self.audit = RedisScenarios(session), RedisAudit(session)
+        self._generations = RedisGenerations(session, tenant)
 
     @classmethod
     async def open(

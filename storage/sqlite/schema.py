@@ -176,6 +176,18 @@ CREATE TABLE scenarios (
 CREATE INDEX scenarios_by_name ON scenarios (tenant, name);
 """
 
+# Triggers keep it as it is: whoever has the file may drop them, and nobody changes an entry by mistake.
+AUDIT_SCHEMA = """
+CREATE TABLE audit (
+    tenant TEXT NOT NULL,
+    number INTEGER NOT NULL, -- of the entry, from 1
+    entry TEXT NOT NULL, -- see AuditEntry in storage/items/audit.py
+    PRIMARY KEY (tenant, number)
+) WITHOUT ROWID;
+CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'an audit log only grows'); END;
+CREATE TRIGGER audit_kept BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'an audit log only grows'); END;
+"""
+
 SCHEMAS = (
     LOG_SCHEMA,
     STATES_SCHEMA,
@@ -189,8 +201,9 @@ SCHEMAS = (
     ORDER_COUNTS_SCHEMA,
     TALLIES_SCHEMA,
     SCENARIOS_SCHEMA,
+    AUDIT_SCHEMA,
 )
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

@@ -41,6 +41,7 @@ from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.items import tenant_values as items
 from storage.sqlite.items import trends
+from storage.sqlite.items.audit import SQLiteAudit
 from storage.sqlite.items.order_counts import SQLiteOrders
 from storage.sqlite.items.properties import SQLiteProperties
 from storage.sqlite.items.scenarios import SQLiteScenarios
@@ -90,7 +91,7 @@ class SQLiteStore(UserStore):
         self._catch_up = CatchUpThread(database)
         self._generations = SQLiteGenerations(database, tenant)
         self.properties, self.scenarios = SQLiteProperties(database), SQLiteScenarios(database)
-        self.orders, self.vectors = SQLiteOrders(database), SQLiteVectors(database)
+        self.orders, self.vectors, self.audit = SQLiteOrders(database), SQLiteVectors(database), SQLiteAudit(database)
         self._served = tuple(generations)
         self._tenant = tenant
         self._state_ttl_days = state_ttl_days

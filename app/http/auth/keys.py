@@ -192,6 +192,11 @@ class Keyring:
         is_same = hmac.compare_digest(_hash(text), key.sha256)
         return key if is_same else None
 
+    def keys_of(self, tenant: str) -> list[Key]:
+        """Return the keys of the tenant."""
+        self._poll()
+        return [key for key in self._keys.values() if key.tenant == tenant]
+
     def allows(self, origin: str) -> bool:
         """Return whether pages of this origin may use any key."""
         self._poll()

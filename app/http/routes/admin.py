@@ -1,21 +1,21 @@
-"""The routes of operators: activation and experiments. Without keys only this machine can call them."""
+"""The routes of operators: activation, experiments, the audit log. Without keys only this machine can call them."""
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Query, Response
 
-from app.http.access import charge_operation, needs
+from app.http.access import audit, charge, charge_operation, needs
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
-from app.recommendation.cost import LOADED_MODEL
+from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS
 from app.schemas.fields import Id
-from app.schemas.operations import Activated, Experiment, Experiments
+from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiment, Experiments
 from app.schemas.properties import DeclaredTypes, HeldTypes
 from app.serving.property_types import declare_types, shown_types
 from app.serving.switcher import experiment_of
 
-router = GuardedRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
+router = GuardedRouter(tags=["admin"], dependencies=[needs("admin")])
 
 EXPERIMENT = json_request(
     Experiment.model_json_schema(),
@@ -34,7 +34,12 @@ PROPERTIES = json_request(
 )
 
 
-@router.put("/v1/admin/properties", openapi_extra=PROPERTIES, responses=errors(400, 408, 409, 413, 415))
+@router.put(
+    "/v1/admin/properties",
+    openapi_extra=PROPERTIES,
+    responses=errors(400, 408, 409, 413, 415),
+    dependencies=[NO_QUERY],
+)
 async def put_properties(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
     """Declare types of properties of items and users, or take some back, all of them or none.
 
@@ -47,13 +52,13 @@ async def put_properties(body: JsonBody, service: ServiceDep, caller: CallerDep)
     return shown_types(held)
 
 
-@router.get("/v1/admin/properties")
+@router.get("/v1/admin/properties", dependencies=[NO_QUERY])
 async def get_properties(service: ServiceDep, caller: CallerDep) -> HeldTypes:
     """The types of the properties of items and users, declared or not."""
     return shown_types(await service.store.properties.held(caller.tenant))
 
 
-@router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))
+@router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409), dependencies=[NO_QUERY])
 async def activate_generation(
     name: Annotated[Id, Path(openapi_examples=example("shop-june"))],
     service: ServiceDep,
@@ -67,7 +72,9 @@ async def activate_generation(
     await charge_operation(services, caller, LOADED_MODEL)
     previous = service.served_model.generation
     served = await service.switcher.activate(name)
-    return Activated(generation=served.model.generation, tag=served.model.tag, previous=previous)
+    activated = Activated(generation=served.model.generation, tag=served.model.tag, previous=previous)
+    await audit(services, caller, "model.activate", name, {"tag": activated.tag, "previous": previous})
+    return activated
 
 
 @router.put(
@@ -75,6 +82,7 @@ async def activate_generation(
     response_model_exclude_unset=True,
     openapi_extra=EXPERIMENT,
     responses=errors(400, 404, 409, 413, 415),
+    dependencies=[NO_QUERY],
 )
 async def put_experiment(body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
     """Serve several models from the models folder, or scenarios, at the same time: each to its share of the users."""
@@ -85,17 +93,37 @@ async def put_experiment(body: JsonBody, service: ServiceDep, services: Services
         for name in experiment.shares:
             await service.scenarios.scenario(name)
     await service.switcher.start_experiment(experiment)
+    await audit(
+        services, caller, "experiment.start", experiment.name, experiment.model_dump(include={"over", "shares"})
+    )
     return Experiments(experiment=experiment)
 
 
-@router.get("/v1/admin/experiment", response_model_exclude_unset=True)
+@router.get("/v1/admin/experiment", response_model_exclude_unset=True, dependencies=[NO_QUERY])
 async def get_experiment(service: ServiceDep) -> Experiments:
     """The experiment that this process goes by."""
     return Experiments(experiment=service.switcher.experiment)
 
 
-@router.delete("/v1/admin/experiment")
-async def end_experiment(service: ServiceDep) -> Experiments:
+@router.delete("/v1/admin/experiment", dependencies=[NO_QUERY])
+async def end_experiment(service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
     """Serve the active model to everybody again."""
     await service.switcher.end_experiment()
+    await audit(services, caller, "experiment.end")
     return Experiments(experiment=None)
+
+
+@router.get("/v1/admin/audit", response_model=AuditPage)
+async def get_audit(
+    query: Annotated[AuditQuery, Query()], service: ServiceDep, services: ServicesDep, caller: CallerDep
+) -> Response:
+    """Who has done what, oldest first, in pages: keys, models, experiments, scenarios, erasures, merges, exports.
+
+    Nothing changes or removes an entry. A user is a keyed hash, which `lisarec audit --user` makes of an id. It counts
+    as 1, and 1 for 100 entries of the limit.
+    """
+    await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
+    found = await service.store.audit.entries(caller.tenant, after=query.after, limit=query.limit + 1)
+    page = AuditPage.of(found, query.limit)
+    # the framework would go through all of it three times more
+    return Response(page.model_dump_json(), media_type="application/json")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Path, Response
 
-from app.http.access import charge_operation, needs
+from app.http.access import audit, charge_operation, needs
 from app.http.calls import INVALID, parse, preview_scenario, put_scenario
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
@@ -55,14 +55,18 @@ async def put_new_settings(name: Name, body: JsonBody, services: ServicesDep, ca
     Every process goes by it within a second. An expression that cannot be used is a 422 that says where in the text,
     as is a scenario of more than 16,384 bytes, and the 101st. Declare the types of properties first.
     """
-    return await put_scenario(services, caller, name, body)
+    version = await put_scenario(services, caller, name, body)
+    await audit(services, caller, "scenario.put", name, {"version": version.version})
+    return version
 
 
 @router.delete("/scenarios/{name}", response_model_exclude_unset=True, responses=errors(404))
 async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
     """Remove the scenario. Its versions stay, and a rollback brings it back, until its place is needed."""
     await charge_operation(services, caller, SCENARIOS)
-    return await service.scenarios.put(name, None, caller.name)
+    version = await service.scenarios.put(name, None, caller.name)
+    await audit(services, caller, "scenario.remove", name, {"version": version.version})
+    return version
 
 
 @router.get("/scenarios/{name}/versions", response_model_exclude_unset=True, responses=errors(404))
@@ -83,7 +87,10 @@ async def roll_back(
 ) -> ScenarioVersion:
     """Give the scenario the settings of an earlier version again, as a new version."""
     await charge_operation(services, caller, SCENARIOS)
-    return await service.scenarios.roll_back(name, parse(Rollback, body, INVALID).version, caller.name)
+    wanted = parse(Rollback, body, INVALID).version
+    version = await service.scenarios.roll_back(name, wanted, caller.name)
+    await audit(services, caller, "scenario.roll_back", name, {"to": wanted, "version": version.version})
+    return version
 
 
 @router.post(

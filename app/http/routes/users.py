@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from app.http import calls
-from app.http.access import needs
+from app.http.access import audit, audited_user, needs
 from app.http.dependencies import (
     NO_QUERY,
     CallerDep,
@@ -94,10 +94,16 @@ async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, 
 )
 async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, caller: CallerDep) -> Merged:
     """Let a visitor become this user: the visitor's events follow the user's, and later ones are the user's too."""
-    return await calls.merge(services, caller, user_id, body)
+    merged = await calls.merge(services, caller, user_id, body)
+    if merged.changed:
+        visitor = await audited_user(services, caller, merged.visitor)
+        await audit(services, caller, "user.merge", await audited_user(services, caller, user_id), {"visitor": visitor})
+    return merged
 
 
 @router.delete("/v1/users/{user_id}", status_code=202, dependencies=[NO_QUERY])
 async def erase_user(user_id: UserId, services: ServicesDep, caller: CallerDep) -> Erasure:
     """Forget the user: state, log and ids at once, copies in files by the deadline. Later events are a new user's."""
-    return await calls.erase(services, caller, user_id)
+    erasure = await calls.erase(services, caller, user_id)
+    await audit(services, caller, "user.erase", await audited_user(services, caller, user_id))
+    return erasure

@@ -6,7 +6,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that ever had a state,
                                                 "items:TENANT" for every tenant that has ever set values of items, has
-                                                declared properties, or has put scenarios,
+                                                declared properties, has put scenarios, or has an audit log,
                                                 "secret", 64 hex digits that are made once
                                                 "accepted", when an operator last accepted a loss of data, in ms
                                                 "lost", entries that are missing and that nobody has accepted the loss
@@ -45,6 +45,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:scenarios       hash    name of a scenario -> its newest version
   PREFIX:{items:TENANT}:scenarios-revision  string  another text after every change of a scenario
   PREFIX:{items:TENANT}:scenario:NAME   list    the versions of a scenario that are kept, oldest first
+  PREFIX:{items:TENANT}:audit           list    the audit log, oldest first; see AuditEntry in storage/items/audit.py
+  PREFIX:{items:TENANT}:keys-seen       string  see KeysSeen there
   PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
   PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/items/trends.py
@@ -250,6 +252,16 @@ class ItemKeys:
     def scenario(self, name: str) -> str:
         """Return the key of the versions of a scenario."""
         return f"{self.prefix}:scenario:{name}"
+
+    @property
+    def audit(self) -> str:
+        """Key of the audit log."""
+        return f"{self.prefix}:audit"
+
+    @property
+    def keys_seen(self) -> str:
+        """Key of the keys that there were when somebody looked last."""
+        return f"{self.prefix}:keys-seen"
 
     @property
     def code_changes(self) -> str:

@@ -1,5 +1,6 @@
 """The scripts that a store loads into its servers; TRIM is the archiver's."""
 
+from storage.redis.scripts.audit import APPEND_AUDIT
 from storage.redis.scripts.corrections import APPEND, ERASE, MARK_MERGE, REPAIR, REWRITE_LOG, SET_ASIDE
 from storage.redis.scripts.events import COMMIT, READ_LOG, SAVE_STATE
 from storage.redis.scripts.items import (
@@ -17,5 +18,5 @@ from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, READ_USER
 STORE_SCRIPTS = (
     *(COMMIT, SAVE_STATE, READ_LOG, ERASE, REWRITE_LOG, APPEND, MARK_MERGE, REPAIR, SET_ASIDE),
     *(DECLARE_TYPES, PUT_ITEMS, PUT_ITEM_CODES, READ_ITEMS, ADD_VISITS, ADD_TALLIES, ADD_ORDER_COUNTS),
-    *(PUT_USER_PROPERTIES, READ_USER_PROPERTIES, ADD_SCENARIO_VERSION),
+    *(PUT_USER_PROPERTIES, READ_USER_PROPERTIES, ADD_SCENARIO_VERSION, APPEND_AUDIT),
 )

@@ -59,7 +59,7 @@ SELECT_PROPERTIES = "SELECT properties FROM items WHERE tenant = ? AND item_id =
 
 SELECT_TENANTS = """
 SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant FROM scenarios
-UNION SELECT tenant FROM notes WHERE name = ?
+UNION SELECT tenant FROM audit UNION SELECT tenant FROM notes WHERE name = ?
 """
 
 ADD_TALLY = """
@@ -72,6 +72,7 @@ SECRET = "secret"  # noqa: S105, the name of it
 EXPERIMENT = "experiment"
 PROPERTY_TYPES = "property-types"  # a JSON object, see HeldProperties
 SCENARIOS_REVISION = "scenarios-revision"
+KEYS_SEEN = "keys-seen"  # a text, see KeysSeen in storage/items/audit.py
 TREND_CLOCK = "trend-clock"
 ORDER_CLOCK = "order-clock"
 ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
@@ -151,7 +152,7 @@ def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
 
 
 def item_tenants(db: sqlite3.Connection) -> list[str]:
-    """Return the tenants with values or codes of items, types of properties or scenarios."""
+    """Return the tenants with values or codes of items, types of properties, scenarios or an audit log."""
     return [tenant for (tenant,) in db.execute(SELECT_TENANTS, (PROPERTY_TYPES,))]
 
 

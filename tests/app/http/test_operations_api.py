@@ -139,7 +139,7 @@ def test_the_interface_is_described_with_examples_and_the_one_error(shared_clien
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     }
-    assert len(operations) == 38
+    assert len(operations) == 39
     for (method, path), operation in operations.items():
         if method in ("post", "put") and not path.endswith("/activate"):
             assert operation["requestBody"]["content"]["application/json"]["examples"]

@@ -1,0 +1,44 @@
+"""Watches the keys file, and notes in the audit logs which keys have come and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+
+from app.http.auth.keys import Keyring
+from storage.errors import StorageError
+from storage.items.audit import KEYS_FILE, AuditEntry, AuditLog, KeysSeen
+
+LOOK_EVERY_S = 1.0
+
+
+async def follow_keys(keyring: Keyring, logs: Mapping[str, AuditLog]) -> None:
+    """Note every change of each tenant's keys, be it by `lisarec keys` or by hand, once among all processes.
+
+    What changes while no process runs is noted when one starts.
+    """
+    noted: dict[str, str] = {}
+    while True:
+        for tenant, log in logs.items():
+            with suppress(StorageError):  # the next look finds the same
+                noted[tenant] = await _note(keyring, tenant, log, noted.get(tenant))
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _note(keyring: Keyring, tenant: str, log: AuditLog, noted: str | None) -> str:
+    """Append what has changed since anybody looked, and return the keys as they are."""
+    scopes = {key.id: key.scopes for key in keyring.keys_of(tenant)}
+    while (now := json.dumps(sorted(scopes))) != noted:
+        believed = await log.keys_seen(tenant)
+        before = set(json.loads(believed or "[]"))
+        made = [_entry("key.add", key_id, {"scopes": [*scopes[key_id]]}) for key_id in sorted(scopes.keys() - before)]
+        revoked = [_entry("key.remove", key_id) for key_id in sorted(before - scopes.keys())]
+        if believed == now or await log.append(tenant, [*made, *revoked], KeysSeen(believed, now)):
+            noted = now
+    return now
+
+
+def _entry(action: str, key_id: str, details: Mapping[str, object] | None = None) -> AuditEntry:
+    return AuditEntry.now(KEYS_FILE, action, key_id, details)
