@@ -217,10 +217,21 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
             call.waiter.add_done_callback(lambda _: self._callers.change(requester.flow, -1))
         if self._running < self._limits.max_running:
             self._running += 1
-            task = asyncio.create_task(self._run(), context=Context())  # not the context of one request
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin()
         return call.waiter
+
+    async def answer_one(self, request: RequestT, requester: Requester = ANYBODY) -> AnswerT:
+        """Return the answer to one request, as `submit` does; where nothing is at work, without a task of its own."""
+        if self._running or self._waiting or self._limits.max_callers < inf:
+            return (await self.submit([request], requester))[0]
+        self._running += 1
+        try:
+            return (await self._work([request]))[0]
+        finally:
+            if self._waiting:  # others have come meanwhile
+                self._begin()
+            else:
+                self._running -= 1
 
     def require_room(self, requests: Sequence[RequestT], requester: Requester) -> None:
         """Raise Overloaded where `submit` would."""
@@ -229,6 +240,11 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         )
         if is_full or not self._callers.has_room(requester.flow, 1, self._limits.max_callers):
             raise Overloaded
+
+    def _begin(self) -> None:
+        task = asyncio.create_task(self._run(), context=Context())  # not the context of one request
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
         while self._waiting:
@@ -285,6 +301,10 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
             return [next(by_lane[lane]) for lane in lanes]
 
         return asyncio.ensure_future(in_order())
+
+    async def answer_one(self, request: RequestT, requester: Requester = ANYBODY) -> AnswerT:
+        """Return the answer to one request, as `MicroBatcher.answer_one`."""
+        return await self._batcher(self._lane_of(request)).answer_one(request, requester)
 
     def _batcher(self, lane: LaneT) -> MicroBatcher[RequestT, AnswerT]:
         if lane not in self._batchers:

@@ -22,7 +22,7 @@ from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows
 from app.recommendation.selection import EVERYTHING, Selection, Selector
-from app.recommendation.state_reader import LogQuery, LogReader, StateReader, carried_rows, log_queries, needs_events
+from app.recommendation.state_reader import LogQuery, LogReader, StateReader, carried_rows, needs_events
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest, Recommendations
 from model.inference.captured_batches import SLOTS
@@ -161,23 +161,26 @@ class Recommender(BaseRecommender):
         selections = await self._selector.select(requests, requester)
         select_end_s = time.perf_counter()
         seen: Mapping[LogQuery, SeenRows] = {}
-        if logs := log_queries(requests):
+        queries = [LogQuery.of(request) for request in requests]
+        if logs := [query for query in dict.fromkeys(queries) if query is not None]:
             seen = await self._readers.logs.read(logs, self._context, requester)
         if (request_trace := tracing.current.get()) is not None:
             request_trace.spans["expressions"] = select_end_s - begin_s
             if logs:
                 request_trace.spans["log"] = time.perf_counter() - select_end_s
         entries = [
-            BatchEntry.of(request, selection, self._seen(request, seen), self._readers.states)
-            for request, selection in zip(requests, selections, strict=True)
+            BatchEntry.of(
+                request, selection, self._carried(request) if log is None else seen.get(log), self._readers.states
+            )
+            for request, selection, log in zip(requests, selections, queries, strict=True)
         ]
         return await self._batcher.submit(entries, requester)
 
-    def _seen(self, request: RecommendationRequest, read: Mapping[LogQuery, SeenRows]) -> SeenRows | None:
-        if request.state is not None and needs_events(request):
-            return carried_rows(request, self._context.generation, self._context.catalogue)
-        log = LogQuery.of(request)
-        return NOTHING_SEEN if log is None else read.get(log)
+    def _carried(self, request: RecommendationRequest) -> SeenRows:
+        """Return what a request that needs no log goes by of events: those that its visitor's state carries."""
+        if request.state is None or not needs_events(request):
+            return NOTHING_SEEN
+        return carried_rows(request, self._context.generation, self._context.catalogue)
 
     async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester

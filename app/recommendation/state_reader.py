@@ -48,7 +48,8 @@ class LogQuery(NamedTuple):
         """Return what the request needs; None for nothing."""
         if request.user_id is None or not needs_events(request):
             return None
-        within_s = tuple(sorted(longest_within_s(request.event_rules).items()))
+        rules = request.event_rules
+        within_s = tuple(sorted(longest_within_s(rules).items())) if rules else ()
         return cls(request.user_id, within_s, request.mode == "repeat")
 
 
@@ -106,7 +107,7 @@ class LogReader:
         """
         logs = [_Log(query.user_id, _events_of(query, context)) for query in queries]
         found: dict[LogQuery, SeenRows] = {}
-        for query, seen in zip(queries, await self._batcher.submit(logs, requester), strict=True):
+        for query, seen in zip(queries, await self._read_logs(logs, requester), strict=True):
             if seen is None and query.within_s:
                 raise StorageUnavailable("nobody knows what to leave out: the user's log cannot be read now")
             if seen is not None:
@@ -136,6 +137,11 @@ class LogReader:
             self._metrics.failures.report(exc)
             return 0
         return sum(files)
+
+    async def _read_logs(self, logs: Sequence[_Log], requester: Requester) -> list[SeenItems | None]:
+        if len(logs) == 1:
+            return [await self._batcher.answer_one(logs[0], requester)]  # almost always
+        return await self._batcher.submit(logs, requester)
 
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
         if len(logs) == 1:

@@ -109,6 +109,46 @@ def test_no_more_wait_than_may() -> None:
     asyncio.run(law())
 
 
+def test_one_request_is_answered_at_once_and_what_comes_meanwhile_forms_the_next_batch() -> None:
+    async def law() -> None:
+        work, batcher = new_batcher()
+        asked = [asyncio.ensure_future(batcher.answer_one(number)) for number in range(1 + MAX_BATCH + 2)]
+        await asyncio.sleep(0)
+        assert work.batches == [[0]]
+        work.may_go.set()
+        assert await asyncio.gather(*asked) == [10 * number for number in range(len(asked))]
+        assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
+        assert await batcher.answer_one(7) == 70
+        assert await batcher.submit([8]) == [80]
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_one_that_fails_or_is_cancelled_holds_nobody_up(is_cancelled: bool) -> None:
+    async def law() -> None:
+        may_go = asyncio.Event()
+
+        async def work(asks: list[int]) -> list[int]:
+            await may_go.wait()
+            return [10 // ask for ask in asks]
+
+        batcher = MicroBatcher(work, one_each, Limits(MAX_BATCH, MAX_WAITING))
+        first = asyncio.ensure_future(batcher.answer_one(0))
+        await asyncio.sleep(0)
+        others = [asyncio.ensure_future(batcher.answer_one(number)) for number in (1, 2)]
+        await asyncio.sleep(0)
+        if is_cancelled:
+            first.cancel()
+        may_go.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else ZeroDivisionError):
+            await first
+        assert await asyncio.gather(*others) == [10, 5]
+        assert await batcher.answer_one(5) == 2
+
+    asyncio.run(law())
+
+
 def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
     async def law() -> None:
         work, batcher = new_batcher()
