@@ -1,7 +1,6 @@
 """The calls that the routes and the fast path share: each charges its caller, then does what a parsed body asks for."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -25,6 +24,7 @@ from app.recommendation.cost import (
     archive_charge,
     charge_for,
     correction_charge,
+    log_charge,
     scenario_charge,
     update_charge,
     vector_numbers,
@@ -353,9 +353,8 @@ async def _charge_logs(
     """Charge the caller for the length of the users' logs, which is asked unless no length would change anything."""
     settings, reader = services.settings, services.by_tenant[caller.tenant].log_reader
     has_rate = operation_limit(caller) is not None
-    longest = [settings.max_seen_events] * len(user_ids)
-    if not has_rate and charge_for(requests, sys.maxsize, longest) <= settings.max_cost:
-        return
+    if not has_rate and counted + log_charge(settings.max_seen_events) * len(user_ids) <= settings.max_cost:
+        return  # almost always
     lengths = await reader.lengths(user_ids)
     await charge(services, caller, charge_for(requests, settings.max_cost, lengths), counted=counted)
     # one of which a part is archived is said to be as long as any

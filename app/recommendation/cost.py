@@ -6,7 +6,7 @@ that of the store included. What a log costs is known from its length, before it
 """
 
 from collections.abc import Mapping, Sequence
-from math import floor
+from math import ceil, floor
 
 from app.errors import ErrorDetail, TooCostly
 from app.schemas.items import SearchQuery
@@ -120,7 +120,7 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
 
     raises  TooCostly  when that is more than `most`; it says what each part costs
     """
-    logs = sum(SEEN_EVENT * max(0, length - SHORT_LOG) for length in log_lengths)
+    logs = sum(map(_cost_of_length, log_lengths))
     cost = max(1, floor(sum(map(cost_of, requests)) + logs))
     if cost > most:
         raise TooCostly(
@@ -128,6 +128,15 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
             _details(requests, logs),
         )
     return cost
+
+
+def log_charge(length: int) -> int:
+    """Return the most that a log of so many entries adds to the cost of a call."""
+    return ceil(_cost_of_length(length))
+
+
+def _cost_of_length(length: int) -> float:
+    return SEEN_EVENT * max(0, length - SHORT_LOG)
 
 
 def search_charge(query: SearchQuery, words: int, items: int, most: int) -> int:

@@ -245,7 +245,7 @@ def _states_read_before(
     """Return the states that came with logs, of users with one request: of several, another may need a newer state."""
     if all(one is None or one.state is None for one in seen):
         return {}  # almost always
-    counts = Counter(request.user_id for request in requests)
+    counts = Counter(request.user_id for request in requests) if len(requests) > 1 else {requests[0].user_id: 1}
     return {
         request.user_id: one.state.value
         for request, one in zip(requests, seen, strict=True)

@@ -1,10 +1,11 @@
 """The tables of logs and aliases in the embedded store: which log an event belongs to, and what is in it."""
 
-import json
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol, TypeVar
+
+import orjson
 
 from storage.records import LogEntry, LogPage
 from storage.sqlite.batches import execute_in_batches
@@ -116,9 +117,9 @@ def add_seen(db: sqlite3.Connection, tenant: str, user_id: str, before: int, lim
     """Add the last `limit` entries of the user's log below `before`; return their sequence numbers, newest first."""
     needs_shown = IMPRESSION in seen.events.since_us
     (text,) = db.execute(SELECT_SEEN, (needs_shown, tenant, user_id, before, limit)).fetchone()
-    entries = sorted(json.loads(text), reverse=True)
-    seen.add((event_id, item_id, kind, time_us, items) for _, event_id, item_id, kind, time_us, items in entries)
-    return [seq for seq, *_ in entries]
+    entries = sorted(orjson.loads(text), reverse=True)
+    seen.add(entry[1:] for entry in entries)
+    return [entry[0] for entry in entries]
 
 
 def newest_of_user(db: sqlite3.Connection, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
