@@ -109,42 +109,27 @@ def test_no_more_wait_than_may() -> None:
     asyncio.run(law())
 
 
-def test_one_request_is_answered_at_once_and_what_comes_meanwhile_forms_the_next_batch() -> None:
+@pytest.mark.parametrize("end", [None, ZeroDivisionError, asyncio.CancelledError])
+def test_one_request_is_answered_at_once_and_however_that_ends_others_form_the_next_batch(end: type | None) -> None:
     async def law() -> None:
-        work, batcher = new_batcher()
-        asked = [asyncio.ensure_future(batcher.answer_one(number)) for number in range(1 + MAX_BATCH + 2)]
-        await asyncio.sleep(0)
-        assert work.batches == [[0]]
-        work.may_go.set()
-        assert await asyncio.gather(*asked) == [10 * number for number in range(len(asked))]
-        assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
-        assert await batcher.answer_one(7) == 70
-        assert await batcher.submit([8]) == [80]
-
-    asyncio.run(law())
-
-
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_one_that_fails_or_is_cancelled_holds_nobody_up(is_cancelled: bool) -> None:
-    async def law() -> None:
-        may_go = asyncio.Event()
+        batches, may_go = list[list[int]](), asyncio.Event()
 
         async def work(asks: list[int]) -> list[int]:
+            batches.append(asks)
             await may_go.wait()
             return [10 // ask for ask in asks]
 
         batcher = MicroBatcher(work, one_each, Limits(MAX_BATCH, MAX_WAITING))
-        first = asyncio.ensure_future(batcher.answer_one(0))
-        await asyncio.sleep(0)
-        others = [asyncio.ensure_future(batcher.answer_one(number)) for number in (1, 2)]
-        await asyncio.sleep(0)
-        if is_cancelled:
-            first.cancel()
+        numbers = (0 if end is ZeroDivisionError else 1, 2, 5)
+        asked = [await begun(asyncio.ensure_future(batcher.answer_one(number))) for number in numbers]
+        if end is asyncio.CancelledError:
+            asked[0].cancel()
         may_go.set()
-        with pytest.raises(asyncio.CancelledError if is_cancelled else ZeroDivisionError):
-            await first
-        assert await asyncio.gather(*others) == [10, 5]
-        assert await batcher.answer_one(5) == 2
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert found[1:] == [5, 2]
+        assert found[0] == 10 if end is None else isinstance(found[0], end)
+        assert batches == [[numbers[0]], [2, 5]]
+        assert await batcher.answer_one(10) == 1
 
     asyncio.run(law())
 
