@@ -68,12 +68,16 @@ def drop_vectors(store: StoreOptions) -> None:
     learned these. It can be done again.
     """
     from app.serving.store_factory import opened_store
+    from storage.items.audit import COMMAND_LINE, AuditEntry
     from storage.maintenance import vectors
 
     settings = store.settings()
 
     async def drop() -> int:
         async with opened_store(settings) as opened:
-            return await vectors.drop_vectors(opened, settings.tenant)
+            dropped = await vectors.drop_vectors(opened, settings.tenant)
+            entry = AuditEntry.now(COMMAND_LINE, "items.drop_vectors", details={"vectors": dropped})
+            await opened.audit.append(settings.tenant, [entry])
+            return dropped
 
     say(f"{asyncio.run(drop()):,} vectors dropped")

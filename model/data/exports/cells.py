@@ -20,12 +20,12 @@ class Times(NamedTuple):
     """What the cells of a column say of time, a row each.
 
     us           Int64, microseconds since the epoch; null where a cell is no time, or one of an unknown zone
-    lacks_zone   the cells that are times by some clock, where no zone was given
+    by_no_clock  the cells that are times by some clock: no zone was given, or its clocks leave them out in spring
     either_way   the cells such as 03/04/2025, where nothing in the column tells days from months
     """
 
     us: pl.Series
-    lacks_zone: pl.Series
+    by_no_clock: pl.Series
     either_way: pl.Series
 
 
@@ -48,8 +48,7 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
         }
     )
     us = frame.select(us=pl.coalesce("unix", "zoned", "local"))["us"]
-    nothing = pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
-    return Times(us, local.is_not_null() & us.is_null() if timezone is None else nothing, us.is_null() & either_way)
+    return Times(us, us.is_null() & local.is_not_null(), us.is_null() & either_way)
 
 
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:

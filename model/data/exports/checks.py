@@ -22,6 +22,7 @@ MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service takes no events that are furthe
 MAX_NAMED_TYPES = 5
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 ID_FIX = "an id has 1 to 128 of A-Z a-z 0-9 _ . : @ - and is not . or ..; write others so"
+ZONE_FIX = "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC"
 LEAVE_OUT = "mend these lines, or leave them out with --skip-bad-lines"
 
 
@@ -149,12 +150,13 @@ def _find_bad_ids(found: Examination, column: str) -> None:
 def _read_times(found: Examination, mapping: TableMapping) -> None:
     cells = found.frame["timestamp"]
     times = times_in(cells, mapping.timezone)
-    found.find(
-        times.lacks_zone,
-        "timestamp has no time zone",
-        "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC",
-        column="timestamp",
-    )
+    if mapping.timezone is None:
+        found.find(times.by_no_clock, "timestamp has no time zone", ZONE_FIX, column="timestamp")
+    else:
+        problem = f"the clocks of {mapping.timezone} leave this timestamp out, when they go forward in spring"
+        found.find(
+            times.by_no_clock, problem, f"the zone may be another one, such as UTC; {LEAVE_OUT}", column="timestamp"
+        )
     found.find(
         times.either_way,
         "timestamp has a day and a month, and nothing in the table tells which is which",
@@ -258,13 +260,10 @@ def _read_property(found: Examination, column: str, mapping: TableMapping) -> No
 
 def _read_property_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:
     times = times_in(found.frame[column], mapping.timezone)
-    if (known & times.lacks_zone).any() and not (known & times.us.is_null() & ~times.lacks_zone).any():
+    if (known & times.by_no_clock).any() and not (known & times.us.is_null() & ~times.by_no_clock).any():
+        lacks = "no time zone" if mapping.timezone is None else f"times that the clocks of {mapping.timezone} leave out"
         found.find(
-            times.lacks_zone,
-            f"{column} has no time zone, so it would be a text",
-            "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC",
-            column=column,
-            stops=False,
+            times.by_no_clock, f"{column} has {lacks}, so it would be a text", ZONE_FIX, column=column, stops=False
         )
     elif mapping.timezone is not None and known.any() and not (known & times.us.is_null()).any():
         moments = times.us.cast(pl.Datetime("us", "UTC")).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")

@@ -123,6 +123,18 @@ def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.Capt
     assert f"lisarec train --data {table} --timezone UTC --decimal , --out models/shop" in lines[-1]
 
 
+def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "events.csv"
+    table.write_text("user_id,item_id,timestamp\nu,i,31.03.2024 02:30\nu,i,31.03.2024 03:30\n")
+    status, lines = checked(capsys, table, "--timezone", "Europe/Berlin")
+    assert status == 1
+    assert "error: 1 line: the clocks of Europe/Berlin leave this timestamp out" in lines[1]
+    assert "(line 2: '31.03.2024 02:30') -> the zone may be another one, such as UTC" in lines[1]
+    assert checked(capsys, table, "--timezone", "UTC")[0] == 0
+
+
 def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
     lines = EVENTS.splitlines()
     whole = "\n".join([lines[0], lines[1].replace("KÄSE", "K"), *lines[2:5]]) + "\n"

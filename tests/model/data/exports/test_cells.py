@@ -40,7 +40,8 @@ def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
         assert us == (micros(local) if exists else None)
     unknown = times_in(texts, None)
     assert unknown.us.null_count() == len(times)
-    assert unknown.lacks_zone.to_list() == [True] * len(times)
+    assert unknown.by_no_clock.to_list() == [True] * len(times)
+    assert found.by_no_clock.to_list() == found.us.is_null().to_list()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
 def test_each_way_to_write_a_time(text: str, expected: str) -> None:
     found = times_in(pl.Series([text, "noon", "", None]), "Europe/Berlin")
     assert found.us.to_list() == [micros(datetime.fromisoformat(expected)), None, None, None]
-    assert not found.lacks_zone.any()
+    assert not found.by_no_clock.any()
 
 
 def test_days_and_months_are_told_apart_by_the_whole_column_or_not_at_all() -> None:
