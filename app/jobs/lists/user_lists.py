@@ -21,6 +21,7 @@ from app.serving.lifespan import Service
 from app.serving.model_places import load_model
 from app.settings import Settings
 from storage.errors import StorageBusy, StorageUnavailable
+from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.protocol import EventStore
 from storage.state.event import Event, Merge, digest
 
@@ -84,6 +85,8 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
                 on_progress(parts.users)
 
         await _once_reached(make_lists)
+        entry = AuditEntry.now(COMMAND_LINE, "export.lists", details={"users": parts.users})
+        await _once_reached(lambda: service.store.audit.append(own.tenant, [entry]))
     return await asyncio.to_thread(parts.finish)
 
 

@@ -88,6 +88,8 @@ class TestLists:
             assert row["titles"] == [item.get("title") for item in answer["items"]]
             assert (row["source"], row["generation"]) == (answer["source"], answer["generation"])
         assert counts.short == sum(len(row["item_ids"]) < 4 for row in found.values())
+        (*_, last) = shop.get("/v1/admin/audit").json()["entries"]
+        assert (last["action"], last["details"]) == ("export.lists", {"users": len(KNOWN)})
         assert not (tmp_path / "lists.parquet.parts").exists()
 
     def test_can_be_of_some_users(self, shop: Client, tmp_path: Path) -> None:
