@@ -76,7 +76,7 @@ class PhaseRecorder:
 
     def stage(self, name: str) -> None:
         """Begin a phase, unless it is the one that goes on."""
-        name = name.partition(",")[0]
+        name = name.partition(", ")[0]
         if self.phases and self.phases[-1].name == name:
             return
         self._end_phase()
