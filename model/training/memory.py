@@ -17,9 +17,11 @@ from model.training.loop import TrainError
 
 MIB, GIB = 1 << 20, 1 << 30
 LIBRARIES = 640 * MIB  # of a process that has trained nothing yet, and has nothing else
+STEPS = 384 * MIB  # of what the steps of an epoch leave in memory
 POOL = 32_768  # positions whose histograms are there together
 BYTES_PER_EVENT = 1_024  # of a piece, while its texts are read
 BYTES_PER_NAME = 200  # of a user, an item or an order
+BYTES_PER_ITEM = 8_192  # of its scores while a model is judged, and its texts while it is written
 SMALLEST_PIECE = 64 * MIB
 SCORES_AT_ONCE = 5  # of a batch: the scores, their exponentials and gradients
 
@@ -79,8 +81,8 @@ def needed_bytes(config: Config, items: int, others: int, longest: int) -> int:
     all_scored = items <= training.full_softmax_items
     scored = items if all_scored else training.sampled_negatives
     batch = training.batch_size * (SCORES_AT_ONCE * 4 * scored + 3 * state)
-    tables = 4 * items * 4 * (shape.width + OVERSAMPLING)  # item vectors, and what they are computed from
-    return LIBRARIES + 2 * max(POOL, longest) * state + batch + tables + BYTES_PER_NAME * (items + others)
+    tables = items * (BYTES_PER_ITEM + 4 * 4 * (shape.width + OVERSAMPLING))  # vectors, and what they are computed from
+    return LIBRARIES + STEPS + 2 * max(POOL, longest) * state + batch + tables + BYTES_PER_NAME * (items + others)
 
 
 def resident_bytes() -> int:

@@ -69,8 +69,8 @@ def test_a_limited_training_makes_the_same_model(
     shop: Path, trained: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "BYTES_PER_EVENT", 1 * MIB)  # so that the shop has a dozen pieces
-    resources = Resources(memory=1 * GIB)
-    assert resources.arrays(tmp_path).piece == 192
+    resources = Resources(memory=1280 * MIB)
+    assert resources.arrays(tmp_path).piece == 320
     out = tmp_path / "model"
     train.train(shop, out, tiny_config(), resources=resources, progress=silent())
     for name in (model_directory.WEIGHTS, model_directory.CONFIG, model_directory.ITEMS):
