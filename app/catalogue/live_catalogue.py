@@ -45,6 +45,7 @@ class LiveCatalogue(TrainedCatalogue):
         # last, as it calls methods that are overridden here
         super().__init__(items, CategoryColumn(items.categories, self.values.learned.categories))
         self.unavailable = self._availability.unavailable
+        self._retitled = self.values.learned.titles
         self.properties.add(TITLE, self._title_column)
         self.properties.add(CATEGORIES, lambda: self._categories)
         self.properties.add(AVAILABLE, lambda: self._availability.switched_on)
@@ -72,8 +73,9 @@ class LiveCatalogue(TrainedCatalogue):
         change_count, learned = self.values.change_count, self.values.learned
         rows = learned.changed_since(self._applied_changes)
         with self.properties.lock:
-            if learned.titles.changes:
+            if learned.titles.changes and self._titles_of != self._current_titles_of:
                 self._titles_of = self._current_titles_of
+                self._kept = -1, {}  # a title of the model may just have been kept
             if self._all_titles is not None:
                 self._all_titles.set(rows, [title or None for title in self._titles_of(rows)])
             self._availability.update(rows)

@@ -1,11 +1,16 @@
 """The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from app.catalogue.category_column import CategoryColumn
+from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.labels import LabelledItems
 from app.schemas.items import FoundItem
 from app.schemas.scored_items import NamedItem, ScoredItem
@@ -21,6 +26,73 @@ Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
 ROUNDING_MARGIN = 1e-9  # above the rounding error of a product
 FIRST_CHUNK = 1024  # popular items that are ranked first; each further chunk is as large as all before it
+MAX_KEPT_ITEMS = 16_384  # whose JSON is kept, some 6 MB
+
+
+class ItemJson(NamedTuple):
+    """An item's JSON in a list: what comes before its score, and what follows."""
+
+    item_id: str
+    head: bytes
+    tail: bytes
+
+    @classmethod
+    def of(cls, item_id: str, title: str, *, is_cold: bool) -> "ItemJson":
+        """Return the JSON as orjson writes a `ScoredItem`."""
+        named = b',"title":%s' % orjson.dumps(title) if title else b""
+        tail = b"%s%s}" % (named, b',"cold":true' if is_cold else b"")
+        return cls(item_id, b'{"item_id":%s,"score":' % orjson.dumps(item_id), tail)
+
+
+class EncodedItems(Sequence[ScoredItem]):
+    """Items of a list as JSON; as objects only where somebody looks at them."""
+
+    def __init__(self, items: Sequence[ItemJson], scores: Sequence[float]) -> None:
+        self._items, self._scores = items, scores
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, place: int) -> ScoredItem: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[ScoredItem]: ...
+    def __getitem__(self, place: int | slice) -> ScoredItem | list[ScoredItem]:
+        return self._decoded[place]
+
+    @override
+    def __iter__(self) -> Iterator[ScoredItem]:
+        return iter(self._decoded)
+
+    @property
+    def item_ids(self) -> list[str]:
+        """The ids, in order."""
+        return [item.item_id for item in self._items]
+
+    @property
+    def json(self) -> bytes:
+        """The array."""
+        if not self._items:
+            return b"[]"
+        scores = orjson.dumps(self._scores)[1:-1].split(b",")  # each in its only shortest form
+        written = [item.head + score + item.tail for item, score in zip(self._items, scores, strict=True)]
+        return b"[%s]" % b",".join(written)
+
+    @cached_property
+    def _decoded(self) -> list[ScoredItem]:
+        items: list[ScoredItem] = orjson.loads(self.json)
+        return items
+
+
+def encode(answer: object) -> bytes:
+    """Return the JSON of an answer whose items may be encoded already."""
+    return orjson.dumps(answer, default=_encoded)
+
+
+def _encoded(part: Any) -> orjson.Fragment:
+    if isinstance(part, EncodedItems):
+        return orjson.Fragment(part.json)
+    raise TypeError
 
 
 class TrainedCatalogue:
@@ -43,6 +115,8 @@ class TrainedCatalogue:
         self._titles = items.titles
         self._title_words = items.title_words
         self._titles_of: Callable[[NDArray[np.integer]], list[str]] = self._titles.at
+        self._retitled = TextColumn.empty(0)  # titles that replace those of the table
+        self._kept: tuple[int, dict[int, ItemJson]] = 0, {}  # by row, and how often titles had changed before
         self._categories = categories
         # compile now what the first requests would wait for
         self._categories.of_rows(NO_ROWS)
@@ -112,6 +186,20 @@ class TrainedCatalogue:
                 item["cold"] = True
             items.append(item)
         return items
+
+    def encoded_items(self, rows: NDArray[np.integer], scores: Sequence[float]) -> EncodedItems:
+        """Return the same as JSON; what it has of an item beside the score is kept for later lists."""
+        changes, kept = self._kept
+        if changes != self._retitled.changes or len(kept) > MAX_KEPT_ITEMS:
+            changes, kept = self._retitled.changes, {}  # before any title is read, as one may change meanwhile
+            self._kept = changes, kept
+        places = rows.tolist()
+        try:
+            return EncodedItems([kept[row] for row in places], scores)
+        except KeyError:
+            names = zip(places, self.item_ids.at(rows), self._titles_of(rows), strict=True)
+            kept |= {row: ItemJson.of(name, title, is_cold=row >= self.learned) for row, name, title in names}
+            return EncodedItems([kept[row] for row in places], scores)
 
     def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
         """Return the items of the rows, in order."""

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
-import orjson
 from pydantic import BaseModel, ValidationError
 
+from app.catalogue.trained_catalogue import encode
 from app.errors import InvalidRequest, ItemNotFound, SealingNotConfigured, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
@@ -161,7 +161,7 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     request = RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))
     (resolved,) = _resolve(service, [request])
     await _charge(services, caller, [resolved])
-    return orjson.dumps(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
+    return encode(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
 
 
 async def together(services: Services, caller: Caller, item_id: str, query: ItemListQuery) -> bytes:
@@ -205,7 +205,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
         open_state(services, caller, request.state)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     (answer,) = await recommender.recommend([request], caller.requester)
-    return orjson.dumps(answer)
+    return encode(answer)
 
 
 async def _with_kept_settings(services: Services, caller: Caller, body: object) -> object:
@@ -307,7 +307,7 @@ async def _recommend_as_json(
     bodies = []
     async with turn:
         for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
-            bodies.append(orjson.dumps(answer))
+            bodies.append(encode(answer))
             if len(bodies[-1]) > LONG_ANSWER_BYTES:
                 await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
     return bodies

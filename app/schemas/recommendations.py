@@ -316,7 +316,7 @@ class Recommendations(TypedDict):
     user_id: str | None
     generation: str
     source: Source
-    items: list[ScoredItem]
+    items: Sequence[ScoredItem]
     cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
     scenario: NotRequired[Annotated[str, Field(description="whose settings the list has")]]
     experiment: NotRequired[str]

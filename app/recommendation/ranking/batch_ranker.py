@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import orjson
 
-from app.catalogue.trained_catalogue import NO_ROWS, Rows
+from app.catalogue.trained_catalogue import NO_ROWS, EncodedItems, Rows
 from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
@@ -66,7 +66,7 @@ class Listed(NamedTuple):
     """The rows and items of a page, and the cursor of the next one if there is one; no rows for popular items."""
 
     rows: Rows
-    items: list[ScoredItem]
+    items: Sequence[ScoredItem]
     cursor: str | None
 
 
@@ -220,7 +220,7 @@ class BatchRanker:
             for row, item in zip(rows.tolist(), items, strict=True):
                 if row in repeats:  # a pinned item may be none of them
                     item["repeat"] = repeats[row]
-        item_ids = list(map(ITEM_ID, items))
+        item_ids = items.item_ids if isinstance(items, EncodedItems) else list(map(ITEM_ID, items))
         experiment = self._experiment or (request.experiment if scenario else "")
         answer: Recommendations = {
             "recommendation_id": self._ids.make(
@@ -241,7 +241,7 @@ class BatchRanker:
             answer["experiment"] = experiment
         if query.similar_to is not None:
             (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
-        if len(items) < request.k:
+        if len(item_ids) < request.k:
             removals = self._removals.count(self._builder.with_fallback(query), item_ids)
             answer["short"] = short(removals, request.k, query.selection.current_item)
         if request.debug:
@@ -266,10 +266,16 @@ class BatchRanker:
         if query.is_blended and query.history.model_input:
             personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
             rows, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
-            return Listed(rows, self._catalogue.scored_items(rows, weights.tolist()), None)
+            return Listed(rows, self._items(query, rows, weights), None)
         shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
         rows = ranked.rows[shown]
-        return Listed(rows, self._catalogue.scored_items(rows, ranked.scores[shown].tolist()), None)
+        return Listed(rows, self._items(query, rows, ranked.scores[shown]), None)
+
+    def _items(self, query: CatalogueQuery, rows: Rows, scores: Scores) -> Sequence[ScoredItem]:
+        """Return the items of a list, encoded unless something is added to each."""
+        if query.request.explain or query.selection.fallback is not None:
+            return self._catalogue.scored_items(rows, scores.tolist())
+        return self._catalogue.encoded_items(rows, scores.tolist())
 
     def _ranking(self, query: CatalogueQuery, ranked: RankedItems | None) -> Ranking:
         if query.due is not None:
