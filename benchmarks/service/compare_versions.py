@@ -1,11 +1,13 @@
-"""Measure plain recommendations of two versions of the code in turns: requests and CPU time a request, and their ratio.
+"""Measure plain requests of two versions of the code in turns: rate, median time, CPU time a request, and ratios.
 
-Each turn starts `lisarec serve` from one version on an empty embedded store, gives every user a history, and sends
-`GET /v1/users/{id}/recommendations` in a closed loop. The load comes from wrk (Debian, Ubuntu: apt install wrk), which
-leaves the cores to the service. Every turn serves the same model directory, enlarged to `--items`.
+Each turn starts `lisarec serve` from one version on an empty store, gives every user a history, and sends
+`GET /v1/users/{id}/recommendations`, or one event a request, in closed loops of some connections each. The load comes
+from wrk (Debian, Ubuntu: apt install wrk), which leaves the cores to the service. Every turn serves the same model
+directory, enlarged to `--items`.
 
     git worktree add ../before a505549
     python -m benchmarks.service.compare_versions --model models/ml-1m --other ../before --items 100000
+    python -m benchmarks.service.compare_versions --model models/ml-1m --other ../before --store redis
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Literal
 
 import httpx
 import numpy as np
@@ -32,26 +34,82 @@ from rich.table import Table
 
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.topology import redis_server
 
 ROOT = Path(__file__).parents[2]
 USERS = 256
 HISTORY = 30
 WARM_UP_S = 3
-SCRIPT = f"""
+Kind = Literal["recommendation", "event"]
+Store = Literal["sqlite", "redis"]
+SCRIPTS: Mapping[Kind, str] = {
+    "recommendation": """
 request = function()
-  return wrk.format("GET", "/v1/users/user-" .. math.random(0, {USERS - 1}) .. "/recommendations")
+  return wrk.format("GET", "/v1/users/user-" .. math.random(0, USERS - 1) .. "/recommendations")
 end
-"""
+""",
+    "event": """
+wrk.headers["Content-Type"] = "application/json"
+request = function()
+  local user, item = math.random(0, USERS - 1), math.random(0, ITEMS - 1)
+  return wrk.format("POST", "/v1/events", nil, '{"user_id":"user-' .. user .. '","item_id":"item-' .. item .. '"}')
+end
+""",
+}
+UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
-console = Console()
+console = Console(width=140)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One turn of one version: requests per second, and the service's CPU time a request."""
+class Load:
+    """Requests of one kind over so many connections."""
+
+    kind: Kind
+    connections: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.connections} connection{'s' * (self.connections > 1)}"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What wrk says: how many requests were answered, all with success, and the median time of one."""
+
+    requests: int
+    p50_us: float
+
+    @classmethod
+    def of(cls, said: str) -> Answered:
+        """Read what wrk has printed; RuntimeError where something went wrong."""
+        requests = re.search(r"(\d+) requests in", said)
+        p50 = re.search(r"50%\s+([\d.]+)(us|ms|s)\b", said)
+        if "Non-2xx" in said or "Socket errors" in said or requests is None or p50 is None or requests[1] == "0":
+            raise RuntimeError(said)
+        return cls(int(requests[1]), float(p50[1]) * UNITS_US[p50[2]])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One load in one turn: requests per second, their median time, and the service's CPU time a request."""
 
     rate: float
+    p50_us: float
     cpu_us: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every turn serves: an enlarged model, on a new store."""
+
+    model: Path
+    items: int
+    store: Store
+
+    @property
+    def workers(self) -> int:
+        """How many processes serve it."""
+        return 2 if self.store == "redis" else 1
 
 
 def main(
@@ -59,44 +117,59 @@ def main(
     other: Annotated[Path, typer.Option(help="Checkout of the other version.")],
     items: Annotated[int, typer.Option(min=1)] = 100_000,
     turns: Annotated[int, typer.Option(min=1, help="Of each version.")] = 5,
-    seconds: Annotated[int, typer.Option(min=1, help="Of load in each turn.")] = 10,
-    connections: Annotated[int, typer.Option(min=1)] = 16,
+    seconds: Annotated[int, typer.Option(min=1, help="Of each load in each turn.")] = 10,
+    connections: Annotated[list[int], typer.Option(min=1)] = [1, 16],  # noqa: B006, typer copies it
+    store: Annotated[Store, typer.Option(help="With Redis there are two processes.")] = "sqlite",
 ) -> None:
     """Print what each version answers, turn by turn, and the ratios of turns that follow each other."""
     if shutil.which("wrk") is None:
         console.print("wrk is missing; on Debian and Ubuntu: apt install wrk")
         raise typer.Exit(1)
+    loads = [Load(kind, count) for kind in SCRIPTS for count in connections]
     with TemporaryDirectory() as directory:
-        enlarged = Path(directory) / "model"
-        write_enlarged(enlarged, model, items, "trained")
-        measured: list[tuple[Turn, Turn]] = []
+        setup = Setup(Path(directory) / "model", items, store)
+        write_enlarged(setup.model, model, items, "trained")
+        measured: list[tuple[Mapping[Load, Measured], Mapping[Load, Measured]]] = []
         for number in range(turns):
-            before, now = (_measure(code, enlarged, items, seconds, connections) for code in (other.resolve(), ROOT))
+            before, now = (_measure(code, setup, loads, seconds) for code in (other.resolve(), ROOT))
             measured.append((before, now))
-            console.print(
-                f"turn {number + 1}: {before.rate:,.0f} and {now.rate:,.0f} requests/s, "
-                f"{before.cpu_us:.0f} and {now.cpu_us:.0f} µs of CPU each"
-            )
-    _print_table(measured, items, connections)
+            for load in loads:
+                console.print(
+                    f"turn {number + 1}, {load}: {before[load].rate:,.0f} and {now[load].rate:,.0f} requests/s, "
+                    f"p50 {before[load].p50_us:,.0f} and {now[load].p50_us:,.0f} µs, "
+                    f"{before[load].cpu_us:,.0f} and {now[load].cpu_us:,.0f} µs of CPU each"
+                )
+    for load in loads:
+        _print_table(load, setup, [(before[load], now[load]) for before, now in measured])
 
 
-def _measure(code: Path, model: Path, items: int, seconds: int, connections: int) -> Turn:
-    with _service(code, model) as (url, process):
-        _post_histories(url, items)
-        _load(url, WARM_UP_S, connections)
-        begin_s = _cpu_s(process)
-        answered = _load(url, seconds, connections)
-        return Turn(answered / seconds, (_cpu_s(process) - begin_s) / answered * 1e6)
+def _measure(code: Path, setup: Setup, loads: Sequence[Load], seconds: int) -> dict[Load, Measured]:
+    with _service(code, setup) as (url, process):
+        _post_histories(url, setup.items)
+        measured = {}
+        for load in loads:
+            _send(url, load, setup.items, WARM_UP_S)
+            begin_s = _cpu_s(process)
+            answered = _send(url, load, setup.items, seconds)
+            cpu_us = (_cpu_s(process) - begin_s) / answered.requests * 1e6
+            measured[load] = Measured(answered.requests / seconds, answered.p50_us, cpu_us)
+        return measured
 
 
 @contextmanager
-def _service(code: Path, model: Path) -> Iterator[tuple[str, psutil.Process]]:
+def _service(code: Path, setup: Setup) -> Iterator[tuple[str, psutil.Process]]:
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with TemporaryDirectory() as store:
-        command = [sys.executable, "-P", "-m", "app", "serve", "--model", str(model), "--port", str(port)]
+    with ExitStack() as stack:
+        store = stack.enter_context(TemporaryDirectory())
+        command = [sys.executable, "-P", "-m", "app", "serve", "--model", str(setup.model), "--port", str(port)]
+        command += ["--workers", str(setup.workers)]
+        if setup.store == "redis":
+            command += ["--redis-url", stack.enter_context(redis_server(Path(store)))]
+        else:
+            command += ["--data-dir", store]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
         service = subprocess.Popen(
-            [*command, "--data-dir", store],
+            command,
             cwd=code,
             env={**environment, "PYTHONPATH": str(code)},
             stdout=subprocess.DEVNULL,
@@ -119,32 +192,33 @@ def _post_histories(url: str, items: int) -> None:
             client.post("/v1/events", json=events).raise_for_status()
 
 
-def _load(url: str, seconds: int, connections: int) -> int:
-    """Send requests in a closed loop; return how many were answered, all with 200."""
+def _send(url: str, load: Load, items: int, seconds: int) -> Answered:
+    """Send requests in a closed loop."""
     with TemporaryDirectory() as directory:
         script = Path(directory) / "requests.lua"
-        script.write_text(SCRIPT, encoding="utf-8")
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(script), url]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(said)
-    answered = re.search(r"(\d+) requests in", said)
-    if answered is None or answered[1] == "0":
-        raise RuntimeError(said)
-    return int(answered[1])
+        script.write_text(f"USERS, ITEMS = {USERS}, {items}\n{SCRIPTS[load.kind]}", encoding="utf-8")
+        command = ["wrk", "-t1", f"-c{load.connections}", f"-d{seconds}s", "--latency", "-s", str(script), url]
+        return Answered.of(
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
+        )
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    used = process.cpu_times()
-    return float(used.user + used.system)
+def _cpu_s(service: psutil.Process) -> float:
+    """Return the CPU seconds of the service's processes so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in (service, *service.children(recursive=True)))
 
 
-def _print_table(measured: list[tuple[Turn, Turn]], items: int, connections: int) -> None:
-    table = Table(title=f"{items:,} items, {connections} connections, medians of {len(measured)} turns")
+def _print_table(load: Load, setup: Setup, measured: Sequence[tuple[Measured, Measured]]) -> None:
+    where = f"{setup.items:,} items, {setup.store}, {setup.workers} process{'es' * (setup.workers > 1)}"
+    table = Table(title=f"{load}; {where}; medians of {len(measured)} turns")
     for column in ("", "other", "this", "this / other (median of the turns' ratios, least, most)"):
         table.add_column(column)
-    for name, field in (("requests/s", "rate"), ("CPU of the service, µs a request", "cpu_us")):
-        pairs = [(getattr(before, field), getattr(now, field)) for before, now in measured]
+    rows = (
+        ("requests/s", [(before.rate, now.rate) for before, now in measured]),
+        ("p50, µs", [(before.p50_us, now.p50_us) for before, now in measured]),
+        ("CPU of the service, µs a request", [(before.cpu_us, now.cpu_us) for before, now in measured]),
+    )
+    for name, pairs in rows:
         ratios = [now / before for before, now in pairs]
         table.add_row(
             name,

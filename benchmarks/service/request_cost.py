@@ -101,7 +101,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
         async def read() -> None:
             await service.store.states("main", users[:1], service.switcher.current.generation)
 
-        found["the state, from SQLite and through its thread"] = await median_us(read)
+        found["the state, from SQLite"] = await median_us(read)
         for size in (1, 8, 64):
             stored = StoredUsers(dict(zip(users[:size], states, strict=False)), [NOTHING_SEEN] * size)
 

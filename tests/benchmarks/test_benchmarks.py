@@ -25,7 +25,7 @@ from benchmarks.inference import attention, constant_cost, personal_search, scan
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.quality.training import threads
 from benchmarks.rollout import model_switch
-from benchmarks.service import long_logs, overload, throughput
+from benchmarks.service import compare_versions, long_logs, overload, throughput
 from benchmarks.storage import bucket, exactly_once, rebuild, redis_memory
 from benchmarks.storage.s3_server import environment_for
 from model.artifact import model_directory
@@ -306,3 +306,26 @@ def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: 
     assert changed[0] is None
     assert all(0 < share < 1 for share in changed[1:])
     assert json.loads((broken / "codes_changed.json").read_text()) == changed
+
+
+WRK_SAYS = """Running 1s test @ http://127.0.0.1:8000
+  1 threads and 16 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency     4.37ms  808.51us  11.05ms   86.77%
+    Req/Sec     3.67k   317.83     4.11k    63.64%
+  Latency Distribution
+     50%    4.25ms
+     75%    4.56ms
+  4022 requests in 1.10s, 5.36MB read
+Requests/sec:   3654.50
+"""
+
+
+def test_what_the_load_generator_says_is_understood() -> None:
+    answered = compare_versions.Answered.of(WRK_SAYS)
+    assert answered.requests == 4022
+    assert answered.p50_us == pytest.approx(4250)
+    assert compare_versions.Answered.of(WRK_SAYS.replace("4.25ms", "425.00us")).p50_us == pytest.approx(425)
+    for fault in ("  Non-2xx or 3xx responses: 5\n", "  Socket errors: connect 0, read 5, write 0, timeout 0\n"):
+        with pytest.raises(RuntimeError, match="requests in"):
+            compare_versions.Answered.of(WRK_SAYS + fault)
