@@ -15,7 +15,6 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import HiredisRespSerializer
 from redis.driver_info import DriverInfo
 from redis.exceptions import (
     AuthenticationError,
@@ -29,6 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.connections.circuit_breaker import CircuitBreaker
+from storage.redis.connections.lean_calls import LeanConnection, LeasedConnections
 from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import tls_remedy
 
@@ -105,17 +105,12 @@ class ReplicaAcks:
         )
 
 
-class _FastPacking:
-    """Packs commands in C, as redis-py's blocking connections do; its others take most of a commit's time for that."""
-
-    pack_command = staticmethod(HiredisRespSerializer().pack)
-
-
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """The connections to a node, and the circuit breaker in front of them."""
+    """The connections to a node, those of them that are leased, and the circuit breaker in front of all."""
 
     client: Redis
+    leased: LeasedConnections
     circuit: CircuitBreaker
 
 
@@ -155,10 +150,10 @@ class NodeClients:
             protocol=2,
             redis_connect_func=count_and_connect,
         )
-        pool.connection_class = type("FastConnection", (_FastPacking, pool.connection_class), {})
+        pool.connection_class = type("LeanConnection", (LeanConnection, pool.connection_class), {})
         client = Redis.from_pool(pool)
         circuit = CircuitBreaker(f"Redis at {address_of(url)}", partial(client.execute_command, "PING"))
-        self._nodes[url] = _Node(client, circuit)
+        self._nodes[url] = _Node(client, LeasedConnections(pool), circuit)
 
     @property
     def urls(self) -> list[str]:
@@ -183,6 +178,8 @@ class NodeClients:
         """Execute one command on the node."""
         node = self._reachable(url)
         execute: Callable[..., Awaitable[Any]] = node.client.execute_command  # redis-py does not say more of it
+        if node.leased.takes(args[0]):
+            execute = node.leased.call
         try:
             return await execute(*args)
         except RedisTimeoutError:

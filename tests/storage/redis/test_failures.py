@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import uvloop
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ClusterDownError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
+from storage.redis.connections.lean_calls import LeanConnection
 from storage.redis.connections.nodes import Command, NodeClients
 from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
@@ -119,7 +119,7 @@ class TestFailures:
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """uvloop, on which the service runs, says so with a RuntimeError, which redis-py passes on."""
-        connect, send = asyncio.open_connection, AbstractConnection.send_packed_command
+        connect, send = asyncio.open_connection, LeanConnection.send_packed_command
         writers: list[asyncio.StreamWriter] = []
         breaks = True
 
@@ -128,7 +128,7 @@ class TestFailures:
             writers.append(writer)
             return reader, writer
 
-        async def send_after_the_break(connection: AbstractConnection, *args: Any, **options: Any) -> None:
+        async def send_after_the_break(connection: LeanConnection, *args: Any, **options: Any) -> None:
             if breaks:
                 for writer in writers:
                     writer.transport.abort()
@@ -139,7 +139,7 @@ class TestFailures:
             monkeypatch.setattr(asyncio, "open_connection", connect_and_note)
             async with opened(any_server.url) as store:
                 await store.append("main", [click("e1")])
-                monkeypatch.setattr(AbstractConnection, "send_packed_command", send_after_the_break)
+                monkeypatch.setattr(LeanConnection, "send_packed_command", send_after_the_break)
                 for call in (
                     store.append("main", [click("e2")]),
                     store.states("main", ["u"], GENERATION),

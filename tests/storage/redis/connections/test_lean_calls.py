@@ -1,0 +1,152 @@
+"""Calls on leased connections are answered as redis-py's own are, whatever happens to a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from hashlib import sha1
+from typing import Any
+
+import pytest
+import uvloop
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from storage.redis.connections.lean_calls import LeasedConnections
+from storage.redis.connections.nodes import CONNECTION_ERRORS, NodeClients, ReplicaAcks
+from tests.storage.redis.servers import RedisServer
+from tests.waiting import PATIENCE_S, until
+
+KEYS = [f"key-{number}" for number in range(40)]
+SCRIPT = "return {ARGV[1], {KEYS[1], 7}, redis.call('GET', KEYS[1])}"
+SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+
+@asynccontextmanager
+async def clients(server: RedisServer, socket_timeout_s: float = PATIENCE_S) -> AsyncIterator[NodeClients]:
+    nodes = NodeClients(PATIENCE_S, socket_timeout_s, ReplicaAcks())
+    nodes.add(server.url)
+    for number, key in enumerate(KEYS[::2]):
+        await nodes.call(server.url, "SET", key, b"\x00value\r\n" * number)
+    await nodes.call(server.url, "SCRIPT LOAD", SCRIPT)
+    try:
+        yield nodes
+    finally:
+        await nodes.close()
+
+
+def run(law: Coroutine[Any, Any, None]) -> None:
+    """On the event loop of the service."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(law)
+
+
+def value_of(number: int) -> bytes | None:
+    return None if number % 2 else b"\x00value\r\n" * (number // 2)
+
+
+def test_each_call_gets_its_own_answer(any_server: RedisServer) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes, Redis.from_url(any_server.url, protocol=2) as plain:
+            calls: list[tuple[str | bytes | int, ...]] = [("MGET", *KEYS[n : n + 3]) for n in range(30)]
+            calls += [("EVALSHA", SHA, 1, key, f"argument-{key}") for key in KEYS]
+            found = await asyncio.gather(*(nodes.call(any_server.url, *call) for call in calls))
+            assert found == [await plain.execute_command(*call) for call in calls]
+            assert found[4] == [value_of(n) for n in (4, 5, 6)]
+
+    run(law())
+
+
+def test_a_refusal_costs_no_connection(any_server: RedisServer) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+            await nodes.call(any_server.url, "MGET", *KEYS)
+            before = nodes.connected(any_server.url)
+            for _ in range(5):
+                with pytest.raises(NoScriptError):
+                    await nodes.call(any_server.url, "EVALSHA", "0" * 40, 0)
+                with pytest.raises(ResponseError):
+                    await nodes.call(any_server.url, "MGET")
+            assert await nodes.call(any_server.url, "MGET", KEYS[4]) == [value_of(4)]
+            assert nodes.connected(any_server.url) == before
+
+    run(law())
+
+
+def test_large_values_pass(any_server: RedisServer) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+            large = bytes(range(256)) * (1 << 16)
+            ((argument, *_),) = await asyncio.gather(nodes.call(any_server.url, "EVALSHA", SHA, 1, KEYS[2], large))
+            assert argument == large
+
+    run(law())
+
+
+def test_connections_that_were_closed_meanwhile_are_opened_again(any_server: RedisServer) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+
+            async def answers() -> bool:
+                try:
+                    return bool(await nodes.call(any_server.url, "MGET", KEYS[6]) == [value_of(6)])
+                except CONNECTION_ERRORS:  # the connection's end was not there yet
+                    return False
+
+            for _ in range(3):
+                await asyncio.gather(*(nodes.call(any_server.url, "MGET", *KEYS) for _ in range(4)))
+                any_server.client.execute_command("CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES")
+                await until(answers)
+
+    run(law())
+
+
+def test_nobody_gets_the_answer_of_a_call_that_was_cancelled(any_server: RedisServer) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+            for _ in range(4):
+                any_server.freeze()
+                cancelled = asyncio.ensure_future(nodes.call(any_server.url, "MGET", KEYS[8]))
+                for _ in range(20):
+                    await asyncio.sleep(0)  # it goes on its way
+                cancelled.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+                any_server.thaw()
+                assert await nodes.call(any_server.url, "MGET", KEYS[10]) == [value_of(10)]
+
+    run(law())
+
+
+def test_what_wraps_the_client_sees_every_call(any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenTelemetry does, with an object that is no function."""
+    seen: list[str] = []
+    plain: Any = Redis.execute_command
+
+    class Wrapper:
+        def __get__(self, client: Redis, _owner: type[Redis]) -> Any:
+            async def traced(*args: Any, **options: Any) -> Any:
+                seen.append(args[0])
+                return await plain(client, *args, **options)
+
+            return traced if client is not None else self
+
+    monkeypatch.setattr(Redis, "execute_command", Wrapper())
+
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+            assert await nodes.call(any_server.url, "MGET", KEYS[4]) == [value_of(4)]
+            assert seen[-1] == "MGET"
+
+    run(law())
+
+
+def test_other_commands_go_to_the_client(any_server: RedisServer) -> None:
+    async def law() -> None:
+        pool = BlockingConnectionPool.from_url(any_server.url)
+        assert not LeasedConnections(pool).takes("HGETALL")
+        assert LeasedConnections(pool).takes("MGET")
+        await pool.disconnect()
+
+    run(law())
