@@ -38,9 +38,9 @@ def model_inputs(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[Mod
     if known is not windows:  # the last item is one of them
         windows, lasts = known, catalogue.rows_of_state_items(lasts)
     inputs: list[ModelInput | None] = []
-    for state, window, last in zip(states, windows, lasts, strict=True):
+    # the bins as they are: the scale of a row is free
+    for events, bins, window, last in zip(states["n"].tolist(), states["bins"], windows, lasts.tolist(), strict=True):
         if last < 0:  # also where another process has just given codes to an item
-            last = next((row for row in window if row >= 0), -1)
-        # the bins as they are: the scale of a row is free
-        inputs.append(ModelInput(int(state["n"]), state["bins"], last, window) if last >= 0 else None)
+            last = next((row for row in window.tolist() if row >= 0), -1)
+        inputs.append(ModelInput(events, bins, last, window) if last >= 0 else None)
     return inputs

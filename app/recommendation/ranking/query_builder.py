@@ -22,7 +22,7 @@ from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from model.lisa.histogram import history_histogram
 from model.lisa.item_intervals import NO_PURCHASES, DueItems, due_items
-from storage.state.layout import ITEM_RING, State, recent_items
+from storage.state.layout import ITEM_RING, State, recent_items, recent_items_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,8 @@ class QueryBuilder:
     ) -> list[CatalogueQuery]:
         """Return one query for each request, in order."""
         states = self._generation.decode_many(list(users.states.values()))
-        newest = list(map(recent_items, states))
         inputs = model_inputs(states, self._catalogue)
-        recents = map(self._catalogue.known_rows_of_state_items, newest)
+        recents = self._catalogue.known_rows_of_states(recent_items_of(states))
         known = dict(zip(users.states, zip(inputs, recents, states, strict=True), strict=True))
         return [
             self._query(
