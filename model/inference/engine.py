@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -131,6 +131,10 @@ class Engine:
         else:
             with _within_memory(device, self.items):
                 self._catalogue = gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
+        # on a CPU nothing of torch runs between step and scan, and entering the mode takes microseconds
+        self._inference_mode: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext if self.device.type == "cpu" else torch.inference_mode
+        )
         self.is_lost = False
         self._captured = self._capture()
         self.has_graphs = self._captured is not None
@@ -238,7 +242,6 @@ class Engine:
         """Score every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
         return self._scorer_of(queries).scores(*self.products(queries))
 
-    @torch.inference_mode()
     def top_k(
         self, queries: Queries, k: int, excluded: NDArray[np.uint64] | None = None, boosts: Boosts | None = None
     ) -> Ranked:
@@ -256,7 +259,8 @@ class Engine:
         if k < 1 or excluded.shape != shape:
             raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
         words = np.ascontiguousarray(excluded)
-        return self._scorer_of(queries).top_k(*self.products(queries), min(k, self.items), words, boosts)
+        with self._inference_mode():
+            return self._scorer_of(queries).top_k(*self.products(queries), min(k, self.items), words, boosts)
 
     @torch.inference_mode()
     def rank_candidates(
@@ -281,7 +285,6 @@ class Engine:
         """Score k different items for one query, in their order: (k,)."""
         return self._scorer_of(query).scores_of(*self.products(query), items, boosts)
 
-    @torch.inference_mode()
     def products(self, queries: Queries) -> Products:
         """Compute the queries' products with the codewords, once for all that is done with the queries."""
         if queries.products is None and self._query_products is not None:
@@ -289,9 +292,13 @@ class Engine:
             products, *lifted = map(torch.from_numpy, computed)
             queries.products = products, Lifted(*lifted)
         if queries.products is None:
-            vectors, recent = queries.vectors.to(self.device), queries.recent.to(self.device)
-            queries.products = self._model.codeword_products(vectors), Lifted(*self._model.follower_gains(recent))
+            queries.products = self._products(queries)
         return queries.products
+
+    @torch.inference_mode()
+    def _products(self, queries: Queries) -> Products:
+        vectors, recent = queries.vectors.to(self.device), queries.recent.to(self.device)
+        return self._model.codeword_products(vectors), Lifted(*self._model.follower_gains(recent))
 
     @torch.inference_mode()
     def lift(self, queries: Queries, lifted: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> None:
