@@ -1,13 +1,13 @@
 """The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple, overload
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from app.catalogue.category_column import CategoryColumn
 from app.catalogue.expressions.columns import TextColumn
@@ -44,55 +44,48 @@ class ItemJson(NamedTuple):
         return cls(item_id, b'{"item_id":%s,"score":' % orjson.dumps(item_id), tail)
 
 
-class EncodedItems(Sequence[ScoredItem]):
-    """Items of a list as JSON; as objects only where somebody looks at them."""
+class EncodedItems(tuple[ItemJson, ...]):
+    """Items of a list as JSON; objects (`ScoredItem`) are made of it only where somebody looks at them.
 
-    def __init__(self, items: Sequence[ItemJson], scores: Sequence[float]) -> None:
-        self._items, self._scores = items, scores
+    fragment  the array, for orjson
+    """
 
-    def __len__(self) -> int:
-        return len(self._items)
+    fragment: orjson.Fragment
 
-    @overload
-    def __getitem__(self, place: int) -> ScoredItem: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[ScoredItem]: ...
-    def __getitem__(self, place: int | slice) -> ScoredItem | list[ScoredItem]:
+    @classmethod
+    def of(cls, items: Sequence[ItemJson], scores: Sequence[float]) -> "EncodedItems":
+        """Return the items with these scores."""
+        encoded = cls(items)
+        if encoded:
+            numbers = orjson.dumps(scores)[1:-1].split(b",")  # each in its only shortest form
+            parts = zip(tuple.__iter__(encoded), numbers, strict=True)
+            encoded.fragment = orjson.Fragment(
+                b"[%s]" % b",".join([one.head + score + one.tail for one, score in parts])
+            )
+        else:
+            encoded.fragment = orjson.Fragment(b"[]")
+        return encoded
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return an item, or some."""
         return self._decoded[place]
 
-    @override
-    def __iter__(self) -> Iterator[ScoredItem]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._decoded)
 
     @property
     def item_ids(self) -> list[str]:
         """The ids, in order."""
-        return [item.item_id for item in self._items]
-
-    @property
-    def json(self) -> bytes:
-        """The array."""
-        if not self._items:
-            return b"[]"
-        scores = orjson.dumps(self._scores)[1:-1].split(b",")  # each in its only shortest form
-        written = [item.head + score + item.tail for item, score in zip(self._items, scores, strict=True)]
-        return b"[%s]" % b",".join(written)
+        return [item.item_id for item in tuple.__iter__(self)]
 
     @cached_property
     def _decoded(self) -> list[ScoredItem]:
-        items: list[ScoredItem] = orjson.loads(self.json)
+        items: list[ScoredItem] = orjson.loads(orjson.dumps(self.fragment))
         return items
 
 
-def encode(answer: object) -> bytes:
-    """Return the JSON of an answer whose items may be encoded already."""
-    return orjson.dumps(answer, default=_encoded)
-
-
-def _encoded(part: Any) -> orjson.Fragment:
-    if isinstance(part, EncodedItems):
-        return orjson.Fragment(part.json)
-    raise TypeError
+encode = partial(orjson.dumps, default=attrgetter("fragment"))
+"""Returns the JSON of an answer, whose items may be encoded already."""
 
 
 class TrainedCatalogue:
@@ -201,11 +194,11 @@ class TrainedCatalogue:
             self._kept = changes, kept
         places = rows.tolist()
         try:
-            return EncodedItems([kept[row] for row in places], scores)
+            return EncodedItems.of([kept[row] for row in places], scores)
         except KeyError:
             names = zip(places, self.item_ids.at(rows), self._titles_of(rows), strict=True)
             kept |= {row: ItemJson.of(name, title, is_cold=row >= self.learned) for row, name, title in names}
-            return EncodedItems([kept[row] for row in places], scores)
+            return EncodedItems.of([kept[row] for row in places], scores)
 
     def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
         """Return the items of the rows, in order."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -275,7 +275,8 @@ class BatchRanker:
         """Return the items of a list, encoded unless something is added to each."""
         if query.request.explain or query.selection.fallback is not None:
             return self._catalogue.scored_items(rows, scores.tolist())
-        return self._catalogue.encoded_items(rows, scores.tolist())
+        encoded: Sequence[Any] = self._catalogue.encoded_items(rows, scores.tolist())
+        return encoded
 
     def _ranking(self, query: CatalogueQuery, ranked: RankedItems | None) -> Ranking:
         if query.due is not None:

@@ -88,8 +88,9 @@ class QueryBuilder:
     ) -> list[CatalogueQuery]:
         """Return one query for each request, in order."""
         states = self._generation.decode_many(list(users.states.values()))
+        newest = recent_items_of(states)
         inputs = model_inputs(states, self._catalogue)
-        recents = self._catalogue.known_rows_of_states(recent_items_of(states))
+        recents = self._catalogue.known_rows_of_states(newest)
         known = dict(zip(users.states, zip(inputs, recents, states, strict=True), strict=True))
         return [
             self._query(
