@@ -1,5 +1,6 @@
 """A file that operators edit while the service runs."""
 
+import math
 import time
 from pathlib import Path
 
@@ -11,14 +12,14 @@ class WatchedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._poll_at_s = 0.0
+        self._polled_at_s = -math.inf
         self._stamp = _stamp(path)
 
     def has_changed(self, *, now: bool = False) -> bool:
         """Return whether it has changed since the last time that this was so; `now`: look whenever that was."""
-        if not now and time.monotonic() < self._poll_at_s:
+        if not now and time.monotonic() < self._polled_at_s + POLL_EVERY_S:
             return False
-        self._poll_at_s = time.monotonic() + POLL_EVERY_S
+        self._polled_at_s = time.monotonic()
         before, self._stamp = self._stamp, _stamp(self.path)
         return self._stamp != before
 
