@@ -148,6 +148,7 @@ def running_engine(folder: Path, idle: bool = False) -> Iterator[Engine]:
             if dockerd.poll() is not None:
                 raise CannotTry(f"dockerd ended: {last_line(log.read_text())}")
             set_forward_policy(forwarding)  # dockerd forbids what others on this machine may need
+            engine.docker("container", "prune", "--force")  # what a build that was killed has left in the folder
             yield engine
         finally:
             dockerd.terminate()
