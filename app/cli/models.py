@@ -43,7 +43,7 @@ class RecipeOptions:
     preset: Annotated[
         str,
         typer.Option(
-            help="Shape and training settings; docs/mechanisms.md has those beside lisa-mini and lisa-recent.",
+            help="Shape and training settings; docs/measurements/mechanisms.md lists those for research.",
             callback=known_preset_or_mechanism,
         ),
     ] = "lisa-mini"

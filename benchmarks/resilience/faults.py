@@ -1,7 +1,8 @@
 """Check that events survive faults: none acknowledged is lost, none counts twice, every state is the fold of its log.
 
 Every fault is injected here: connections are cut by proxies, processes killed and stopped, power is cut, disks are full
-and slow, clocks jump. docs/faults.md says how, and what is promised. Exit status 1 where it does not hold.
+and slow, clocks jump. docs/measurements/reliability/faults.md says how, and what is promised. Exit status 1 where it
+does not hold.
 
     python -m benchmarks.resilience.faults cuts --model models/ml-1m --store redis  # connections, kill -9, SIGSTOP
     python -m benchmarks.resilience.faults cuts --model models/ml-1m --store redis --without-guard  # has to fail

@@ -1,8 +1,8 @@
 """The followers of items, counted: exact pairs, which vectors of bounded width cannot hold.
 
 Where items are many and each is rare, next items are memorised rather than generalised: at rank 128, the matrix of
-counts loses two thirds of its quality (``docs/experiments.md``). So a model has the few strongest followers of every
-item beside the codes, and lifts the scores of those that followed a user's newest items.
+counts loses two thirds of its quality (``docs/measurements/experiments.md``). So a model has the few strongest
+followers of every item beside the codes, and lifts the scores of those that followed a user's newest items.
 """
 
 from __future__ import annotations

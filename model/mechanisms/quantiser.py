@@ -39,7 +39,7 @@ class Quantiser(nn.Module):
     """Codebooks that each encode the residual of those before.
 
     Hard codes begin as in the published code: small codewords, and one random similarity for all codebooks. They learn
-    much better from there than from the identity (docs/mechanisms.md).
+    much better from there than from the identity (docs/measurements/mechanisms.md).
     """
 
     def __init__(self, width: int, books: int, words: int, soft: bool = False) -> None:

@@ -25,7 +25,7 @@ from model.training.train import train
 
 DATA = "ml-1m", "completejourney"
 AIMS_S = {"ml-1m": 120.0}
-# validation NDCG@10 of the default's best epoch on a CPU, before the choice of the lift: docs/experiments.md
+# validation NDCG@10 of the default's best epoch on a CPU with lift 1.5: docs/measurements/experiments.md
 QUALITY = {"ml-1m": 0.1949, "completejourney": 0.0931}
 REACHED = 0.99  # share of it that counts as reached
 SMALLEST_S = 20.0  # of a training that is worth to begin
