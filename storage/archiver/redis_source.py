@@ -41,7 +41,7 @@ PARTITIONS_AT_ONCE = 32
 
 LOST_ARCHIVED = (
     "'{key}' no longer has its entry {position}, which is archived: Redis has lost events, or these are other data. "
-    "docs/operations.md, 'The archive', says what to do"
+    "docs/how-to/operate/archive.md, 'When the archiver stops', says what to do"
 )
 NOTED_LOST = (
     "Redis lacks events that were acknowledged, as services have noted in '{key}': nothing is archived until it has "
