@@ -1,4 +1,4 @@
-// docs/clients.md
+// see browser.md
 (() => {
   const { src, dataset } = document.currentScript
   const waiting = new Map()

@@ -1,4 +1,4 @@
-"""Measure what the rules of a shop cost: HR@10 with each recipe of docs/recipes.md beside the plain list.
+"""Measure what the rules of a shop cost: HR@10 with each recipe of docs/how-to/lists/recipes.md beside the plain list.
 
 A real service gets the items with their properties, the users with theirs, and each user's events before the held-out
 one. Then each user's ten best items are asked for over HTTP, without a rule and with each one. Strengths of boosts are

@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE_S
 __all__ = ["launch"]  # the fixture that starts processes
 
 ROOT = Path(__file__).parents[2]
-
+HOW_TO = ROOT / "docs" / "how-to"
 
 PASSED_ON = frozenset({"authorization", "content-type", "origin"})
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -198,10 +198,14 @@ def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connec
 
 
 @pytest.fixture(scope="session")
-def readme() -> Callable[[str], str]:
-    """The README's integration script of a language, as it stands there."""
-    section = re.search(r"^## In your shop\n(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert section is not None
-    scripts = dict(re.findall(r"^```(\w+)\n(.*?)^```$", section[1], re.DOTALL | re.MULTILINE))
+def integration_script() -> Callable[[str], str]:
+    """The first script in a language on its page of docs/how-to/integrate, as it stands there."""
+    pages = {"python": "python.md", "html": "browser.md", "js": "backend.md", "sh": "backend.md"}
+    scripts = {}
+    for language, page in pages.items():
+        text = (HOW_TO / "integrate" / page).read_text()
+        script = re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        assert script is not None
+        scripts[language] = script[1]
     assert all(len(script.splitlines()) <= 25 for script in scripts.values())
     return scripts.__getitem__

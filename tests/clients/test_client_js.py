@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from clients.lisarec_client import visitor_in
 from storage.state.event import uuid7_time_us
-from tests.clients.conftest import ROOT, Exchange, Front, Service
+from tests.clients.conftest import HOW_TO, ROOT, Exchange, Front, Service
 from tests.waiting import PATIENCE_S, wait_until
 
 YEAR_S = 365 * 86_400
@@ -53,8 +53,9 @@ class Shop:
 
 @pytest.fixture
 def documented() -> Callable[[str], str]:
-    """The script of docs/clients.md that has a word."""
-    scripts = re.findall(r"^```js\n(.*?)^```$", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL | re.MULTILINE)
+    """The script on a page of docs/how-to/integrate that has a word."""
+    pages = "".join(page.read_text() for page in sorted((HOW_TO / "integrate").glob("*.md")))
+    scripts = re.findall(r"^```js\n(.*?)^```$", pages, re.DOTALL | re.MULTILINE)
     return lambda word: next(script for script in scripts if word in script)
 
 
@@ -117,10 +118,10 @@ def test_it_is_small_and_open_and_kept_by_browsers(service: Service) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_readme_s_page_sends_what_is_seen_and_clicked(
-    shop: Shop, context: BrowserContext, readme: Callable[[str], str]
+def test_the_documented_page_sends_what_is_seen_and_clicked(
+    shop: Shop, context: BrowserContext, integration_script: Callable[[str], str]
 ) -> None:
-    shop.pages["/"] = "<!doctype html><button id='buy'>Buy</button>" + readme("html").replace(
+    shop.pages["/"] = "<!doctype html><button id='buy'>Buy</button>" + integration_script("html").replace(
         "https://recs.shop.example", shop.service.url
     ).replace("PAGE-KEY", shop.key)
     catalogue_key = {"authorization": f"Bearer {shop.service.add_key('catalogue:write')}"}

@@ -1,4 +1,7 @@
-"""The recipes of docs/recipes.md: each command runs as it stands there, and its answer is the one that stands there."""
+"""The recipes of docs/how-to/lists/recipes.md: each command runs as it stands, and gets the answer that stands there.
+
+The scripts of other pages that make tables for the service run here too.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,24 @@ import pytest
 from app.jobs.import_items import read
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from model.data.readers import read_interactions
-from tests.clients.conftest import ROOT
+from tests.clients.conftest import HOW_TO, ROOT
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+
+def sections_of(page: str) -> dict[str, str]:
+    """The sections of a page under docs/how-to, by heading."""
+    text = (HOW_TO / page).read_text()
+    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+
+
+RULES = sections_of("lists/recipes.md")
+SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
-TABLE, CART = "From your own table", "With what is in the cart"
-VECTORS = "Vectors of titles or pictures"
-RECIPES = [name for name in SECTIONS if "```json" in SECTIONS[name] and name != SHOP]
+TABLE, CART = "Import a messy export", "With what is in the cart"
+VECTORS = "Make vectors of titles"
+RECIPES = [name for name in RULES if "```json" in RULES[name] and name != SHOP]
 TIMEOUT_S = 200
 
 

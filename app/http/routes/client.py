@@ -22,5 +22,5 @@ router = GuardedRouter()
 
 @router.get("/client.js", include_in_schema=False, dependencies=[NO_SCOPE])
 async def get_client() -> Response:
-    """`clients/client.js`, which docs/clients.md describes."""
+    """`clients/client.js`, which docs/how-to/integrate/browser.md describes."""
     return Response(SCRIPT, media_type="text/javascript", headers=HEADERS)

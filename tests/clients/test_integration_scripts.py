@@ -1,4 +1,4 @@
-"""The README's integration scripts, run as they stand against the real service; the page's is in test_client_js.py."""
+"""The scripts of docs/how-to/integrate, run as they stand against the real service; see also test_client_js.py."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def run(service: Service, command: list[str], **more: str) -> str:
     return done.stdout
 
 
-def test_python(service: Service, readme: Callable[[str], str]) -> None:
+def test_python(service: Service, integration_script: Callable[[str], str]) -> None:
     before = service.log("ann")
     answer, confirmed = run(
-        service, [sys.executable, "-c", readme("python")], PYTHONPATH=str(ROOT / "clients")
+        service, [sys.executable, "-c", integration_script("python")], PYTHONPATH=str(ROOT / "clients")
     ).splitlines()
     assert answer.startswith(("popular ['item-", "personalised ['item-", "fallback ['"))
     assert confirmed == "True"
@@ -43,20 +43,22 @@ def test_python(service: Service, readme: Callable[[str], str]) -> None:
     assert event["item_id"] in answer
 
 
-def test_shell(service: Service, readme: Callable[[str], str]) -> None:
-    posted, recommended, undone = map(json.loads, run(service, ["bash", "-euc", readme("sh")]).split("\n")[:3])
+def test_shell(service: Service, integration_script: Callable[[str], str]) -> None:
+    posted, recommended, undone = map(
+        json.loads, run(service, ["bash", "-euc", integration_script("sh")]).split("\n")[:3]
+    )
     assert posted["accepted"] == 1
     assert len(recommended["items"]) == 3
     assert undone == {"user_id": "ann", "event_id": undone["event_id"], "changed": True}
 
 
-def test_node(service: Service, readme: Callable[[str], str]) -> None:
+def test_node(service: Service, integration_script: Callable[[str], str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     visitor = "visitor-01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
     event = {"event_id": "seen-before-login", "user_id": visitor, "item_id": "item-3"}
     assert service.ask("POST", "/v1/events", json=event).status_code == 200
-    backend = subprocess.Popen([NODE, "-e", readme("js")], env=environment(service, PORT=str(port)))
+    backend = subprocess.Popen([NODE, "-e", integration_script("js")], env=environment(service, PORT=str(port)))
     try:
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}",
