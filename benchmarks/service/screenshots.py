@@ -14,7 +14,7 @@ import typer
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CLICKS = ("touring-bike-blue", "bike-helmet-blue", "bike-lights-blue")
-WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 1090}}
+WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 1190}}
 NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 1560}, "has_touch": True, "is_mobile": True}
 SCREENSHOTS: dict[str, dict[str, Any]] = {
     "light": {**WIDE, "color_scheme": "light"},
