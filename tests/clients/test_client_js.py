@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import httpx
 import pytest
@@ -286,3 +291,54 @@ def test_nobody_is_followed_who_takes_no_cookies(shop: Shop, front: Front, conte
     push(page, "item-1")
     page.wait_for_timeout(1_200)
     assert set(front.requests) == {"/client.js"}
+
+
+@pytest.fixture
+def tutorial_url(service: Service, tmp_path: Path) -> Iterator[str]:
+    """The shop of docs/tutorials/shop-page.md, as it stands there, with keys of its own and on a free port."""
+    text = (ROOT / "docs" / "tutorials" / "shop-page.md").read_text()
+    scripts = dict(re.findall(r"^```(html|python)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://localhost:{port}"
+    (tmp_path / "page.html").write_text(scripts["html"])
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "clients"),
+        "LISAREC_URL": service.url,
+        "PAGE_KEY": service.add_key("events:write", origins=[url]),
+        "BACKEND_KEY": service.add_key("recs:read"),
+    }
+    backend = subprocess.Popen(
+        [sys.executable, "-c", scripts["python"].replace("3000", port)],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
+            assert client.get(f"http://127.0.0.1:{port}/").status_code == 200
+        yield url
+    finally:
+        backend.kill()
+        backend.wait()
+
+
+def test_the_tutorial_s_page_shows_what_its_visitor_s_events_lead_to(
+    service: Service, tutorial_url: str, context: BrowserContext
+) -> None:
+    page = context.new_page()
+    page.goto(f"{tutorial_url}/?item=item-3")
+    wait_until(lambda: context.cookies())
+    (view,) = wait_until(lambda: service.log(visitor(context)))
+    assert (view["item_id"], view["type"]) == ("item-3", "view")
+
+    def is_personal() -> bool:
+        page.reload(wait_until="networkidle")  # where 250 ms were too short, the list is the fallback
+        return re.search("from=.", page.get_attribute("#list a", "href") or "") is not None
+
+    wait_until(is_personal)
+    page.click("#list a")
+    page.click("#cart")
+    (cart,) = wait_until(lambda: [event for event in service.log(visitor(context)) if event["type"] == "cart"])
+    assert cart["recommendation_id"]
+    assert cart["item_id"] == page.inner_text("#item")
