@@ -1,4 +1,4 @@
-"""A checkout of the project, deployed with its docker-compose.yml as docs/operations.md tells operators to."""
+"""A checkout of the project, deployed with its docker-compose.yml as docs/how-to/deploy tells operators to."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ class Deployment:
         self.wait_for(lambda: [self.state(one, "Health.Status") for one in self.containers(service)] == healthy)
 
     def rolling_restart(self, service: str = "app") -> None:
-        """Restart the service's containers one by one, as docs/operations.md does."""
+        """Restart the service's containers one by one, as docs/how-to/deploy/scale.md does."""
         for container in self.containers(service):
             self.engine.docker("restart", container)
             self.wait_for_state(container, "Health.Status", "healthy")
 
     def renew(self) -> None:
-        """Replace every container of lisarec's image, as docs/operations.md does after a build."""
+        """Replace every container of lisarec's image, as docs/how-to/deploy/upgrade.md does after a build."""
         old = self.containers("app")
         self.compose("up", "--detach", "--no-recreate", "--no-deps", "--scale", f"app={2 * len(old)}", "app")
         self.wait_until_healthy("app", 2 * len(old))

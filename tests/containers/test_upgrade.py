@@ -1,4 +1,4 @@
-"""A deployment of an earlier version, and the upgrade to this one under load, as docs/operations.md tells it."""
+"""A deployment of an earlier version and its upgrade under load, as docs/how-to/deploy/upgrade.md tells it."""
 
 from __future__ import annotations
 

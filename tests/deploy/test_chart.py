@@ -334,9 +334,9 @@ def table(text: str, first: str) -> list[list[str]]:
 
 def test_the_sizes_are_those_of_the_sizing_table() -> None:
     """Redis's memory in the table is twice what it holds; its disk has a log and the one that takes its place."""
-    operations = (ROOT / "docs" / "operations.md").read_text()
-    begin = operations.index("What that means at the peak")
-    needed = {row[0]: row for row in table(operations[begin:], "users")}
+    page = (ROOT / "docs" / "how-to" / "deploy" / "capacity-planning.md").read_text()
+    begin = page.index("## What a shop needs")
+    needed = {row[0]: row for row in table(page[begin:], "users")}
     sizes = table((CHART / "values.yaml").read_text(), "users")
     assert len(sizes) == 3
     for users, replicas, maxmemory, memory, disk, archive in sizes:

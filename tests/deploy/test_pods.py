@@ -188,7 +188,7 @@ def test_a_process_that_hangs_is_started_again(cluster: Cluster) -> None:
 
 
 def test_keys_and_the_password_of_redis_are_changed_without_a_restart(cluster: Cluster) -> None:
-    """As docs/operations.md says; the node brings the files of both Secrets up to date."""
+    """As docs/how-to/deploy/kubernetes.md says; the node brings the files of both Secrets up to date."""
     cluster.start()
     (app, *_) = cluster.apps
     later = cluster.add_key()

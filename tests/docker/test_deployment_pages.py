@@ -1,0 +1,99 @@
+"""The pages of docs/how-to/deploy: their variables, commands and configurations are those of the code and the tools."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from app.cli.main import cli
+from app.settings import NAMES_OF_OTHERS, Settings
+from benchmarks.harness.compose import COMPOSE_FILE, ROOT
+from benchmarks.harness.topology import HAPROXY_CONFIG, program
+
+FOLDER = ROOT / "docs" / "how-to" / "deploy"
+PAGES = sorted(FOLDER.glob("*.md"))
+FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+# what the compose file says in other words than the page: another's default, or one that is computed
+SAID_OTHERWISE = {"LISAREC_MODEL", "LISAREC_REDIS_URL", "LISAREC_STATE_TTL_DAYS", "TORCH_INDEX", "LISAREC_CPUS"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's blocks of code in this language, without their indentation."""
+    return [
+        re.sub(rf"^{indentation}", "", text, flags=re.MULTILINE)
+        for indentation, found, text in FENCE.findall(page.read_text(encoding="utf-8"))
+        if found == language
+    ]
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_variable_of_the_compose_file_stands_on_the_page_with_its_default() -> None:
+    defaults = dict(re.findall(r"\$\{(\w+):?-?([^:}$]*(?:://[^}]*|:\d+)?)\}", COMPOSE_FILE.read_text(encoding="utf-8")))
+    assert "LISAREC_PUBLISH" in defaults
+    page = (FOLDER / "docker-compose.md").read_text(encoding="utf-8")
+    told: dict[str, str] = {}
+    for names, values in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", page, re.MULTILINE):
+        of_names = re.findall(r"`(\w+)`", names)
+        told |= dict(zip(of_names, (values.split(", ") * len(of_names))[: len(of_names)], strict=True))
+    kafka = {name for name in defaults if name.startswith("LISAREC_KAFKA_")}
+    assert all(f"`{name}`" in page for name in kafka)
+    assert defaults.keys() - kafka == told.keys() & defaults.keys()
+    compared = defaults.keys() - kafka - SAID_OTHERWISE
+    assert {name: told[name].strip("`") for name in compared} == {name: defaults[name] or "none" for name in compared}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_variable_that_a_page_names_is_read_by_some_program(page: Path) -> None:
+    known = {name.upper() for name in Settings.model_fields}.union(NAMES_OF_OTHERS.split())
+    named = set(re.findall(r"\bLISAREC_([A-Z0-9_]*[A-Z0-9])\b(?![_*])", page.read_text(encoding="utf-8")))
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_lisarec_has_the_options_that_a_page_gives_it(page: Path) -> None:
+    commands = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+    for line in re.findall(r"(?:\blisarec|lisarec-admin|bin/lisarec) ([a-z]+ [^`\n;]*)", text):
+        name, *words = shlex.split(line.partition("  ")[0].partition(" #")[0], posix=False)
+        if name not in commands:
+            continue  # a word of a sentence, or a service
+        command = commands[name]
+        if words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words[0]]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_compose_takes_what_a_page_adds_to_its_file(page: Path, tmp_path: Path) -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("Docker Compose is not installed")
+    for text in blocks(page, "yaml"):
+        if "services:" in text:
+            (tmp_path / "override.yml").write_text(text, encoding="utf-8")
+            files = ("-f", str(COMPOSE_FILE), "-f", str(tmp_path / "override.yml"))
+            run("docker-compose", "--project-directory", str(tmp_path), *files, "config", "--quiet")
+
+
+def test_haproxy_takes_the_listener_for_tls(tmp_path: Path) -> None:
+    try:
+        haproxy = program("haproxy")
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
+    (listener,) = blocks(FOLDER / "tls.md", "haproxy")
+    name, key = ("-subj", "/CN=recs.shop.example"), ("-newkey", "rsa:2048", "-nodes", "-keyout", str(tmp_path / "key"))
+    run("openssl", "req", "-x509", *name, *key, "-out", str(tmp_path / "chain"))
+    certificate = (tmp_path / "chain").read_text() + (tmp_path / "key").read_text()
+    (tmp_path / "recs.pem").write_text(certificate)
+    (tmp_path / "tls.cfg").write_text(listener.replace("/certs/", f"{tmp_path}/"))
+    run(haproxy, "-c", "-f", str(HAPROXY_CONFIG), "-f", str(tmp_path / "tls.cfg"))
