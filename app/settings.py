@@ -40,7 +40,7 @@ PlaceSetting = Annotated[Place, BeforeValidator(parse_place), PlainSerializer(st
 
 
 class StoreSettings(BaseSettings):
-    """Where users, log and models are stored. Each field is also an environment variable, as ``LISAREC_DATA_DIR``.
+    """Where users, log and models are stored. Each field is also an environment variable, such as ``LISAREC_DATA_DIR``.
 
     Arguments win over the environment.
     """
@@ -53,24 +53,54 @@ class StoreSettings(BaseSettings):
         hide_input_in_errors=True,  # it has passwords
     )
 
-    model_dir: PlaceSetting | None = None  # at the start; default: the active model, or none yet
-    models_dir: PlaceSetting | None = None  # of the models that can be activated; default: the parent of model_dir
-    data_dir: Path = Path("state")  # of the embedded store
-    redis_url: str | None = Field(None, repr=False)  # instead of the embedded store; see RedisStore.open
-    redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
-    redis_password_file: Path | None = None  # or in a file, if neither has it; new connections read it again
-    redis_prefix: str = "lisarec"  # of every key; several services may share a server
-    redis_replicas: int = Field(0, ge=0, le=10)  # that must have an event before it is acknowledged
-    redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # after that the event gets a 503, and may be sent again
-    redis_replicas_synced: bool = False  # they must also have synced it to disk; needs Redis 7.2
-    archive_dir: PlaceSetting | None = None  # where 'lisarec archive' moves the older part of the log; a path or a URL
-    cache_dir: Path = Path("cache")  # of copies of what is at URLs such as s3://bucket/prefix
-    keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine has access
-    seal_keys_file: Path | None = None  # 'lisarec keys seal' makes it; default: visitors cannot keep states themselves
-    tenant: str = MAIN_TENANT
-    state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: states never expire
-    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
-    log_format: LogFormat = "text"
+    model_dir: PlaceSetting | None = Field(
+        None, description="Model to serve at the start. Default: the active model, or none until one is activated."
+    )
+    models_dir: PlaceSetting | None = Field(
+        None,
+        description="Folder of the models that can be activated. Default: the folder of LISAREC_MODEL_DIR, else `models`.",
+    )
+    data_dir: Path = Field(Path("state"), description="Directory of the embedded store (SQLite).")
+    redis_url: str | None = Field(
+        None,
+        repr=False,
+        description="Redis that keeps users and log, in place of SQLite. `rediss://` is TLS; several addresses with "
+        "commas between them name a cluster.",
+    )
+    redis_password: str | None = Field(None, repr=False, description="Password of Redis, if the URL has none.")
+    redis_password_file: Path | None = Field(
+        None, description="File with the password of Redis. Every new connection reads it again."
+    )
+    redis_prefix: str = Field(
+        "lisarec", description="Prefix of every key in Redis. Several services may share a server."
+    )
+    redis_replicas: int = Field(
+        0, ge=0, le=10, description="Replicas of Redis that must have an event before it is acknowledged."
+    )
+    redis_replicas_timeout_s: float = Field(
+        1.0, gt=0, le=30, description="Seconds to wait for these replicas. After that the event gets a 503."
+    )
+    redis_replicas_synced: bool = Field(
+        False, description="Wait until the server and these replicas have synced to disk. Needs Redis 7.2 or later."
+    )
+    archive_dir: PlaceSetting | None = Field(
+        None, description="Archive of the older part of the log, which `lisarec archive` writes."
+    )
+    cache_dir: Path = Field(Path("cache"), description="Directory for copies of what is in a bucket.")
+    keys_file: Path | None = Field(
+        None, description="File of the API keys. Default: no keys, and only this machine can reach the service."
+    )
+    seal_keys_file: Path | None = Field(
+        None, description="File of the keys that seal visitors' states. Default: no sealed states."
+    )
+    tenant: str = Field(MAIN_TENANT, description="Tenant that LISAREC_MODEL_DIR belongs to, and that commands work for.")
+    state_ttl_days: int | None = Field(
+        None, ge=1, le=36_500, description="Days without an event after which a state expires. Default: never."
+    )
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
+        "info", description="Least severe level that is logged."
+    )
+    log_format: LogFormat = Field("text", description="`text` for people, `json` for one object a line.")
 
     @property
     def models_folder(self) -> Place:
@@ -107,31 +137,46 @@ class StoreSettings(BaseSettings):
 class Settings(StoreSettings):
     """The settings of one service."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)  # 0: any free one
-    workers: int = Field(1, ge=1)
-    device: Literal["cpu", "cuda"] = "cpu"
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes any free port.")
+    workers: int = Field(1, ge=1, description="Worker processes behind the port.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Device that ranks items.")
 
-    insecure: bool = False  # serve other machines without keys
-    tenants: dict[Id, PlaceSetting] = {}  # model directories of further tenants, by tenant; JSON in the environment
-    playground: bool = False  # serve a page at /playground that shows users' states
-    open_metrics: bool = False  # serve /metrics without a key, where the network restricts access
+    insecure: bool = Field(False, description="Serve other machines without keys.")
+    tenants: dict[Id, PlaceSetting] = Field(
+        {}, description="Model directories of further tenants, by tenant. A JSON object in the environment."
+    )
+    playground: bool = Field(False, description="Serve the playground, a page that shows users' states.")
+    open_metrics: bool = Field(False, description="Serve `/metrics` without a key, where the network restricts access.")
 
-    max_open_connections: int = Field(800, ge=1)  # of one process; the limit of open files is often 1,024
-    max_requests: int = Field(128, ge=1)  # in progress at a time, of one process
-    max_head_bytes: int = Field(32 << 10, ge=1)  # of a request's address and headers
-    head_timeout_s: float = Field(10.0, gt=0)  # for them to arrive
-    answer_timeout_s: float = Field(30.0, gt=0)  # for a client to take an answer
-    max_cost: int = Field(200, ge=1)  # of one call, in plain requests for recommendations
-    new_users_per_hour: int = Field(100_000, ge=0)  # of each tenant, where keys are
-    max_body_bytes: int = Field(1 << 20, ge=1)
-    body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown
-    drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
-    shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
-    max_seen_events: int = Field(MAX_SEEN_ENTRIES, ge=1, le=1_000_000)  # newest ones that exclude_seen=all goes by
-    sealed_state_days: int = Field(30, ge=1, le=36_500)  # after that a visitor's state cannot be opened
-    max_value: float = Field(MAX_VALUE, gt=0, le=MAX_VALUE)  # of an event
-    slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
+    max_open_connections: int = Field(
+        800, ge=1, description="Open connections of a process. Keep it below the limit of open files."
+    )
+    max_requests: int = Field(128, ge=1, description="Requests in progress of a process. Others get a 503.")
+    max_head_bytes: int = Field(32 << 10, ge=1, description="Bytes of a request's address and headers together.")
+    head_timeout_s: float = Field(10.0, gt=0, description="Seconds for address and headers to arrive.")
+    answer_timeout_s: float = Field(30.0, gt=0, description="Seconds for a client to take its answer.")
+    max_cost: int = Field(200, ge=1, description="Cost of one call, in plain requests for recommendations.")
+    new_users_per_hour: int = Field(
+        100_000, ge=0, description="New users an hour of each tenant, where the service has keys."
+    )
+    max_body_bytes: int = Field(1 << 20, ge=1, description="Bytes of a request's body.")
+    body_timeout_s: float = Field(
+        10.0, gt=0, description="Seconds for a body to arrive. Keep it below LISAREC_SHUTDOWN_TIMEOUT_S."
+    )
+    drain_s: float = Field(
+        1.0, ge=0, description="Seconds after SIGTERM in which the process still answers, but is not ready."
+    )
+    shutdown_timeout_s: int = Field(30, ge=1, description="Seconds to finish accepted requests after that.")
+    max_seen_events: int = Field(
+        MAX_SEEN_ENTRIES,
+        ge=1,
+        le=1_000_000,
+        description="Newest events that `exclude_seen=all`, `exclude_events` and `mode=repeat` read.",
+    )
+    sealed_state_days: int = Field(30, ge=1, le=36_500, description="Days for which a sealed state can be opened.")
+    max_value: float = Field(MAX_VALUE, gt=0, le=MAX_VALUE, description="Largest `value` of an event.")
+    slow_request_s: float = Field(1.0, gt=0, description="Seconds after which a request is logged as slow.")
 
     @field_validator("port", mode="before")
     @classmethod

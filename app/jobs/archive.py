@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import ProcessCollector, start_http_server
 
 from app.events.steady_clock import SteadyClock
+from app.observability.instruments import Instruments
 from app.settings import StoreSettings
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import TurnCounts, archive_log
@@ -38,24 +39,28 @@ class ArchiverMetrics:
     """The metrics of an archiver, and the server that Prometheus scrapes."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._turn_seconds = Histogram(
-            "lisarec_archive_turn_seconds", "Time of one turn", buckets=TURN_BUCKETS_S, registry=registry
+        instruments = Instruments()
+        self.registry, self.declared = instruments.registry, instruments.declared
+        ProcessCollector(registry=self.registry)
+        self._turn_seconds = instruments.histogram(
+            "lisarec_archive_turn_seconds", "Time of one turn of the archiver", TURN_BUCKETS_S
         )
-        self._failures = Counter("lisarec_archive_failures", "Turns that failed", registry=registry)
-        self._events = Counter(
-            "lisarec_archive_events", "Events by what was done: archived, trimmed, dropped", ["done"], registry=registry
+        self._failures = instruments.counter("lisarec_archive_failures", "Turns that failed")
+        self._events = instruments.counter(
+            "lisarec_archive_events", "Events by what was done: archived, trimmed or dropped", ["done"]
         )
         for done in ("archived", "trimmed", "dropped"):
             self._events.labels(done)
-        self._through = Gauge(
+        self._through = instruments.gauge(
             "lisarec_archive_through_timestamp_seconds",
             "Everything that was logged before this moment is in the archive",
-            registry=registry,
         )
-        self._used = Gauge("lisarec_redis_used_bytes", "Memory that a Redis server uses", ["server"], registry=registry)
-        self._limit = Gauge("lisarec_redis_limit_bytes", "Its maxmemory; 0: none", ["server"], registry=registry)
+        self._used = instruments.gauge(
+            "lisarec_redis_used_bytes", "Memory that a Redis server uses, as of the archiver's last turn", ["server"]
+        )
+        self._limit = instruments.gauge(
+            "lisarec_redis_limit_bytes", "maxmemory of a Redis server; 0: no limit", ["server"]
+        )
 
     def listen(self, host: str, port: int) -> None:
         """Answer GET /metrics in a thread of its own; OSError when the address cannot be listened on."""

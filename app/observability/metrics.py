@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector
 from prometheus_client import generate_latest as in_text
 
 from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.instruments import DeclaredMetric, Instruments
 from app.observability.multiprocess import WorkerNumbers, WorkerProcesses, living_workers
 from storage.errors import FAILURE_CAUSES, StorageError
 from storage.records import Tally
@@ -55,9 +56,15 @@ class Metrics:
         self.generations = GenerationMetrics(instruments)
         self._queue_depth = instruments.gauge(
             "lisarec_queue_depth",
-            "Requests at work, those of them at the engine, and reads and writes that wait for the store",
+            "Requests in progress (requests), those of them at the engine (engine), reads and writes that wait for the "
+            "store (store), as of the last second",
             ["queue"],
         )
+
+    @property
+    def declared(self) -> Sequence[DeclaredMetric]:
+        """Every metric, whether anything was observed or not."""
+        return self._instruments.declared
 
     def exposition(self) -> bytes:
         """Return all numbers of all workers in Prometheus' text format."""
@@ -76,39 +83,6 @@ class Metrics:
         self._queue_depth.labels("store").set(store_waiting)
 
 
-class Instruments:
-    """Makes counters, gauges and buffered histograms in one registry."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._buffered: list[BufferedHistogram] = []
-
-    def counter(self, name: str, documentation: str, labels: Iterable[str] = ()) -> Counter:
-        """Make a counter."""
-        return Counter(name, documentation, labels, registry=self.registry)
-
-    def gauge(
-        self, name: str, documentation: str, labels: Iterable[str] = (), mode: Literal["livesum", "livemax"] = "livesum"
-    ) -> Gauge:
-        """Make a gauge, whose values of several living workers are added up, or of which the largest counts."""
-        return Gauge(name, documentation, labels, registry=self.registry, multiprocess_mode=mode)
-
-    def histogram(self, name: str, documentation: str, buckets: Sequence[float], labels: Iterable[str]) -> Histogram:
-        """Make a histogram with labels; `buffered` makes what observes one of its series."""
-        return Histogram(name, documentation, labels, buckets=buckets, registry=self.registry)
-
-    def buffered(self, histogram: Histogram, buckets: Sequence[float]) -> BufferedHistogram:
-        """Make a buffer in front of the histogram, or of one of its series."""
-        buffered = BufferedHistogram(histogram, buckets)
-        self._buffered.append(buffered)
-        return buffered
-
-    def flush(self) -> None:
-        """Write all buffers into their histograms."""
-        for buffered in self._buffered:
-            buffered.flush()
-
-
 class RequestMetrics:
     """How long requests take. `in_progress` counts those that are being answered; it is a plain number to be set."""
 
@@ -117,7 +91,7 @@ class RequestMetrics:
         self._instruments = instruments
         self._seconds = instruments.histogram(
             "lisarec_request_seconds",
-            "Time from a request's head to the end of its answer",
+            "Time from the end of a request's head to the end of its answer; _count counts requests",
             LATENCY_BUCKETS_S,
             ["method", "route", "status"],
         )
@@ -144,9 +118,14 @@ class StoreMetrics:
         self.failed_reads = 0
         self._instruments = instruments
         seconds = instruments.histogram(
-            "lisarec_store_seconds", "Time until the store had answered a call", STORE_BUCKETS_S, ["call"]
+            "lisarec_store_seconds",
+            "Time of a call of the store (append, states or log), waiting included",
+            STORE_BUCKETS_S,
+            ["call"],
         )
-        failures = instruments.counter("lisarec_store_failures", "Calls that the store failed", ["call"])
+        failures = instruments.counter(
+            "lisarec_store_failures", "Calls of the store (append, states or log) that failed", ["call"]
+        )
         self._seconds = {call: instruments.buffered(seconds.labels(call), STORE_BUCKETS_S) for call in STORE_CALLS}
         self._failures = {call: failures.labels(call) for call in STORE_CALLS}
         self._failed_reads = instruments.counter(
@@ -155,7 +134,7 @@ class StoreMetrics:
         )
         self._distrusted = instruments.gauge(
             "lisarec_store_distrusted",
-            "1 while the store has lost acknowledged events or would lose more, so that nothing is written to it",
+            "1 while the store has lost acknowledged events, or would lose some, so that nothing is written to it",
             mode="livemax",
         )
         self._log_lag: Gauge | None = None
@@ -180,7 +159,7 @@ class StoreMetrics:
         if self._log_lag is None:
             self._log_lag = self._instruments.gauge(
                 "lisarec_log_lag_seconds",
-                "How long ago everything that had been logged was in the archive",
+                "Seconds since all that was logged was archived; absent before the archiver's first turn",
                 mode="livemax",
             )
         self._log_lag.set(seconds)
@@ -192,7 +171,7 @@ class StoreFailures:
     def __init__(self, instruments: Instruments) -> None:
         errors = instruments.counter(
             "lisarec_store_errors",
-            "Failures of the store for which a request got a 503, or a batch of them popular items, by cause",
+            "Failures of the store for which requests got a 503 or popular items, by cause",
             ["cause"],
         )
         self._errors = {cause: errors.labels(cause) for cause in FAILURE_CAUSES}
@@ -214,8 +193,8 @@ class EngineMetrics:
         self.in_progress = 0
         seconds = instruments.histogram(
             "lisarec_engine_seconds",
-            "Time of the engine for one batch, by stage: step makes queries from states, scan ranks the catalogue; "
-            "device is what a GPU has worked of that",
+            "Time of the engine for one batch, by stage: step makes queries from states, scan ranks the catalogue, "
+            "device is the part in which a GPU worked",
             COMPUTE_BUCKETS_S,
             ["stage"],
         )
@@ -224,15 +203,13 @@ class EngineMetrics:
         }
         waits = instruments.histogram(
             "lisarec_batch_wait_seconds",
-            "Waiting before the engine: of a request until its batch begins, of a batch until the engine is free",
+            "Time that a request waits for its batch (batch), and a batch for the engine (engine)",
             STORE_BUCKETS_S,
             ["until"],
         )
         self._request_waits = instruments.buffered(waits.labels("batch"), STORE_BUCKETS_S)
         self._batch_waits = instruments.buffered(waits.labels("engine"), STORE_BUCKETS_S)
-        queries = instruments.histogram(
-            "lisarec_batch_queries", "Queries that the engine was given at a time", BATCH_BUCKETS, []
-        )
+        queries = instruments.histogram("lisarec_batch_queries", "Queries in a batch", BATCH_BUCKETS)
         self._batch_queries = instruments.buffered(queries, BATCH_BUCKETS)
 
     def observe_batch(self, queries: int, stages_s: Mapping[str, float]) -> None:
@@ -254,7 +231,8 @@ class EventMetrics:
     def __init__(self, instruments: Instruments) -> None:
         events = instruments.counter(
             "lisarec_events",
-            "Valid events by outcome; unknown_item, unknown_type and late ones are accepted too",
+            "Valid events by outcome: accepted, duplicate, unknown_item, unknown_type, late or refused; unknown_item, "
+            "unknown_type and late events are accepted too",
             ["outcome"],
         )
         self._by_outcome = {outcome: events.labels(outcome) for outcome in EVENT_OUTCOMES}
@@ -271,30 +249,37 @@ class RecommendationMetrics:
 
     def __init__(self, instruments: Instruments) -> None:
         self._recommendations = instruments.counter(
-            "lisarec_recommendations", "Answers by the source of their items", ["source"]
+            "lisarec_recommendations",
+            "Answers by source: personalised, blended, popular, similar, together or repeat",
+            ["source"],
         )
         self._by_source: dict[str, Counter] = {}
         of_list = ["tenant", "generation", "experiment"]
         self._shown = instruments.counter(
-            "lisarec_shown_lists", "Lists by their length, 21 for longer ones", [*of_list, "length"]
+            "lisarec_shown_lists", "Lists by length, 21 for all longer ones", [*of_list, "length"]
         )
         self._chosen = instruments.counter(
-            "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
+            "lisarec_chosen_items",
+            "Events with a recommendation_id, by the item's place in that list",
+            [*of_list, "place", "type"],
         )
         self._values = instruments.counter(
-            "lisarec_chosen_value", "Value of the events that came of a list", [*of_list, "place", "type"]
+            "lisarec_chosen_value", "Sum of the value of events with a recommendation_id, by the item's place in that list", [*of_list, "place", "type"]
         )
         self._scenario_lists = instruments.counter(
             "lisarec_scenario_lists",
-            "Lists of scenarios: full, filled by their fallback, short or empty",
+            "Lists of scenarios by outcome: full, filled (by the fallback alone), short or empty; a process counts 100 "
+            "scenarios of a tenant by name, and further ones as other",
             ["tenant", "scenario", "outcome"],
         )
         self._scenario_events = instruments.counter(
-            "lisarec_scenario_events", "Events that came of scenarios' lists", ["tenant", "scenario", "type"]
+            "lisarec_scenario_events",
+            "Events with the recommendation_id of a scenario's list",
+            ["tenant", "scenario", "type"],
         )
         self._scenario_values = instruments.counter(
             "lisarec_scenario_value",
-            "Value of the events of scenarios' lists",
+            "Sum of the value of events with the recommendation_id of a scenario's list",
             ["tenant", "scenario", "type"],
         )
         self._scenarios: dict[str, set[str]] = {}
@@ -335,14 +320,14 @@ class GenerationMetrics:
 
     def __init__(self, instruments: Instruments) -> None:
         switches = instruments.counter(
-            "lisarec_switches", "Attempts to serve another model, by outcome: switched or failed", ["outcome"]
+            "lisarec_switches", "Attempts to serve another model by outcome: switched or failed", ["outcome"]
         )
         self._switches = {outcome: switches.labels(outcome) for outcome in ("switched", "failed")}
         self._processes = instruments.gauge(
             "lisarec_generation", "Processes that serve the generation", ["tenant", "generation", "tag"]
         )
         self._state_bytes = instruments.gauge(
-            "lisarec_state_bytes", "Size of one user's state in the generation served", ["tenant"], mode="livemax"
+            "lisarec_state_bytes", "Bytes of one user's state in the served generation", ["tenant"], mode="livemax"
         )
         self._served: dict[str, Gauge] = {}
 

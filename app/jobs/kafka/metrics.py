@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import ProcessCollector, start_http_server
+
+from app.observability.instruments import Instruments
 
 Outcome = Literal["accepted", "duplicate", "dead_letter"]
 Rebalance = Literal["assigned", "revoked", "lost"]
@@ -15,28 +17,28 @@ class ConsumerMetrics:
     """What became of the records, how far behind their topics they are, and what is waited for."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._records = Counter(
-            "lisarec_consume_records", "Records that are settled, by outcome", ["outcome"], registry=registry
+        instruments = Instruments()
+        self.registry, self.declared = instruments.registry, instruments.declared
+        ProcessCollector(registry=self.registry)
+        self._records = instruments.counter(
+            "lisarec_consume_records", "Settled records by outcome: accepted, duplicate or dead_letter", ["outcome"]
         )
-        self._failures = Counter(
-            "lisarec_consume_failures", "Requests that the service did not take for now", registry=registry
+        self._failures = instruments.counter(
+            "lisarec_consume_failures", "Requests that the service did not take, and that are made again"
         )
-        self._rebalances = Counter(
-            "lisarec_consume_rebalances", "Partitions that came and went", ["change"], registry=registry
+        self._rebalances = instruments.counter(
+            "lisarec_consume_rebalances", "Partitions that were assigned, revoked or lost", ["change"]
         )
-        self._lag = Gauge(
+        self._lag = instruments.gauge(
             "lisarec_consume_lag_records",
-            "Records of a partition that are not settled yet",
+            "Records of a partition of this consumer that are not settled, as of the last two seconds",
             ["topic", "partition"],
-            registry=registry,
         )
-        self._paused = Gauge(
-            "lisarec_consume_paused", "1 while partitions are paused, as the service is slow or away", registry=registry
+        self._paused = instruments.gauge(
+            "lisarec_consume_paused", "1 while a batch has waited for the service for more than a second"
         )
-        self.batch_seconds = Histogram(
-            "lisarec_consume_batch_seconds", "Time until a batch is settled", buckets=BATCH_BUCKETS_S, registry=registry
+        self.batch_seconds = instruments.histogram(
+            "lisarec_consume_batch_seconds", "Time until a batch is settled", BATCH_BUCKETS_S
         )
         for outcome in get_args(Outcome):
             self._records.labels(outcome)

@@ -7,9 +7,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client import ProcessCollector, start_http_server
 
 from app.jobs.retraining.report import RoundOutcome, TrainerReport
+from app.observability.instruments import Instruments
 from model.artifact.model_directory import MANIFEST
 
 OUTCOMES = ("activated", "refused", "waiting", "failed")
@@ -19,39 +20,36 @@ class TrainerMetrics:
     """The metrics of one trainer. A round that refuses its model, or waits for events, counts as a success."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._rounds = Counter(
+        instruments = Instruments()
+        self.registry, self.declared = instruments.registry, instruments.declared
+        ProcessCollector(registry=self.registry)
+        self._rounds = instruments.counter(
             "lisarec_trainer_rounds",
-            "Rounds by how they ended, since the trainer's start",
+            "Rounds since the trainer's start by outcome: activated, refused, waiting or failed",
             ["outcome"],
-            registry=registry,
         )
         for outcome in OUTCOMES:
             self._rounds.labels(outcome)
-        self._every = Gauge("lisarec_trainer_every_seconds", "From round to round", registry=registry)
-        self._succeeded = Gauge(
+        self._every = instruments.gauge("lisarec_trainer_every_seconds", "Seconds from round to round")
+        self._succeeded = instruments.gauge(
             "lisarec_trainer_succeeded_timestamp_seconds",
             "When a round last ended without a failure; before the first one, when the trainer was started",
-            registry=registry,
         )
-        self._generation = Gauge(
+        self._generation = instruments.gauge(
             "lisarec_trainer_generation_timestamp_seconds",
             "When the newest model that passed was ready; 0 before the first one",
-            registry=registry,
         )
-        self._seconds = Gauge("lisarec_trainer_round_seconds", "Time of the last round", registry=registry)
-        self._ndcg = Gauge(
+        self._seconds = instruments.gauge("lisarec_trainer_round_seconds", "Seconds that the last round took")
+        self._ndcg = instruments.gauge(
             "lisarec_trainer_ndcg_at_10",
-            "Of the last round that compared: the new model, and the one served or popular items",
+            "NDCG@10 in the last round that compared: of the new model (new), and of the served one, or of popular "
+            "items (served)",
             ["model"],
-            registry=registry,
         )
-        self._value = Gauge(
+        self._value = instruments.gauge(
             "lisarec_trainer_value_hr_at_10",
-            "Value-weighted hit rate at 10 of the last round that compared on events with values, by model",
+            "Value-weighted HR@10 in the last round that compared on events with values: new and served, as for NDCG@10",
             ["model"],
-            registry=registry,
         )
         for model in ("new", "served"):
             self._ndcg.labels(model).set(math.nan)
