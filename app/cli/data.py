@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def download_data(
-    name: Annotated[str, typer.Argument(help="ml-1m, beauty or ml-latest-small.")],
+    name: Annotated[str, typer.Argument(help="Data set: ml-1m, beauty or ml-latest-small.")],
     out: Annotated[
-        Path | None, typer.Option(help="Data directory to write; default: data/NAME.", metavar="DIR")
+        Path | None, typer.Option(help="Data directory to write. Default: data/NAME.", metavar="DIR")
     ] = None,
 ) -> None:
     """Download a public data set and check its hash."""
@@ -52,7 +52,10 @@ def check(
     data: Annotated[Path, typer.Argument(help="Data directory, or a shop's table of events.", metavar="DIR|FILE")],
     options: MappingOptions,
 ) -> None:
-    """Say all that is wrong with a shop's tables, and what to do; exits 1 where they cannot be read."""
+    """Check a shop's tables: list every problem and its fix.
+
+    The exit status is 1 when the tables cannot be read.
+    """
     from app.jobs.datasets.mapped_copy import blocking, in_words
     from model.data.exports.checks import examine
 
@@ -73,11 +76,11 @@ def replay(
     source: DataOptions,
     url: UrlOption = "http://127.0.0.1:8000",
     batch: Annotated[int, typer.Option(min=1, max=1000, help="Events in one request.")] = 500,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two of one user.")] = 4,
-    hold_out: Annotated[int, typer.Option(min=0, help="How many last events of each user to leave out.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two for one user.")] = 4,
+    hold_out: Annotated[int, typer.Option(min=0, help="Last events of each user to leave out.")] = 0,
     key_file: EventsKeyOption = None,
 ) -> None:
-    """Post a data set as events into a running service. Repeating it counts nothing twice."""
+    """Post a data set as events to a running service. Repeating it counts nothing twice."""
     from app.jobs.replay import histories, wait_for_service
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions
@@ -121,8 +124,8 @@ def _time(text: str) -> int:
 class WishOptions:
     """Which lists are made."""
 
-    scenario: Annotated[str | None, typer.Option(help="With the settings of this scenario.")] = None
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Items of a list; default: the scenario's, or 10.")] = None
+    scenario: Annotated[str | None, typer.Option(help="Scenario whose settings the lists have.")] = None
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Items of a list. Default: the scenario's, or 10.")] = None
     params: Annotated[
         str | None, typer.Option(help="Parameters of the scenario, such as '{\"max_price\": 50}'.", metavar="JSON")
     ] = None
@@ -149,21 +152,23 @@ def recommend(
     log: LogOptions,
     wishes: WishOptions,
     *,
-    users: Annotated[str, typer.Option(help="Of this file, one id a line.", metavar="all|FILE")] = "all",
+    users: Annotated[
+        str, typer.Option(help="All users, or those of a file with one id a line.", metavar="all|FILE")
+    ] = "all",
     since: Annotated[
-        int | None, typer.Option(parser=_time, help="Only users with an event since then.", metavar="TIME")
+        int | None, typer.Option(parser=_time, help="Only users with an event since this time.", metavar="TIME")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Where no model was activated: the one to use.", metavar="DIR|URL")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to use if none was activated.", metavar="DIR|URL")] = None,
     models_dir: Annotated[
         str | None,
-        typer.Option(help="Folder of the active model; default: where --model is, else models.", metavar="DIR|URL"),
+        typer.Option(
+            help="Folder of the active model. Default: the folder of --model, else models.", metavar="DIR|URL"
+        ),
     ] = None,
 ) -> None:
-    """Write the lists of all users to a Parquet file, as for an e-mail; a row has a user's list.
+    """Write the lists of all users to a Parquet file, one row a user, such as for an e-mail.
 
-    Reads the store beside the service, which it gives way to. Killed, it goes on where it was when it is run again.
+    It reads the store beside the service at low priority. After an interruption, the same command continues.
     """
     from app.jobs.lists.user_lists import ListPlan, write_lists
 

@@ -20,32 +20,32 @@ from app.jobs.reports.job_progress import counted
 class ArchiveOptions(LogOptions):
     """Which log goes into which archive."""
 
-    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None
+    redis_url: Annotated[str | None, typer.Option(help="Redis whose log is moved.", metavar="URL")] = None
     data_dir: Annotated[
-        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
+        Path | None, typer.Option(help="Directory of the SQLite store whose log is copied.", metavar="DIR")
     ] = None
     archive_dir: Annotated[
-        str | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR|URL")
+        str | None, typer.Option(help="Archive to write. It is created if it does not exist.", metavar="DIR|URL")
     ] = None
 
 
 def archive(
     log: ArchiveOptions,
-    once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="One turn, in place of a turn every --every seconds.")] = False,
     every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
     keep_tail: Annotated[
-        float, typer.Option(min=0, help="Seconds that an archived event stays in Redis at least.")
+        float, typer.Option(min=0, help="Seconds for which an archived event stays in Redis at least.")
     ] = 3600,
     keep_days: Annotated[
         int | None,
-        typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
+        typer.Option(min=1, help="Whole days after which archived events are dropped. Default: never.", metavar="DAYS"),
     ] = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
+    """Move the event log into Parquet files, each event once.
 
-    What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
-    services on Redis need the same directory as --archive-dir.
+    It can be killed at any time and continues where it stopped. Options that are missing come from the environment.
+    Services on Redis need the same archive as --archive-dir, and 'lisarec train --data DIR' trains on it.
     """
     from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
 
@@ -64,9 +64,9 @@ def backup(
     out: Annotated[str, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE|URL")],
     log: LogOptions,
 ) -> None:
-    """Write the whole log, archived events included, to one file, from which 'restore' fills any store.
+    """Write the whole log, archived events included, to one file, from which 'lisarec restore' fills any store.
 
-    The service goes on meanwhile. The file appears when all of it is on disk.
+    The service keeps running. The file appears when all of it is on disk.
     """
     from app.jobs import backup as backups
 
@@ -77,14 +77,14 @@ def backup(
 
 
 def restore(
-    file: Annotated[str, typer.Argument(help="That 'backup' wrote.", metavar="FILE|URL")],
+    file: Annotated[str, typer.Argument(help="Back-up that 'lisarec backup' wrote.", metavar="FILE|URL")],
     model: ModelOption,
     store: StoreOptions,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after an interruption; nothing counts twice.")
+        bool, typer.Option("--resume", help="Continue after an interruption. Nothing counts twice.")
     ] = False,
 ) -> None:
-    """Fill an empty store with a back-up, and fold its events for a model."""
+    """Fill an empty store from a back-up, and fold its events for a model."""
     from app.jobs import backup as backups
 
     settings = store.settings()
@@ -99,12 +99,12 @@ def restore(
 def repair(
     log: LogOptions,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on without acknowledged events that the store has lost.")
+        bool, typer.Option("--accept-loss", help="Continue without acknowledged events that the store has lost.")
     ] = False,
 ) -> None:
-    """Make again, from log and archive, what tells where users' logs are, where it is damaged.
+    """Rebuild damaged heads and indexes of users in Redis from log and archive.
 
-    Services may go on meanwhile. A store that has lost acknowledged events takes none until that is accepted.
+    Services keep running. A store that has lost acknowledged events takes none until the loss is accepted.
     """
     from app.jobs import backup as backups
 
@@ -118,10 +118,11 @@ def repair(
 def audit(
     store: StoreOptions,
     user: Annotated[
-        str | None, typer.Option(help="Only what was done to this user, whose id is nowhere in the log.", metavar="ID")
+        str | None,
+        typer.Option(help="Only actions on this user. The log has a keyed hash in place of the id.", metavar="ID"),
     ] = None,
 ) -> None:
-    """Print who has done what, oldest first, as lines of JSON: keys, models, experiments, scenarios, users, exports."""
+    """Print the audit log as lines of JSON, oldest first: who has done what, and when."""
     from app.jobs.backup import audit_log
     from app.schemas.operations import AuditedAction
 

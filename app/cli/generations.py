@@ -25,9 +25,9 @@ from app.jobs.reports.job_progress import counted
 
 
 def rebuild(model: ModelOption, log: LogOptions) -> None:
-    """Fold all events into a new model's states.
+    """Fold all events into the states of a new model.
 
-    The old model goes on being served, and events may go on coming in; 'activate' then switches to the new one.
+    The old model serves meanwhile, and events may come in. Run 'lisarec activate' afterwards to switch.
     """
     from app.jobs import generations
 
@@ -45,14 +45,14 @@ def rebuild(model: ModelOption, log: LogOptions) -> None:
 
 
 def activate(
-    name: Annotated[str, typer.Argument(help="Of a model directory in the models folder.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Name of a model in the models folder.", metavar="NAME")],
     store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
-    """Let every process on a store serve another model.
+    """Switch every process on a store to another model.
 
-    They follow within a second or so; no request fails. A model that was not rebuilt may be activated too: until a
-    user's events are folded for it, which the first request starts, a user with many of them gets popular items.
+    They follow within about a second, and no request fails. A model that was not rebuilt can be activated too. A user
+    with many events then gets popular items until these are folded, which the first request starts.
     """
     from app.jobs import generations
 
@@ -66,23 +66,26 @@ def activate(
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the experiment.", metavar="[NAME]")] = None,
     shares: Annotated[
-        list[str] | None, typer.Argument(help="Names and their shares of the users.", metavar="NAME=SHARE...")
+        list[str] | None,
+        typer.Argument(help="Models or scenarios, and their shares of the users.", metavar="NAME=SHARE..."),
     ] = None,
     *,
     over: Annotated[
         Literal["models", "scenarios"],
-        typer.Option(help="What the names are. Of scenarios, requests that name one get the user's."),
+        typer.Option(help="What is compared. With scenarios, a request that names one of them gets the user's."),
     ] = "models",
-    end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
+    end: Annotated[
+        bool, typer.Option("--end", help="End the experiment: everybody gets the active model again.")
+    ] = False,
     store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
-    """Let every process on a store serve several models, or scenarios, each to its share of the users.
+    """Serve several models, or scenarios, at the same time, each to its share of the users.
 
-    Models compare how items are ranked, scenarios what a list allows and prefers. Who gets which is told by a hash of
-    the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    Compare models for how items are ranked, and scenarios for what a list allows and prefers. A hash of the user's id
+    and the experiment's name assigns each user. GET /v1/stats has the outcome.
     """
     from pydantic import ValidationError
 
@@ -106,10 +109,10 @@ def experiment(
 
 
 def drop(
-    name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Name or tag of a model that no process serves.", metavar="NAME")],
     store: StoreOptions,
 ) -> None:
-    """Remove the states of a model nobody serves. Events stay, so they can be rebuilt."""
+    """Remove the states of a model that no process serves. Events stay, so the states can be rebuilt."""
     from app.jobs import generations
 
     settings = store.settings()
@@ -129,20 +132,20 @@ def _seconds(text: str) -> float:
 class RoundOptions:
     """What a round trains, and when what it has trained is served."""
 
-    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=known_preset)] = "lisa-mini"
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
-    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000
-    max_events: Annotated[int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")] = (
+    preset: Annotated[str, typer.Option(help="Preset: shape and training settings.", callback=known_preset)] = (
+        "lisa-mini"
+    )
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, in place of the preset's.")] = None
+    min_events: Annotated[int, typer.Option(min=1, help="Archived events before the first model is trained.")] = 2_000
+    max_events: Annotated[int, typer.Option(min=1, help="Newest events to train on. They bound the memory.")] = (
         2_000_000
     )
     max_loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the served model's quality that a new one may lack.")
+        float, typer.Option(min=0, max=1, help="Share of the served model's quality that a new model may lose.")
     ] = 0.1
     criterion: Annotated[
         Literal["ndcg", "value"],
-        typer.Option(
-            help="What decides: NDCG@10, or which share of the held-out events' value is among the first ten."
-        ),
+        typer.Option(help="Metric that decides: NDCG@10, or HR@10 weighted by the value of the held-out events."),
     ] = "ndcg"
     memory: MemoryOption = None
 
@@ -151,18 +154,19 @@ def retrain(
     log: LogOptions,
     *,
     models_dir: Annotated[
-        str | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR|URL")
+        str | None, typer.Option(help="Folder of the models, in which new ones are written.", metavar="DIR|URL")
     ] = None,
     every: Annotated[
-        float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")
+        float | None,
+        typer.Option(parser=_seconds, help="Interval between rounds, such as 24h. Default: one round.", metavar="TIME"),
     ] = None,
     round_: RoundOptions,
     metrics: MetricsOption = None,
 ) -> None:
-    """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
+    """Train on the archive, compare with the served model, and serve the new model if it is no worse.
 
-    May be killed at any time and goes on where it was. Exits 0 when a new model is served or there is too little to
-    train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
+    It can be killed at any time and continues where it stopped. The outcome is in retrain.json beside the models. The
+    exit status is 0 when a new model is served or there are too few events yet, and 3 when the new one was refused.
     """
     from app.jobs.retraining.loop import run_trainer
     from app.jobs.retraining.metrics import TrainerMetrics

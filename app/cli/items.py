@@ -14,7 +14,7 @@ from app.cli.option_groups import ungrouped
 from app.cli.options import MappingOptions, StoreOptions, UrlOption
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
-cli = typer.Typer(help="The items of a shop.", no_args_is_help=True)
+cli = typer.Typer(help="Import items, and drop their vectors.", no_args_is_help=True)
 
 
 @cli.command("import")
@@ -31,15 +31,17 @@ def import_items(
     url: UrlOption = "http://127.0.0.1:8000",
     key_file: Annotated[
         Path | None,
-        typer.Option(help="File with a key that may write the catalogue, where keys are on.", metavar="FILE"),
+        typer.Option(help="File with a key of the scope catalogue:write, if the service has keys.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Say something of many items: .tsv, .csv (.gz) or .parquet.
+    """Import items from a table (.tsv, .csv, .gz or .parquet) into a running service.
 
-    An empty cell, like a column that is missing, leaves what was said before. It can be done again.
-    The column vector has lists of numbers (.parquet), or JSON arrays: as many numbers for all items.
-    Each other column is a property: of its declared type (which a key with the scope admin can read), or of the type
-    that all of its cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
+    An empty cell, like a missing column, leaves what was set before. Repeating the import is safe.
+
+    The column vector has lists of numbers (.parquet) or JSON arrays, the same number of numbers for all items.
+
+    Every other column is a property. Its type is the declared one, which a key with the scope admin can read. Otherwise
+    it is the first that all cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
     """
     from app.jobs.datasets.mapped_copy import table_of_items
     from app.jobs.import_items import held_types, read, send
@@ -62,10 +64,10 @@ def import_items(
 @cli.command("drop-vectors")
 @ungrouped
 def drop_vectors(store: StoreOptions) -> None:
-    """Take the vectors of all items away: vectors with another number of numbers may be put then.
+    """Drop the vectors of all items, so that vectors of another length can be put.
 
-    Services may go on. New items go by their titles and categories until there are vectors again, and a model that has
-    learned these. It can be done again.
+    Services keep running. New items go by titles and categories until there are vectors again, and a model that has
+    learned them. Repeating it is safe.
     """
     from app.serving.store_factory import opened_store
     from storage.items.audit import COMMAND_LINE, AuditEntry

@@ -14,10 +14,12 @@ from app.cli.options import EventsKeyOption, MetricsOption, StoreOptions, UrlOpt
 if TYPE_CHECKING:
     from app.jobs.kafka.records import Decode
 
-BrokersOption = Annotated[str, typer.Option(help="Some brokers, as HOST:PORT,HOST:PORT.", metavar="ADDRESSES")]
+BrokersOption = Annotated[str, typer.Option(help="Brokers, as HOST:PORT,HOST:PORT.", metavar="ADDRESSES")]
 PropertiesOption = Annotated[
     Path | None,
-    typer.Option(help="File with more properties of librdkafka, NAME=VALUE a line: TLS, passwords.", metavar="FILE"),
+    typer.Option(
+        help="File with properties of librdkafka, NAME=VALUE a line, such as TLS and passwords.", metavar="FILE"
+    ),
 ]
 
 
@@ -34,15 +36,18 @@ class RecordOptions:
     """What a record is, and where one goes that is no event."""
 
     dead_letters: Annotated[
-        str, typer.Option(help="Topic for records that are no events, with the reason.", metavar="TOPIC")
+        str, typer.Option(help="Topic for records that are not events, with the reason.", metavar="TOPIC")
     ] = "lisarec-dead-letters"
     avro: Annotated[
-        Path | None, typer.Option(help="Records are Avro of this schema; default: JSON.", metavar="FILE")
+        Path | None, typer.Option(help="Schema of records in Avro. Default: records are JSON.", metavar="FILE")
     ] = None
     protobuf: Annotated[
-        Path | None, typer.Option(help="Records are Protobuf; what protoc --descriptor_set_out wrote.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Descriptor set of records in Protobuf, from protoc --descriptor_set_out.", metavar="FILE"),
     ] = None
-    message: Annotated[str | None, typer.Option(help="Full name of their type, for --protobuf.", metavar="NAME")] = None
+    message: Annotated[
+        str | None, typer.Option(help="Full name of the message type, for --protobuf.", metavar="NAME")
+    ] = None
 
     def decoder(self) -> Decode:
         """Return what reads a record; raise BadParameter where the options contradict each other."""
@@ -61,8 +66,8 @@ class RecordOptions:
 class BatchOptions:
     """How many records go into one request."""
 
-    batch_size: Annotated[int, typer.Option(min=1, max=1_000, help="Events of one request at most.")] = 1_000
-    linger: Annotated[float, typer.Option(min=0.001, max=10, help="Seconds that a batch is filled for at most.")] = 0.1
+    batch_size: Annotated[int, typer.Option(min=1, max=1_000, help="Most events in one request.")] = 1_000
+    linger: Annotated[float, typer.Option(min=0.001, max=10, help="Most seconds for which a batch is filled.")] = 0.1
 
 
 @dataclass(frozen=True)
@@ -70,22 +75,22 @@ class SourceOptions:
     """Which topics are read."""
 
     brokers: BrokersOption
-    topic: Annotated[list[str], typer.Option(help="Topic with events, keyed by user; repeatable.")]
+    topic: Annotated[list[str], typer.Option(help="Topic with events, keyed by user. Repeatable.")]
 
 
 def consume(
     source: SourceOptions,
     service: ServiceOptions,
     *,
-    group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.")] = "lisarec",
+    group: Annotated[str, typer.Option(help="Consumer group. Its members share the partitions.")] = "lisarec",
     records: RecordOptions,
     batches: BatchOptions,
     properties: PropertiesOption = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Post the records of topics to a service as events, each once, however often this is killed.
+    """Post the records of Kafka topics to a service as events, each exactly once.
 
-    Offsets are committed when the service has acknowledged. A service that is away is waited for.
+    Offsets are committed after the service has acknowledged. The command waits for a service that is away.
     """
     _require_client()
     from app.jobs.kafka.clients import client_config
@@ -111,13 +116,13 @@ def publish(
     positions: Annotated[Path, typer.Option(help="File that remembers how far the log is published.", metavar="FILE")],
     store: StoreOptions,
     *,
-    once: Annotated[bool, typer.Option("--once", help="What is logged now, instead of for ever.")] = False,
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the log.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Publish what is logged now, and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the log.")] = 1.0,
     properties: PropertiesOption = None,
 ) -> None:
-    """Write the event log to a topic, with the recommendation that each event came of, for other systems.
+    """Write the event log to a Kafka topic for other systems, with the recommendation that each event came of.
 
-    Each entry at least once: whoever reads the topic goes by tenant, user_id and event_id.
+    Each entry is written at least once. Readers tell duplicates by tenant, user_id and event_id.
     """
     _require_client()
     from app.jobs.kafka.clients import client_config

@@ -12,9 +12,9 @@ from app.cli.console import error_console, say
 from app.cli.option_groups import ungrouped
 from app.cli.options import store_settings
 
-cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
+cli = typer.Typer(help="Add, list and remove API keys, and rotate the keys that seal states.", no_args_is_help=True)
 KeysFileOption = Annotated[
-    Path | None, typer.Option("--keys", help="The file; default: LISAREC_KEYS_FILE, else keys.", metavar="FILE")
+    Path | None, typer.Option("--keys", help="File of the keys. Default: LISAREC_KEYS_FILE, else keys.", metavar="FILE")
 ]
 
 
@@ -24,11 +24,13 @@ class LimitOptions:
 
     rate: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests a minute; an event is one, a costly request several; default: any number."),
+        typer.Option(
+            min=1, help="Plain requests a minute. An event is one, a costly request several. Default: no limit."
+        ),
     ] = None
     new_users: Annotated[
         int | None,
-        typer.Option(min=0, help="New users an hour; default: half of its tenant's with --origin, else all of them."),
+        typer.Option(min=0, help="New users an hour. Default: the tenant's quota, and half of it with --origin."),
     ] = None
 
 
@@ -36,22 +38,21 @@ class LimitOptions:
 @ungrouped
 def add_key(
     *,
-    scope: Annotated[
-        list[str], typer.Option(help="What it may do: events:write, recs:read, users:admin ...; repeatable.")
-    ],
+    scope: Annotated[list[str], typer.Option(help="Scope, such as events:write or recs:read. Repeatable.")],
     keys: KeysFileOption = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose it is; default: LISAREC_TENANT, else main.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant of the key. Default: LISAREC_TENANT, else main.")] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(help="For browsers: pages that may use it, as https://shop.example; repeatable."),
+        typer.Option(help="Origin of pages that may use the key, such as https://shop.example. Repeatable."),
     ] = None,
     limits: LimitOptions,
-    note: Annotated[str, typer.Option(help="Who has it, for people.")] = "",
+    note: Annotated[str, typer.Option(help="Note for people, such as who has the key.")] = "",
     audience: Annotated[
-        str, typer.Option(help="Opens the sealed states of keys of this audience alone; default: of those without one.")
+        str,
+        typer.Option(help="Audience: the key opens only sealed states of this audience. Default: of keys without one."),
     ] = "",
 ) -> None:
-    """Make a key and print it, once. The file gets its hash; services notice within a second."""
+    """Make a key and print it once. The file gets its hash, and services pick it up within a second."""
     from pydantic import ValidationError
 
     from app.http.auth import keys as keyring
@@ -73,7 +74,7 @@ def add_key(
 
 @cli.command("list")
 def list_keys(keys: KeysFileOption = None) -> None:
-    """Say which keys there are; nobody can say what they are."""
+    """List the keys: ids, tenants, scopes, origins, limits and notes. The keys themselves are stored nowhere."""
     from app.http.auth.keys import read
 
     for key in read(_keys_file(keys)):
@@ -85,10 +86,10 @@ def list_keys(keys: KeysFileOption = None) -> None:
 
 @cli.command("remove")
 def remove_key(
-    key_id: Annotated[str, typer.Argument(help="As 'lisarec keys list' shows it.", metavar="ID")],
+    key_id: Annotated[str, typer.Argument(help="Id of the key, as 'lisarec keys list' shows it.", metavar="ID")],
     keys: KeysFileOption = None,
 ) -> None:
-    """Let a key be valid no longer; services notice within a second."""
+    """Revoke a key. Services pick this up within a second."""
     from app.http.auth.keys import remove
 
     remove(_keys_file(keys), key_id)
@@ -99,13 +100,13 @@ def remove_key(
 def rotate_seal_keys(
     seal_keys: Annotated[
         Path | None,
-        typer.Option(help="The file; default: LISAREC_SEAL_KEYS_FILE, else seal_keys.", metavar="FILE"),
+        typer.Option(help="File of the seal keys. Default: LISAREC_SEAL_KEYS_FILE, else seal_keys.", metavar="FILE"),
     ] = None,
-    keep: Annotated[int, typer.Option(min=2, help="Keys that the file has afterwards, at most.")] = 4,
+    keep: Annotated[int, typer.Option(min=2, help="Most keys that stay in the file.")] = 4,
 ) -> None:
-    """Make the keys that seal visitors' states, or rotate them; services notice within a second.
+    """Make the keys that seal visitors' states, or rotate them. Services pick this up within a second.
 
-    The file's second key seals from now on, and a new one comes second: every service has had it when its turn comes.
+    The file's second key seals from now on, and a new key takes its place, so every service has a key before it seals.
     """
     from app.http.auth.seal_keys import rotate
 

@@ -43,48 +43,57 @@ class RecipeOptions:
     preset: Annotated[
         str,
         typer.Option(
-            help="Shape and training settings; docs/measurements/mechanisms.md lists those for research.",
+            help="Preset or mechanism: shape and training settings.",
             callback=known_preset_or_mechanism,
         ),
     ] = "lisa-mini"
-    protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full"
-    train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train"
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    protocol: Annotated[Protocol, typer.Option(help="Protocol whose test and validation events are held out.")] = (
+        "loo_full"
+    )
+    train_on: Annotated[
+        TrainOn, typer.Option(help="Events to train on. 'all' leaves nothing to evaluate, and is for production.")
+    ] = "train"
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, in place of the preset's.")] = None
     regularisation: Annotated[
-        RegularisationChoice, typer.Option(help="'by-density': dropout 0.5 and 5 epochs where items have few events.")
+        RegularisationChoice,
+        typer.Option(help="'by-density' takes dropout 0.5 and 5 epochs where items have few events."),
     ] = "given"
     lift: Annotated[
         float | None,
-        typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
+        typer.Option(min=0, help="Strength of the lift. Default: chosen on validation events, or 1.5 without any."),
     ] = None
     lift_choice: Annotated[
-        LiftChoice, typer.Option(help="What validation chooses: 'table' has up to 64 followers of each item, not 16.")
+        LiftChoice,
+        typer.Option(
+            help="What validation chooses: the strength alone, or the whole table with up to 64 followers of an item."
+        ),
     ] = "strength"
     lift_from: Annotated[
         Path | None,
-        typer.Option(help="Take the lift that this model's training chose; for --train-on all.", metavar="DIR"),
+        typer.Option(help="Model whose lift to take, for --train-on all.", metavar="DIR"),
     ] = None
     event_weight: Annotated[
         list[str] | None,
         typer.Option(
-            help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
+            help="What an event of this type adds to a user's state, or 0. Types of your own need one. Repeatable.",
             metavar="TYPE=WEIGHT",
         ),
     ] = None
     unseen: Annotated[
         list[str] | None,
         typer.Option(
-            help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
+            help="Event type whose items do not count as seen, so that they may be shown again. Repeatable.",
+            metavar="TYPE",
         ),
     ] = None
     codes_from: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the codes of this model: the paper's codebook migration. One without codes has them made.",
+            help="Model whose codes to keep (the paper's codebook migration). If it has none, they are made.",
             metavar="DIR",
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model, with the same --threads.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed. The same seed and --threads give the same model.")] = 0
 
     def recipe(self) -> Config | MechanismRecipe:
         """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
@@ -141,12 +150,12 @@ def train(
     source: DataOptions,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
     options: RecipeOptions,
-    device: Device = "cpu",
+    device: Annotated[Device, typer.Option(help="Device that trains.")] = "cpu",
     threads: ThreadsOption = DEFAULT_THREADS,
     memory: MemoryOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
 ) -> None:
-    """Train a model on a data directory, or on a shop's table of events."""
+    """Train a model on a data directory, an archive, or a shop's table of events."""
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
@@ -186,11 +195,11 @@ def train(
 class BaselineOptions:
     """Which baselines are fitted."""
 
-    baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too; takes minutes.")] = False
+    baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too, which takes minutes.")] = False
     baseline: Annotated[
         list[str] | None,
         typer.Option(
-            help="Fit just this one too; repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
+            help="Fit this baseline too. Repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
         ),
     ] = None
 
@@ -212,22 +221,33 @@ class ReportOptions:
     """Where the numbers are written."""
 
     json_file: JsonOption = None
-    ranks: Annotated[Path | None, typer.Option(help="Write every user's rank as Parquet.", metavar="FILE")] = None
-    report: Annotated[Path | None, typer.Option(help="Write index.html with plots here.", metavar="DIR")] = None
-    report_seed: Annotated[int, typer.Option(min=0, help="Draws the twenty users whose lists the report shows.")] = 0
+    ranks: Annotated[
+        Path | None, typer.Option(help="Write every user's rank to this Parquet file.", metavar="FILE")
+    ] = None
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report with plots, index.html, to this directory.", metavar="DIR")
+    ] = None
+    report_seed: Annotated[
+        int, typer.Option(min=0, help="Seed that draws the twenty users whose lists the report shows.")
+    ] = 0
 
 
 def evaluate(
     model: Annotated[
         list[Path],
         typer.Option(
-            help="Model directory; repeatable: the first is compared with the others, and seeds of one are averaged.",
+            help="Model directory. Repeatable: the first is compared with the others, and seeds of one are averaged.",
             metavar="DIR",
         ),
     ],
     source: DataOptions,
-    protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
-    seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
+    protocol: Annotated[
+        Protocol | None, typer.Option(help="Protocol. Default: the one that the model was trained for.")
+    ] = None,
+    seen: Annotated[
+        SeenRule | None,
+        typer.Option(help="Seen items that must not be recommended. Default: the rule that the model was chosen with."),
+    ] = None,
     *,
     threads: ThreadsOption = DEFAULT_THREADS,
     baselines: BaselineOptions,

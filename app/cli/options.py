@@ -49,22 +49,30 @@ DataOption = Annotated[
         parser=_data_directory,
     ),
 ]
-ModelOption = Annotated[str, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR|URL")]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="Model directory that 'lisarec train' wrote.", metavar="DIR|URL")
+]
 ModelsDirOption = Annotated[
     str | None,
-    typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR|URL"),
+    typer.Option(
+        help="Folder of the models. Default: the folder of LISAREC_MODEL_DIR, else models.", metavar="DIR|URL"
+    ),
 ]
-RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
-DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
+RedisUrlOption = Annotated[str | None, typer.Option(help="Redis that keeps users and log.", metavar="URL")]
+DataDirOption = Annotated[
+    Path | None, typer.Option(help="Directory of the SQLite store that keeps users and log.", metavar="DIR")
+]
 ArchiveDirOption = Annotated[
-    str | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR|URL")
+    str | None,
+    typer.Option(help="Archive of the older part of the log, which 'lisarec archive' writes.", metavar="DIR|URL"),
 ]
-UrlOption = Annotated[str, typer.Option(help="Where the service listens.")]
+UrlOption = Annotated[str, typer.Option(help="Address of the service.")]
 EventsKeyOption = Annotated[
-    Path | None, typer.Option(help="File with a key that may write events, where keys are on.", metavar="FILE")
+    Path | None,
+    typer.Option(help="File with a key of the scope events:write, if the service has keys.", metavar="FILE"),
 ]
 ThreadsOption = Annotated[
-    int, typer.Option(min=1, help="Cores to compute with. More gain where no other process wants them, and lose else.")
+    int, typer.Option(min=1, help="Cores to compute with. More than one helps only where no other process needs them.")
 ]
 
 
@@ -81,11 +89,13 @@ MemoryOption = Annotated[
     int | None,
     typer.Option(
         parser=size_in_bytes,
-        help="What a training may take, as 4GiB: it works on the events in pieces, in files beside the model.",
+        help="Memory that a training may take, such as 4GiB. It then keeps the events in files beside the model.",
         metavar="SIZE",
     ),
 ]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Write the numbers to this JSON file too.", metavar="FILE")
+]
 
 
 class Address(NamedTuple):
@@ -103,7 +113,7 @@ def _address(text: str) -> Address:
 
 
 MetricsOption = Annotated[
-    Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
+    Address | None, typer.Option(parser=_address, help="Serve Prometheus metrics at this address.", metavar="HOST:PORT")
 ]
 
 
@@ -114,15 +124,15 @@ class MappingOptions:
     columns: Annotated[
         list[str] | None,
         typer.Option(
-            help="What columns are, such as customer=user_id,sku=item_id; repeatable.", metavar="OWN=NAME,..."
+            help="Names of columns, such as customer=user_id,sku=item_id. Repeatable.", metavar="OWN=NAME,..."
         ),
     ] = None
     timezone: Annotated[
-        str | None, typer.Option(help="Of times without one, such as Europe/Berlin.", metavar="ZONE")
+        str | None, typer.Option(help="Time zone of times without one, such as Europe/Berlin.", metavar="ZONE")
     ] = None
     decimal: Annotated[
         Literal[".", ","] | None,
-        typer.Option(help="What stands before cents; signs of thousands and currencies are taken away."),
+        typer.Option(help="Decimal sign. Signs of thousands and currencies are removed."),
     ] = None
     skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")] = (
         False

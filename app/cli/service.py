@@ -27,9 +27,9 @@ class ProcessOptions:
     """Where the service listens, and what computes."""
 
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None
-    workers: Annotated[int | None, typer.Option(help="Processes.")] = None
-    device: Device | None = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on. 0 takes any free port.")] = None
+    workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None
+    device: Annotated[Device | None, typer.Option(help="Device that ranks items.")] = None
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,14 @@ class AccessOptions:
     """Who may call the service, and for which shops."""
 
     keys_file: Annotated[
-        Path | None, typer.Option("--keys", help="File that 'lisarec keys add' wrote.", metavar="FILE")
+        Path | None,
+        typer.Option("--keys", help="File of the API keys, which 'lisarec keys add' writes.", metavar="FILE"),
     ] = None
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Let other machines in without keys.", show_default=False)
+        bool | None, typer.Option("--insecure", help="Serve other machines without keys.", show_default=False)
     ] = None
     tenant: Annotated[
-        list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR|URL")
+        list[str] | None, typer.Option(help="A further tenant and its model. Repeatable.", metavar="NAME=DIR|URL")
     ] = None
 
     def settings(self) -> dict[str, object]:
@@ -57,7 +58,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model directory that 'train' wrote; default: none, until one of --models-dir is activated.",
+            help="Model directory that 'lisarec train' wrote. Default: the active model, or none yet.",
             metavar="DIR|URL",
         ),
     ] = None,
@@ -66,22 +67,26 @@ def serve(
     models_dir: Annotated[
         str | None,
         typer.Option(
-            help="Folder of the models that can be activated; default: where --model is, else models.",
+            help="Folder of the models that can be activated. Default: the folder of --model, else models.",
             metavar="DIR|URL",
         ),
     ] = None,
     access: AccessOptions,
     playground: Annotated[
-        bool | None, typer.Option("--playground", help="Show users' states at /playground.", show_default=False)
+        bool | None,
+        typer.Option(
+            "--playground", help="Serve the playground, which shows users' states, at /playground.", show_default=False
+        ),
     ] = None,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="Lines for people, or one JSON object a line; default: text.")
+        LogFormat | None, typer.Option(help="Log lines for people, or one JSON object a line. Default: text.")
     ] = None,
 ) -> None:
-    """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
+    """Serve a model over HTTP.
 
-    Without a model events are logged and popular items recommended, until the first model is activated.
-    Without keys only this machine reaches the service.
+    Options that are missing come from the environment (LISAREC_...), else from the defaults. Without keys, only this
+    machine can reach the service. Without a model, events are logged and popular items recommended until the first
+    model is activated.
     """
     given = {
         **vars(log),
@@ -108,10 +113,12 @@ def _tenants(given: list[str]) -> dict[str, str]:
 
 
 def demo(
-    data: Annotated[Path | None, typer.Option(help="Use this instead of the made-up shop.", metavar="DIR")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Data directory to use in place of the generated shop.", metavar="DIR")
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of 127.0.0.1 to serve on.")] = 8000,
 ) -> None:
-    """Train on a made-up shop, serve it, say what to try."""
+    """Train on a small generated shop, serve it, and print what to try."""
     from app.jobs.demo import demo as run_demo
 
     run_demo(data, port, console)
@@ -121,16 +128,16 @@ def demo(
 class TargetOptions:
     """What is measured."""
 
-    model: Annotated[
-        Path | None, typer.Option(help="Trained model, whose weights and codes are measured.", metavar="DIR")
-    ] = None
-    items: Annotated[list[int] | None, typer.Option(min=1, help="Size of the catalogue; repeatable.")] = None
+    model: Annotated[Path | None, typer.Option(help="Trained model to measure.", metavar="DIR")] = None
+    items: Annotated[list[int] | None, typer.Option(min=1, help="Items of the catalogue. Repeatable.")] = None
     codes: Annotated[
-        Literal["trained", "random"], typer.Option(help="Codes of those items: like the model's, or without structure.")
+        Literal["trained", "random"], typer.Option(help="Codes of these items: like the model's, or random.")
     ] = "trained"
-    url: Annotated[str | None, typer.Option(help="Measure this service instead; its store keeps the events.")] = None
-    redis: Annotated[bool, typer.Option("--redis", help="On a Redis of its own, not on SQLite.")] = False
-    processes: Annotated[int, typer.Option(min=1, help="Of the service, on Redis.")] = 2
+    url: Annotated[
+        str | None, typer.Option(help="Running service to measure in place of a model. Its store keeps the events.")
+    ] = None
+    redis: Annotated[bool, typer.Option("--redis", help="Measure on a Redis of its own, in place of SQLite.")] = False
+    processes: Annotated[int, typer.Option(min=1, help="Processes of the service, on Redis.")] = 2
 
     def started(self) -> Iterator[tuple[str, AbstractContextManager[BenchTarget]]]:
         """Yield what each thing to measure is called, and what starts it; raise BadParameter if there is none."""
@@ -152,12 +159,14 @@ class LoadOptions:
     """Which rates are tried, and what a service that keeps up does."""
 
     rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0
-    seconds: Annotated[float, typer.Option(min=1, help="At each rate.")] = 10.0
-    p90_ms: Annotated[float, typer.Option(min=0.1, help="What it has to keep up with.")] = 7.0
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds at each rate.")] = 10.0
+    p90_ms: Annotated[
+        float, typer.Option(min=0.1, help="90th percentile of latency, in milliseconds, that the service has to keep.")
+    ] = 7.0
 
 
 def bench(target: TargetOptions, load: LoadOptions, json_file: JsonOption = None) -> None:
-    """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
+    """Raise the rate of requests until the service no longer keeps up. Service and load share this machine."""
     from app.jobs.loadtest.rate_sweep import RateSweep, as_json, disk_sync_ms
     from app.jobs.loadtest.table import bench_table
 
