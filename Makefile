@@ -16,7 +16,7 @@ KERNELS := $(CURDIR)/var/kernels
 
 suite test-quick: export NUMBA_CACHE_DIR := $(KERNELS)
 
-.PHONY: demo install test test-containers test-quick suite lint style types bench bench-containers bench-faults bench-machines \
+.PHONY: demo install test test-containers test-quick suite lint style types docs bench bench-containers bench-faults bench-machines \
 	bench-redis bench-shop clean container-images
 
 demo: $(VENV)/.service-installed
@@ -62,9 +62,16 @@ style: $(VENV)/.tests-installed
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/rumdl check .
+	$(RUN) website.prose
 
 types: $(VENV)/.tests-installed
 	$(RUN) mypy
+
+# the site, in var/site; the pages that are made from the code are written anew before
+docs: $(VENV)/.tests-installed
+	$(RUN) website
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 # online-retail has no publisher that `lisarec data` could fetch it from as it is; it is measured where it lies
 bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail),bench-shop)
@@ -121,7 +128,7 @@ $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.service-installed
-	$(RUN) pip install -c constraints.txt -e '.[kafka,test]'
+	$(RUN) pip install -c constraints.txt -e '.[docs,kafka,test]'
 	@touch $@
 
 $(VENV)/bin/python:

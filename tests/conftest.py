@@ -98,7 +98,7 @@ LONGEST_OF_THE_OTHERS = (
     "tests/storage/redis/test_replicas.py",
     "tests/storage/archive/test_archive_in_a_bucket.py",
     "tests/storage/redis/connections/test_servers.py",
-    "tests/test_architecture.py",
+    "tests/repository/test_architecture.py",
 )
 ORDER = (*(file for lane in LANES for file in lane), *LONGEST_OF_THE_OTHERS)
 LANE_OF = {file: f"lane {number}" for number, lane in enumerate(LANES) for file in lane}

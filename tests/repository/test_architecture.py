@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PRODUCT = ("app", "model", "storage")
-PACKAGES = (*PRODUCT, "benchmarks", "clients", "docker", "tests")
+PACKAGES = (*PRODUCT, "benchmarks", "clients", "docker", "tests", "website")
 FACE = ("__init__.py", "__main__.py", "py.typed")  # of a package
 MAX_ENTRIES = 12  # beside its face, of every folder but the root, whose files are named by the tools that read them
 MAX_FILE_LINES = 400
@@ -120,7 +120,7 @@ def test_no_folder_has_too_many_entries() -> None:
 
 def test_every_package_is_seen_by_the_import_linter() -> None:
     """It passes over folders without an `__init__.py`."""
-    folders = {path.parent for path in FILES if name_of(path).split("/")[0] in (*PRODUCT, "benchmarks")}
+    folders = {path.parent for path in FILES if name_of(path).split("/")[0] in (*PRODUCT, "benchmarks", "website")}
     assert [name_of(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
@@ -161,7 +161,7 @@ def test_every_file_that_a_text_names_exists() -> None:
 def test_everything_that_make_installs_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *optional["kafka"], *optional["test"]]
+    wanted = [*project["dependencies"], *optional["docs"], *optional["kafka"], *optional["test"]]
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     # a beta where there is nothing else, as of the instrumentations of OpenTelemetry
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+(b[0-9]+|\.post[0-9]+)?", pin) for pin in pins)

@@ -310,7 +310,7 @@ def test_a_misspelt_setting_is_refused_and_the_right_one_named(
 
 
 def test_every_variable_of_the_documents_and_the_compose_file_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in ("README.md", "Makefile", "docker-compose.yml"))]
+    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "Makefile", "docker-compose.yml"))]
     files += [file for file in (ROOT / "docker").rglob("*") if file.is_file()]
     text = "".join(file.read_text() for file in files if file.suffix in ("", ".md", ".yml", ".cfg", ".env"))
     names = set(re.findall(r"\bLISAREC_[A-Z_]*[A-Z]\b", text)) - {"LISAREC_MAX_REQUEST"}  # an example of a wrong one

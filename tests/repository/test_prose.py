@@ -1,0 +1,50 @@
+"""The documents' prose keeps to its form, and what does not is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from website import prose
+
+LONG = " ".join(["word"] * 61) + "."
+
+
+def test_the_documents_keep_to_the_form() -> None:
+    found = prose.documents()
+    assert len(found) > 5
+    assert prose.problems(found) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("One sentence. Another one.", ":3: more than one sentence on a line"),
+        ("- An item.\n- An item. Another one (`x`).", ":4: more than one sentence on a line"),
+        ("A sentence that\ngoes on.", ":3: a sentence goes on in the next line"),
+        ("\n".join(["A sentence."] * 6), ":3: 6 sentences in a paragraph"),
+        ("\n".join(["- A sentence.", *["  Another one."] * 5]), ":3: 6 sentences in a paragraph"),
+        ("\n\n".join([LONG] * 5), "words in the median"),
+        ("\n\n".join(["Short."] * 8 + [LONG] * 2), "a tenth of all paragraphs has 61 words or more"),
+    ],
+)
+def test_a_bad_page_is_noticed(text: str, problem: str, tmp_path: Path) -> None:
+    page = tmp_path / "bad.md"
+    page.write_text(f"# Bad page\n\n{text}\n", encoding="utf-8")
+    assert any(problem in found for found in prose.problems([page])), prose.problems([page])
+
+
+def test_what_is_no_prose_is_passed_over(tmp_path: Path) -> None:
+    page = tmp_path / "good.md"
+    page.write_text(
+        "# A title. With a dot. And more.\n\n"
+        "| a cell. Two sentences. | another |\n|---|---|\n\n"
+        "<!-- a comment. Two sentences. -->\n\n"
+        "```sh\nwords. More words. And more\n\n# a comment. Two.\n```\n\n"
+        "- An item:\n\n    ```text\n    One. Two. Three\n    ```\n\n"
+        "See `a. B`, e.g. This and [a link](there.md).\nIt ends with code: `x`\nAnd goes on.\n",
+        encoding="utf-8",
+    )
+    assert prose.problems([page]) == []
+    assert [one.line for one in prose.paragraphs(page)] == [14, 20]
