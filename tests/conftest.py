@@ -125,6 +125,7 @@ SLOW_PATHS = (
     "tests/model/mechanisms/test_mechanism_training.py",
     "tests/model/training/test_resuming.py",
     "tests/model/training/test_train.py",
+    "tests/repository/test_site.py",
     "tests/storage/archive/test_archive_unavailable.py",
     "tests/storage/archive/test_archiver.py",
     "tests/storage/contract/test_interrupted_corrections.py",
