@@ -21,7 +21,14 @@ Options that are missing come from [the settings](settings.md) in the environmen
 Every failure prints one line that says what to do; [Errors](errors.md#the-command-line) has the exit statuses.
 """
 BRACKETS = re.compile(r" *\[([^\[\]]*)\]$")
-KINDS = {"int": "integer", "int range": "integer", "float": "number", "float range": "number", "str": "text"}
+KINDS = {
+    "int": "integer",
+    "int range": "integer",
+    "float": "number",
+    "float range": "number",
+    "str": "text",
+    "path": "path",
+}
 
 
 def page() -> str:
@@ -56,12 +63,12 @@ def _section(name: str, command: Any) -> str:
     parameters = [one for one in command.get_params(context) if "--help" not in one.opts]
     records = [one.get_help_record(context) for one in parameters]
     required = [record[0] for one, record in zip(parameters, records, strict=True) if _is_required_option(one)]
-    usage = " ".join([name, *(_plain(one) for one in required), *command.collect_usage_pieces(context)])
+    usage = " ".join(map(_plain, [name, *required, *command.collect_usage_pieces(context)]))
     parts = [
         f"## {name}",
         *(with_code(sentences(text)) for text in _paragraphs(command)),
         f"```text\n{usage}\n```",
-        *([table(["option", "value", "default", "meaning"], map(_row, records))] if records else []),
+        *([table(["argument or option", "value", "default", "meaning"], map(_row, records))] if records else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -71,7 +78,8 @@ def _is_required_option(parameter: Any) -> bool:
 
 
 def _plain(record: str) -> str:
-    return record.replace("<", "").replace(">", "").replace(" str", " TEXT")
+    """Return a part of a usage line with the words of people."""
+    return re.sub(r"<(list\[)?str\]?>", "TEXT", record).replace("{", "").replace("}", "")
 
 
 def _row(record: tuple[str, str]) -> list[str]:

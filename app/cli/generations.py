@@ -132,9 +132,12 @@ def _seconds(text: str) -> float:
 class RoundOptions:
     """What a round trains, and when what it has trained is served."""
 
-    preset: Annotated[str, typer.Option(help="Preset: shape and training settings.", callback=known_preset)] = (
-        "lisa-mini"
-    )
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Preset: shape and training settings. docs/reference/model.md lists them.", callback=known_preset
+        ),
+    ] = "lisa-mini"
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, in place of the preset's.")] = None
     min_events: Annotated[int, typer.Option(min=1, help="Archived events before the first model is trained.")] = 2_000
     max_events: Annotated[int, typer.Option(min=1, help="Newest events to train on. They bound the memory.")] = (

@@ -43,7 +43,7 @@ class RecipeOptions:
     preset: Annotated[
         str,
         typer.Option(
-            help="Preset or mechanism: shape and training settings.",
+            help="Preset or mechanism: shape and training settings. docs/reference/model.md lists them.",
             callback=known_preset_or_mechanism,
         ),
     ] = "lisa-mini"
