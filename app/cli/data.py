@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def download_data(
-    name: Annotated[str, typer.Argument(help="Data set: ml-1m, beauty or ml-latest-small.")],
+    name: Annotated[str, typer.Argument(help="Data set: ml-1m, beauty or ml-latest-small.", metavar="NAME")],
     out: Annotated[
         Path | None, typer.Option(help="Data directory to write. Default: data/NAME.", metavar="DIR")
     ] = None,
