@@ -58,7 +58,7 @@ class StoreSettings(BaseSettings):
     )
     models_dir: PlaceSetting | None = Field(
         None,
-        description="Folder of the models that can be activated. Default: the folder of LISAREC_MODEL_DIR, else `models`.",
+        description="Folder of models that can be activated. Default: the folder of LISAREC_MODEL_DIR, else `models`.",
     )
     data_dir: Path = Field(Path("state"), description="Directory of the embedded store (SQLite).")
     redis_url: str | None = Field(
@@ -93,7 +93,9 @@ class StoreSettings(BaseSettings):
     seal_keys_file: Path | None = Field(
         None, description="File of the keys that seal visitors' states. Default: no sealed states."
     )
-    tenant: str = Field(MAIN_TENANT, description="Tenant that LISAREC_MODEL_DIR belongs to, and that commands work for.")
+    tenant: str = Field(
+        MAIN_TENANT, description="Tenant that LISAREC_MODEL_DIR belongs to, and that commands work for."
+    )
     state_ttl_days: int | None = Field(
         None, ge=1, le=36_500, description="Days without an event after which a state expires. Default: never."
     )

@@ -264,7 +264,9 @@ class RecommendationMetrics:
             [*of_list, "place", "type"],
         )
         self._values = instruments.counter(
-            "lisarec_chosen_value", "Sum of the value of events with a recommendation_id, by the item's place in that list", [*of_list, "place", "type"]
+            "lisarec_chosen_value",
+            "Sum of the value of events with a recommendation_id, by the item's place in that list",
+            [*of_list, "place", "type"],
         )
         self._scenario_lists = instruments.counter(
             "lisarec_scenario_lists",

@@ -48,7 +48,7 @@ class TrainerMetrics:
         )
         self._value = instruments.gauge(
             "lisarec_trainer_value_hr_at_10",
-            "Value-weighted HR@10 in the last round that compared on events with values: new and served, as for NDCG@10",
+            "Value-weighted HR@10 of both in the last round that compared on events with values",
             ["model"],
         )
         for model in ("new", "served"):
