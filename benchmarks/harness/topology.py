@@ -44,7 +44,7 @@ BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
 MAX_DISCOVERED = 11  # replicas that the load balancer looks for: one, and as many as may be added at a time
 FIRST_ADDRESS = IPv4Address("127.0.0.11")
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0  # of a machine that is busy with thirty other things
 STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
 
 console = Console()
