@@ -115,7 +115,7 @@ def create_app(settings: Settings) -> FastAPI:
     for resource in resources:  # an included router would be built anew, at the first request
         app.router.routes.extend(resource.router.routes)
     install_error_handlers(app)
-    openapi.describe_keys(app, settings)
+    openapi.describe(app, settings)
     openapi.add_document(app)
     return app
 

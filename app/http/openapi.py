@@ -1,11 +1,13 @@
 """Parts of /openapi.json that the framework cannot derive: bodies parsed by hand, error responses, and keys."""
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +15,9 @@ from app.http.access import declared_scopes
 from app.http.error_responses import ErrorBody
 from app.settings import Settings
 
+COMPONENT = "#/components/schemas/{model}"
+Mode = Literal["validation", "serialization"]
+BODY = "x-body"  # of an operation: what its body is, in JSON, since the framework leaves out each null of an example
 BEARER = {
     "type": "http",
     "scheme": "bearer",
@@ -25,25 +30,28 @@ REFUSALS = {
 }
 
 
-def json_request(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of an operation's JSON body, with named examples."""
-    content = {
-        "schema": _inlined(schema, {}),
-        "examples": {name: {"value": value} for name, value in examples.items()},
-    }
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+def component_schemas(*types: Any, mode: Mode = "validation") -> dict[str, Any]:
+    """Return the schemas of the models in these types, and of all that they refer to, by name."""
+    adapters = [(place, mode, TypeAdapter[Any](one)) for place, one in enumerate(types)]
+    _, definitions = TypeAdapter.json_schemas(adapters, ref_template=COMPONENT)
+    return dict(definitions["$defs"])
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Return the schema with its definitions inlined, since a reference to them would lead nowhere in the document."""
-    if isinstance(schema, list):
-        return [_inlined(one, definitions) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    definitions = definitions | schema.get("$defs", {})
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
-    return {name: _inlined(one, definitions) for name, one in schema.items() if name != "$defs"}
+def json_request(body: Any, examples: Mapping[str, Any], schemas: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Return the description of an operation's JSON body, with named examples.
+
+    body     a type whose models get schemas of their own, or a schema
+    schemas  those that this schema refers to
+    """
+    if schemas is None:
+        schemas = component_schemas(body)
+        body = TypeAdapter(body).json_schema(ref_template=COMPONENT)
+        body.pop("$defs", None)
+        if body.get("title") in schemas:
+            body = {"$ref": COMPONENT.format(model=body["title"])}
+    content = {"schema": body, "examples": {name: {"value": value} for name, value in examples.items()}}
+    described = {"schemas": schemas, "requestBody": {"required": True, "content": {"application/json": content}}}
+    return {BODY: orjson.dumps(described).decode()}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -51,10 +59,16 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-def describe_keys(app: FastAPI, settings: Settings) -> None:
-    """Add to the app's document which scope each operation needs, and the responses to a request without it.
+def operation_id(route: APIRoute) -> str:
+    """Return the name of an operation: the function that answers it, as `get_recommendations`."""
+    return route.name
 
-    The document of a service without keys does not mention them.
+
+def describe(app: FastAPI, settings: Settings) -> None:
+    """Complete the app's document: the schemas of bodies, and which scope each operation needs.
+
+    A service without keys describes them too, as what an operation takes and does not need: a client that is generated
+    from it can send keys to another one.
     """
     framework = app.openapi
 
@@ -62,23 +76,34 @@ def describe_keys(app: FastAPI, settings: Settings) -> None:
         if app.openapi_schema is not None:
             return app.openapi_schema
         document = framework()
-        if settings.keys_file is not None:
-            document["components"]["securitySchemes"] = {"key": BEARER}
-        for route in app.routes:
-            if isinstance(route, APIRoute) and route.include_in_schema:
-                (scope,) = declared_scopes(route.dependencies)
-                if settings.keys_file is None or (scope == "metrics:read" and settings.open_metrics):
-                    scope = None
-                for method in route.methods or ():
-                    operation = document["paths"][route.path][method.lower()]
-                    _describe_key(operation, scope)
-                    # the framework adds an empty JSON response to those that are declared by hand
-                    content = operation["responses"].get("200", {}).get("content", {})
-                    if content.get("application/json") == {"schema": {}}:
-                        del content["application/json"]
+        document["components"]["securitySchemes"] = {"key": BEARER}
+        schemas = document["components"]["schemas"]
+        routes = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+        for route in routes:
+            (scope,) = declared_scopes(route.dependencies)
+            is_open = settings.keys_file is None or (scope == "metrics:read" and settings.open_metrics)
+            for method in route.methods or ():
+                operation = document["paths"][route.path][method.lower()]
+                _describe_body(operation, schemas)
+                _describe_key(operation, scope, is_open=is_open)
+                # the framework adds an empty JSON response to those that are declared by hand
+                content = operation["responses"].get("200", {}).get("content", {})
+                if content.get("application/json") == {"schema": {}}:
+                    del content["application/json"]
+        answers = component_schemas(*(route.response_model for route in routes), mode="serialization")
+        for name, schema in answers.items():
+            if "examples" in schema:  # with their nulls
+                schemas[name]["examples"] = schema["examples"]
         return document
 
     app.openapi = described  # type: ignore[method-assign]
+
+
+def _describe_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    body = orjson.loads(operation.pop(BODY, b"{}"))
+    for name, schema in body.pop("schemas", {}).items():
+        schemas.setdefault(name, schema)  # an answer may have the same
+    operation |= body
 
 
 def add_document(app: FastAPI) -> None:
@@ -94,10 +119,13 @@ def add_document(app: FastAPI) -> None:
     app.add_route("/openapi.json", get_document, include_in_schema=False)
 
 
-def _describe_key(operation: dict[str, Any], scope: str | None) -> None:
-    operation["security"] = [] if scope is None else [{"key": [scope]}]
-    for status, description in REFUSALS.items():
-        if scope is None:
+def _describe_key(operation: dict[str, Any], scope: str | None, *, is_open: bool) -> None:
+    if scope is None:
+        operation["security"] = []
+        for status in REFUSALS:
             del operation["responses"][status]
-        else:
-            operation["responses"][status]["description"] = description.format(scope=scope)
+        return
+    key = {"key": [scope]}
+    operation["security"] = [{}, key] if is_open else [key]
+    for status, description in REFUSALS.items():
+        operation["responses"][status]["description"] = description.format(scope=scope)

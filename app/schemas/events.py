@@ -58,14 +58,11 @@ def _item_or_items(item_id: str | None, info: ValidationInfo) -> str | None:
 
 ShownItems = Annotated[list[Id], Field(min_length=1, max_length=MAX_SHOWN, fail_fast=True), AfterValidator(_different)]
 
+# not `oneOf`, which generators of clients take for the whole schema
 ITEM_OR_ITEMS: dict[str, Any] = {
-    "oneOf": [
-        {"required": ["item_id"], "properties": {"item_id": {"type": "string"}, "items": {"type": "null"}}},
-        {
-            "required": ["items", "type"],
-            "properties": {"item_id": {"type": "null"}, "items": {"type": "array"}, "type": {"const": IMPRESSION}},
-        },
-    ]
+    "if": {"required": ["items"], "properties": {"items": {"type": "array"}}},
+    "then": {"required": ["type"], "properties": {"item_id": {"type": "null"}, "type": {"const": IMPRESSION}}},
+    "else": {"required": ["item_id"], "properties": {"item_id": {"type": "string"}}},
 }
 
 

@@ -183,19 +183,17 @@ def _different_pins(pins: list["Pin"]) -> list["Pin"]:
 
 Pins = Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)]
 
+# exactly one of the three, and not by `oneOf`, which generators of clients take for the whole schema
 USER_OR_HISTORY: dict[str, Any] = {
-    "oneOf": [
-        {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
-        {
-            "required": ["history"],
-            "properties": {
-                "history": {"type": "array"},
-                "exclude_events": {"maxItems": 0},
-                "mode": {"const": "next"},
-            },
+    "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+    "then": {"properties": {"history": {"type": "null"}, "state": {"type": "null"}}},
+    "else": {
+        "if": {"required": ["history"], "properties": {"history": {"type": "array"}}},
+        "then": {
+            "properties": {"exclude_events": {"maxItems": 0}, "mode": {"const": "next"}, "state": {"type": "null"}}
         },
-        {"required": ["state"], "properties": {"state": {"type": "string"}, "mode": {"const": "next"}}},
-    ]
+        "else": {"required": ["state"], "properties": {"state": {"type": "string"}, "mode": {"const": "next"}}},
+    },
 }
 
 

@@ -18,7 +18,7 @@ from app.serving.switcher import experiment_of
 router = GuardedRouter(tags=["admin"], dependencies=[needs("admin")])
 
 EXPERIMENT = json_request(
-    Experiment.model_json_schema(),
+    Experiment,
     {
         "a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}},
         "half get the other settings": {"name": "prices", "over": "scenarios", "shares": {"home": 1, "home-2": 1}},
@@ -26,7 +26,7 @@ EXPERIMENT = json_request(
 )
 
 PROPERTIES = json_request(
-    DeclaredTypes.model_json_schema(),
+    DeclaredTypes,
     {
         "of items and users": {"items": {"price": "number", "brand": "text"}, "users": {"member": "boolean"}},
         "take one back": {"items": {"size": None}},
@@ -40,7 +40,7 @@ PROPERTIES = json_request(
     responses=errors(400, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
-async def put_properties(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
+async def put_property_types(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
     """Declare types of properties of items and users, or take some back, all of them or none.
 
     A property that is not declared has the type of its first value. A type never changes: another one is a 422, as are
@@ -53,7 +53,7 @@ async def put_properties(body: JsonBody, service: ServiceDep, caller: CallerDep)
 
 
 @router.get("/v1/admin/properties", dependencies=[NO_QUERY])
-async def get_properties(service: ServiceDep, caller: CallerDep) -> HeldTypes:
+async def get_property_types(service: ServiceDep, caller: CallerDep) -> HeldTypes:
     """The types of the properties of items and users, declared or not."""
     return shown_types(await service.store.properties.held(caller.tenant))
 

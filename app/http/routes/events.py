@@ -1,5 +1,9 @@
 """The route that takes in events."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from app.http.access import needs
 from app.http.calls import append_events
 from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep
@@ -16,10 +20,9 @@ EXAMPLE = {
     "type": "click",
     "timestamp": "2024-11-14T18:20:00Z",
 }
-EVENT_SCHEMA = PostedEvent.model_json_schema()
 IMPRESSION = {"user_id": "ada", "type": "impression", "items": ["tea-2", "cup-1"]}
 BODY = json_request(
-    {"anyOf": [EVENT_SCHEMA, {"type": "array", "items": EVENT_SCHEMA, "minItems": 1, "maxItems": MAX_EVENTS}]},
+    PostedEvent | Annotated[list[PostedEvent], Field(min_length=1, max_length=MAX_EVENTS)],
     {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}], "what was shown": IMPRESSION},
 )
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from app.errors import InvalidRequest
 from app.http.access import authorise, declared_scopes
 from app.http.dependencies import refuse_repeated_parameters
-from app.http.openapi import errors
+from app.http.openapi import errors, operation_id
 
 MAX_OPEN_QUERY_BYTES = 256  # of a call without a key, such as "?v=3" behind a script's address
 
@@ -41,4 +41,9 @@ class GuardedRouter(APIRouter):
     """The routes of one resource, with the errors that any of them may answer with."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=GuardedRoute, responses=errors(401, 403, 422, 429, 431, 503), **options)
+        super().__init__(
+            route_class=GuardedRoute,
+            responses=errors(401, 403, 422, 429, 431, 503),
+            generate_unique_id_function=operation_id,
+            **options,
+        )

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Response
+from pydantic import Field
 
 from app.http import calls
 from app.http.access import needs
@@ -47,10 +48,9 @@ WORDS = {
     "available": True,
     "properties": {"price": 4.5, "brand": "Hill", "discount": None},
 }
-ITEM_SCHEMA = PostedItem.model_json_schema()
-PUT = json_request(ItemWords.model_json_schema(), {"all": WORDS, "sold out": {"available": False}})
+PUT = json_request(ItemWords, {"all": WORDS, "sold out": {"available": False}})
 POST = json_request(
-    {"anyOf": [ITEM_SCHEMA, {"type": "array", "items": ITEM_SCHEMA, "minItems": 1, "maxItems": MAX_ITEMS}]},
+    PostedItem | Annotated[list[PostedItem], Field(min_length=1, max_length=MAX_ITEMS)],
     {"one": {"item_id": "tea-2", **WORDS}, "several": [{"item_id": "tea-2", **WORDS}, {"item_id": "cup-1"}]},
 )
 

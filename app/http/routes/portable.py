@@ -20,7 +20,7 @@ from app.http.calls import (
     size_of,
 )
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep
-from app.http.openapi import errors, json_request
+from app.http.openapi import COMPONENT, component_schemas, errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.http.services import Services
 from app.schemas.events import MAX_EVENTS, PortableEventCounts, PortableEventsRequest, PostedEvent
@@ -29,6 +29,7 @@ from storage.state.portable_state import PortableState
 
 router = GuardedRouter(prefix="/v1/portable", tags=["portable"], dependencies=[needs("portable"), NO_QUERY])
 OF_USERS = frozenset({"user_id", "history", "requests"})  # these are for keys that read users
+CONDITIONS = frozenset({"if", "then", "else"})  # of the fields that are left out
 RESPONSES = errors(400, 408, 409, 413, 415)
 
 
@@ -36,34 +37,48 @@ def _without(schema: dict[str, Any], *names: str) -> dict[str, Any]:
     """Return the schema of an object without these fields."""
     left = {name: one for name, one in schema["properties"].items() if name not in names}
     required = [name for name in schema.get("required", ()) if name not in names]
-    return {name: one for name, one in schema.items() if name != "oneOf"} | {"properties": left, "required": required}
+    return {name: one for name, one in schema.items() if name not in CONDITIONS} | {
+        "properties": left,
+        "required": required,
+    }
 
 
-POSTED = PostedEvent.model_json_schema()
-EVENT_SCHEMA = _without(POSTED, "user_id", "item_id", "items")
-EVENT_SCHEMA["properties"]["item_id"] = POSTED["properties"]["user_id"] | {"title": "Item Id"}
-EVENT_SCHEMA["required"] = ["item_id"]
+SCHEMAS = component_schemas(PostedEvent, RecommendationRequest)
+POSTED = SCHEMAS.pop("PostedEvent")
+PORTABLE_EVENT = _without(POSTED, "user_id", "item_id", "items") | {"title": "PortableEvent", "required": ["item_id"]}
+PORTABLE_EVENT["properties"]["item_id"] = POSTED["properties"]["user_id"] | {"title": "Item Id"}
+PORTABLE_EVENT["description"] = "One interaction of the visitor with an item."
+PORTABLE_EVENTS = {
+    "title": "PortableEvents",
+    "description": "The visitor's sealed state and what the visitor did.",
+    "type": "object",
+    "properties": {
+        "state": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "State"},
+        "events": {
+            "type": "array",
+            "items": {"$ref": COMPONENT.format(model="PortableEvent")},
+            "minItems": 1,
+            "maxItems": MAX_EVENTS,
+            "title": "Events",
+        },
+    },
+    "required": ["events"],
+    "additionalProperties": False,
+}
+PORTABLE_REQUEST = _without(SCHEMAS.pop("RecommendationRequest"), *OF_USERS) | {
+    "title": "PortableRecommendationRequest",
+    "description": "What may be answered to the visitor whose sealed state this is.",
+}
 EVENT = {"event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "item_id": "tea-2"}
 EVENTS = json_request(
-    {
-        "type": "object",
-        "properties": {
-            "state": {"type": ["string", "null"]},
-            "events": {
-                "type": "array",
-                "items": EVENT_SCHEMA,
-                "minItems": 1,
-                "maxItems": MAX_EVENTS,
-            },
-        },
-        "required": ["events"],
-        "additionalProperties": False,
-    },
+    {"$ref": COMPONENT.format(model="PortableEvents")},
     {"a new visitor": {"events": [EVENT]}, "later": {"state": "AZ8...", "events": [EVENT]}},
+    {"PortableEvent": PORTABLE_EVENT, "PortableEvents": PORTABLE_EVENTS},
 )
 REQUEST = json_request(
-    _without(RecommendationRequest.model_json_schema(), *OF_USERS),
+    {"$ref": COMPONENT.format(model="PortableRecommendationRequest")},
     {"a new visitor": {"k": 5}, "later": {"state": "AZ8...", "k": 5, "scenario": "product-page"}},
+    {**SCHEMAS, "PortableRecommendationRequest": PORTABLE_REQUEST},
 )
 
 

@@ -10,7 +10,7 @@ from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep, Us
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.schemas.recommendations import (
-    MAX_REQUESTS,
+    RecommendationBatch,
     RecommendationRequest,
     RecommendationResults,
     Recommendations,
@@ -19,21 +19,8 @@ from app.schemas.recommendations import (
 
 router = GuardedRouter(tags=["recommendations"], dependencies=[needs("recs:read")])
 
-REQUEST_SCHEMA = RecommendationRequest.model_json_schema()
 BODY = json_request(
-    {
-        "anyOf": [
-            REQUEST_SCHEMA,
-            {
-                "type": "object",
-                "properties": {
-                    "requests": {"type": "array", "items": REQUEST_SCHEMA, "minItems": 1, "maxItems": MAX_REQUESTS}
-                },
-                "required": ["requests"],
-                "additionalProperties": False,
-            },
-        ]
-    },
+    RecommendationRequest | RecommendationBatch,
     {
         "user": {"user_id": "ada", "k": 5, "categories": ["tea"]},
         "history": {"history": ["cup-1", "tea-2"], "exclude_seen": "all"},

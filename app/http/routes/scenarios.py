@@ -25,10 +25,10 @@ from app.schemas.scenarios import (
 router = GuardedRouter(prefix="/v1/admin", tags=["scenarios"], dependencies=[needs("scenarios:write"), NO_QUERY])
 Name = Annotated[Id, Path(openapi_examples=example("product-page"))]
 
-SETTINGS = json_request(ScenarioSettings.model_json_schema(), {"a product page": EXAMPLE})
-ROLLBACK = json_request(Rollback.model_json_schema(), {"to the second version": {"version": 2}})
+SETTINGS = json_request(ScenarioSettings, {"a product page": EXAMPLE})
+ROLLBACK = json_request(Rollback, {"to the second version": {"version": 2}})
 PREVIEW = json_request(
-    ScenarioPreview.model_json_schema(),
+    ScenarioPreview,
     {"for ada": {"settings": EXAMPLE, "request": {"user_id": "ada", "current_item": "tea-2"}}},
 )
 
@@ -49,7 +49,9 @@ async def get_scenario(name: Name, service: ServiceDep) -> ScenarioVersion:
 @router.put(
     "/scenarios/{name}", response_model_exclude_unset=True, openapi_extra=SETTINGS, responses=errors(400, 408, 413, 415)
 )
-async def put_new_settings(name: Name, body: JsonBody, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
+async def put_scenario_settings(
+    name: Name, body: JsonBody, services: ServicesDep, caller: CallerDep
+) -> ScenarioVersion:
     """Keep settings of a list under the name: a new version, unless nothing changes.
 
     Every process goes by it within a second. An expression that cannot be used is a 422 that says where in the text,
@@ -70,7 +72,9 @@ async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep
 
 
 @router.get("/scenarios/{name}/versions", response_model_exclude_unset=True, responses=errors(404))
-async def get_versions(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersions:
+async def get_scenario_versions(
+    name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep
+) -> ScenarioVersions:
     """The newest 50 versions, also of a scenario that was removed: who changed what, and when."""
     await charge_operation(services, caller, SCENARIOS)
     return ScenarioVersions(versions=await service.scenarios.versions(name))
@@ -82,7 +86,7 @@ async def get_versions(name: Name, service: ServiceDep, services: ServicesDep, c
     openapi_extra=ROLLBACK,
     responses=errors(400, 404, 408, 413, 415),
 )
-async def roll_back(
+async def roll_back_scenario(
     name: Name, body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> ScenarioVersion:
     """Give the scenario the settings of an earlier version again, as a new version."""
@@ -96,6 +100,6 @@ async def roll_back(
 @router.post(
     "/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 404, 408, 409, 413, 415)
 )
-async def preview(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
+async def preview_list(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
     """The list that a request would get with settings that are not kept, or with some of a scenario's changed."""
     return Response(await preview_scenario(services, caller, body), media_type="application/json")

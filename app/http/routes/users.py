@@ -24,10 +24,10 @@ from app.serving.property_types import user_properties
 router = GuardedRouter(tags=["users"], dependencies=[needs("users:admin")])
 
 PROPERTIES = json_request(
-    PostedUserProperties.model_json_schema(),
+    PostedUserProperties,
     {"set": {"properties": {"member": True, "region": "south"}}, "take away": {"properties": {"region": None}}},
 )
-MERGE = json_request(MergeRequest.model_json_schema(), {"a visitor who has logged in": {"from": "visitor-7"}})
+MERGE = json_request(MergeRequest, {"a visitor who has logged in": {"from": "visitor-7"}})
 
 
 @router.get("/v1/users/{user_id}", responses=errors(404), dependencies=[NO_QUERY])
