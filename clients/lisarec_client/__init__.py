@@ -13,7 +13,9 @@ there is room: it gives None instead of an id, counts `dropped`, and the log say
 until the service has it, or refuses it as invalid (`refused`), or the process ends: `close`, and the end of the
 program, wait some seconds for the rest. `flush` says whether all of it is in the service's log.
 
-Everything else (`user`, `undo`, `merge`, `erase`) asks again until it is done or the time is up; then it raises.
+Everything else (`user`, `undo`, `merge`, `erase`, and `call` for any other call) asks again until it is done or the
+time is up; then it raises a `LisarecError`, whose `details` name what is wrong. `check` says at once, as when a program
+starts, whether the address and the key are right.
 """
 
 from .async_client import AsyncClient

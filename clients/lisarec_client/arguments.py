@@ -21,6 +21,8 @@ def require_address(url: str) -> None:
         raise ValueError(f"{url!r} is no address of a service; write it with its scheme, as https://recs.shop.example")
     if address.query or address.fragment:
         raise ValueError(f"{url!r} is no address of a service: calls are added to it, so it ends with host or path")
+    if "v1" in address.path.split("/"):
+        raise ValueError(f"{url!r} is no address of a service but of a call: it ends before /v1")
 
 
 def require_key(key: str | None) -> None:

@@ -11,17 +11,15 @@ from urllib.parse import urlencode
 import httpx
 
 from .arguments import items_at, require_address, require_event, require_id, require_key, require_positive
+from .calls import Calls
 from .ids import new_event_id, user_path
 from .outbox import QUEUE_SIZE, Outbox
 from .responses import (
-    RETRIED_STATUSES,
     RETRY_FOR_S,
     LisarecError,
     Recommendations,
     parse_response,
-    pauses_s,
     retry_after_s,
-    unreachable_error,
 )
 
 TIMEOUT_S = 0.25  # for recommendations: a page that waits longer is worse than one with popular items
@@ -45,6 +43,7 @@ class AsyncClient:
         require_positive("queue_size", queue_size)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout has it
+        self._calls = Calls(self._http)
         self._timeout_s = timeout_s
         self._pause_until_s = 0.0  # as Retry-After asked
         self.outbox = Outbox(url, headers, queue_size)
@@ -178,11 +177,25 @@ class AsyncClient:
         """
         posted = [{"event_id": new_event_id(), "timestamp": time.time(), **event} for event in events]
         try:
-            return str((await self._call("POST", PORTABLE, {"state": state, "events": posted}))["state"])
+            return str((await self.call("POST", PORTABLE, {"state": state, "events": posted}))["state"])
         except LisarecError as exc:
             if state is None or exc.code not in ("invalid_sealed_state", "sealed_state_expired"):
                 raise
         return await self.portable_events(None, posted)
+
+    async def check(self) -> None:
+        """Ask once, as when a program starts, whether a service that is ready answers, and whether it knows the key.
+
+        raises  LisarecError  when it does not: recommendations would be the fallback, and events would wait
+        """
+        await self._calls.check()
+
+    async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Make any other call of the API, such as `call("GET", "/v1/stats")`, again until there is an answer.
+
+        raises  LisarecError  when the service refuses, or cannot be reached in time
+        """
+        return await self._calls.call(method, path, body)
 
     async def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
         """Return the items whose titles or ids match, the closest first, or the likeliest for a user."""
@@ -190,12 +203,12 @@ class AsyncClient:
         if user_id is not None:
             require_id("user_id", user_id)
             asked["user_id"] = user_id
-        return list((await self._call("GET", f"/v1/items?{urlencode(asked)}"))["items"])
+        return list((await self.call("GET", f"/v1/items?{urlencode(asked)}"))["items"])
 
     async def user(self, user_id: str) -> dict[str, Any] | None:
         """Return what the service knows of the user; None for a user without events."""
         try:
-            return await self._call("GET", user_path(user_id))
+            return await self.call("GET", user_path(user_id))
         except LisarecError as exc:
             if exc.code == "user_not_found":
                 return None
@@ -203,7 +216,7 @@ class AsyncClient:
 
     async def properties(self, user_id: str) -> dict[str, Any]:
         """Return the user's properties by name; none for a user of whom nothing was put."""
-        return dict((await self._call("GET", user_path(user_id, "properties")))["properties"])
+        return dict((await self.call("GET", user_path(user_id, "properties")))["properties"])
 
     async def put_properties(self, user_id: str, properties: dict[str, Any]) -> dict[str, Any]:
         """Set properties of the user, None takes one away; return all that the user has then.
@@ -211,7 +224,7 @@ class AsyncClient:
         raises  LisarecError  with the code invalid_request for a value of another type than its property
         """
         return dict(
-            (await self._call("PUT", user_path(user_id, "properties"), {"properties": properties}))["properties"]
+            (await self.call("PUT", user_path(user_id, "properties"), {"properties": properties}))["properties"]
         )
 
     async def undo(self, user_id: str, event_id: str) -> bool:
@@ -221,7 +234,7 @@ class AsyncClient:
         """
         require_id("event_id", event_id)
         await self._flush_or_raise()  # the event may still be in the queue
-        return bool((await self._call("DELETE", user_path(user_id, "events", event_id)))["changed"])
+        return bool((await self.call("DELETE", user_path(user_id, "events", event_id)))["changed"])
 
     async def merge(self, user_id: str, visitor: str) -> bool:
         """Merge the visitor into the user, as at login; return False if this was done before.
@@ -229,12 +242,12 @@ class AsyncClient:
         raises  LisarecError  with the code merge_refused where the visitor has become another user
         """
         require_id("visitor", visitor)
-        return bool((await self._call("POST", user_path(user_id, "merge"), {"from": visitor}))["changed"])
+        return bool((await self.call("POST", user_path(user_id, "merge"), {"from": visitor}))["changed"])
 
     async def erase(self, user_id: str) -> str:
         """Erase the user with all events, also those in this client's queue; return when the last copies are gone."""
         await self._flush_or_raise()  # events that come after the erasure would begin a new user
-        return str((await self._call("DELETE", user_path(user_id)))["files_by"])
+        return str((await self.call("DELETE", user_path(user_id)))["files_by"])
 
     async def flush(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Wait until the queue is sent. Return whether all events since the last flush are in the service's log."""
@@ -255,26 +268,3 @@ class AsyncClient:
     async def _flush_or_raise(self) -> None:
         if not await self.flush():
             raise LisarecError(0, "not_flushed", "events still wait to be sent, or were refused; nothing was done")
-
-    async def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Call until there is a response; each of these calls may be repeated.
-
-        raises  LisarecError  when the service refuses, or time is up
-        """
-        give_up_at_s = time.monotonic() + RETRY_FOR_S
-        for pause_s in pauses_s():
-            failure = LisarecError(0, "unreachable", f"the service did not answer within {RETRY_FOR_S:g} s")
-            try:
-                async with asyncio.timeout(give_up_at_s - time.monotonic()):
-                    return parse_response(await self._http.request(method, path, json=body))
-            except httpx.HTTPError as exc:
-                failure = unreachable_error(exc)
-            except LisarecError as exc:
-                failure = exc
-            except TimeoutError:
-                raise failure from None
-            wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
-            if failure.status not in RETRIED_STATUSES or time.monotonic() + wait_s >= give_up_at_s:
-                raise failure
-            await asyncio.sleep(wait_s)
-        raise AssertionError("there is always another pause")

@@ -46,6 +46,14 @@ class Client:
         """Do as `AsyncClient.portable_events`."""
         return self._run(self._client.portable_events(state, events))
 
+    def check(self) -> None:
+        """Do as `AsyncClient.check`."""
+        self._run(self._client.check())
+
+    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Do as `AsyncClient.call`."""
+        return self._run(self._client.call(method, path, body))
+
     def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
         """Do as `AsyncClient.search`."""
         return self._run(self._client.search(query, user_id, limit))

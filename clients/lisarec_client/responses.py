@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +10,33 @@ import httpx
 
 RETRY_FOR_S = 10.0  # for everything but recommendations
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # between two attempts, unless the service says how long
+SHOWN_DETAILS = 3  # in a message; `details` has all
 RETRIED_STATUSES = frozenset({0, 408, 429, 500, 502, 503, 504})
 
 
 class LisarecError(Exception):
-    """The service refused, or could not be reached in time (status 0); the message says which."""
+    """The service refused, or could not be reached in time (status 0); the message says which.
 
-    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(f"{status} {code}: {message}" if status else message)
+    details  what is wrong with which part of the request, as the service has said it: `field`, `reason` and, of several
+             events or items, `index`, each where it is known
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        retry_after_s: float | None = None,
+        details: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        said = [message, *map(_in_words, details[:SHOWN_DETAILS])]
+        if len(details) > SHOWN_DETAILS:
+            said.append(f"and {len(details) - SHOWN_DETAILS} more")
+        super().__init__(f"{status} {code}: {'; '.join(said)}" if status else message)
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
+        self.details = tuple(details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +77,27 @@ def _error_of(answer: httpx.Response) -> LisarecError:
     try:
         error = answer.json()["error"]
         code, message = str(error["code"]), str(error["message"])
-    except (ValueError, TypeError, LookupError):  # a proxy has answered
-        code, message = "http_error", answer.reason_phrase
-    return LisarecError(answer.status_code, code, message, retry_after_s(answer))
+        details = [detail for detail in error.get("details", ()) if isinstance(detail, dict)]
+    except (ValueError, TypeError, LookupError, AttributeError):  # a proxy has answered, or another server
+        if answer.status_code not in RETRIED_STATUSES:
+            return not_lisarec_error(answer)
+        code, message, details = "http_error", answer.reason_phrase, []
+    return LisarecError(answer.status_code, code, message, retry_after_s(answer), details)
+
+
+def _in_words(detail: Mapping[str, Any]) -> str:
+    """Return a detail as `events[3].timestamp has no time zone` has it."""
+    place = "" if detail.get("index") is None else f"[{detail['index']}]"
+    named = " ".join(str(part) for part in (place, detail.get("field")) if part)
+    return " ".join(str(part) for part in (named, detail.get("reason")) if part)
 
 
 def not_lisarec_error(answer: httpx.Response) -> LisarecError:
     """Return the error for a response that is not the service's."""
-    return LisarecError(answer.status_code, "not_lisarec", "this is not how lisarec answers; is the address right?")
+    at = answer.url.copy_with(query=None)
+    return LisarecError(
+        answer.status_code, "not_lisarec", f"what answers at {at} is not lisarec; is the address right?"
+    )
 
 
 def unreachable_error(exc: Exception) -> LisarecError:

@@ -188,8 +188,10 @@ def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connec
     """Make a patient client of either kind with a key for everything; it is closed afterwards."""
     made: list[Any] = []
 
-    def connect_client(url: str = service.url, *, timeout_s: float = PATIENCE_S, **options: Any) -> Any:
-        made.append(request.param(url, service.key, timeout_s=timeout_s, **options))
+    def connect_client(
+        url: str = service.url, *, key: str | None = service.key, timeout_s: float = PATIENCE_S, **options: Any
+    ) -> Any:
+        made.append(request.param(url, key, timeout_s=timeout_s, **options))
         return made[-1]
 
     yield connect_client

@@ -23,6 +23,8 @@ from clients.lisarec_client import AsyncClient, Client
         ({"url": None}, "no address"),
         ({"url": "https://recs.shop.example:port"}, "no address"),
         ({"url": "https://recs.shop.example/v1?a=1"}, "ends with host or path"),
+        ({"url": "https://recs.shop.example/v1"}, "ends before /v1"),
+        ({"url": "https://shop.example/recs/v1/"}, "ends before /v1"),
         ({"key": ""}, "the key is empty"),
         ({"key": "lisarec_secret\n"}, "the key is empty or has a character"),
         ({"key": "lisarec_sécret"}, "the key is empty or has a character"),

@@ -1,0 +1,83 @@
+"""Calls that may be repeated: they are made again until the service answers, or time is up."""
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import httpx
+
+from .responses import (
+    RETRIED_STATUSES,
+    RETRY_FOR_S,
+    LisarecError,
+    not_lisarec_error,
+    parse_response,
+    pauses_s,
+    unreachable_error,
+)
+
+
+class Calls:
+    """Calls of one service."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Return the JSON of the response.
+
+        raises  LisarecError  when the service refuses, when something else answers, or when time is up
+        """
+        give_up_at_s = time.monotonic() + RETRY_FOR_S
+        for pause_s in pauses_s():
+            failure = LisarecError(0, "unreachable", f"the service did not answer within {RETRY_FOR_S:g} s")
+            try:
+                async with asyncio.timeout(give_up_at_s - time.monotonic()):
+                    return parse_response(await self._http.request(method, path, json=body))
+            except httpx.HTTPError as exc:
+                failure = unreachable_error(exc)
+                if is_unknown_host(exc):
+                    raise failure from exc
+            except LisarecError as exc:
+                failure = exc
+            except TimeoutError:
+                raise failure from None
+            wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
+            if failure.status not in RETRIED_STATUSES or time.monotonic() + wait_s >= give_up_at_s:
+                raise failure
+            await asyncio.sleep(wait_s)
+        raise AssertionError("there is always another pause")
+
+    async def check(self) -> None:
+        """Ask once whether a service that is ready answers at the address, and whether it knows the key.
+
+        raises  LisarecError  when it does not
+        """
+        try:
+            async with asyncio.timeout(RETRY_FOR_S):
+                ready = await self._http.get("/readyz")
+                if parse_response(ready).get("status") != "ready":
+                    raise not_lisarec_error(ready)
+                await self._check_key()
+        except httpx.HTTPError as exc:
+            raise unreachable_error(exc) from exc
+        except TimeoutError:
+            raise LisarecError(0, "unreachable", f"the service did not answer within {RETRY_FOR_S:g} s") from None
+
+    async def _check_key(self) -> None:
+        try:
+            parse_response(await self._http.get("/v1/model"))
+        except LisarecError as exc:
+            if exc.code != "forbidden":  # the key is for other calls
+                raise
+
+
+def is_unknown_host(exc: BaseException) -> bool:
+    """Return whether a request failed since there is no host of that name, which asking again does not change."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return cause.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -1,0 +1,197 @@
+import { isTransient, LisarecError, notLisarec, parsed, unreachable, waitMs } from "./errors.js"
+import { addressOf, newEventId, requireId } from "./ids.js"
+import { Outbox } from "./outbox.js"
+import type { EventToPost, FoundItem, RecommendationRequest, Recommendations, ScoredItem } from "./schemas.js"
+
+const RETRY_FOR_MS = 10_000 // for everything but recommendations
+const FIRST_PAUSE_MS = 100
+
+export interface ClientOptions {
+  /** A key of `lisarec keys add`. In a browser everybody can read it: give it `events:write` or `portable`, and origins. */
+  key?: string
+  /** For recommendations, in milliseconds; 250 unless you say otherwise. */
+  timeoutMs?: number
+  /** How many events may wait to be sent; 10,000 unless you say otherwise. */
+  queueSize?: number
+  /** Takes what is worth knowing, each message once in a row; `console.warn` unless you say otherwise. */
+  warn?: (message: string) => void
+}
+
+export interface RecommendationOptions extends Omit<RecommendationRequest, "user_id"> {
+  /** The items to show where the service does not answer in time. */
+  fallback?: readonly string[]
+  timeoutMs?: number
+}
+
+export interface EventOptions {
+  type?: string
+  /** What the event is worth, such as what was paid; 0 or more. */
+  value?: number
+  recommendationId?: string | null
+  orderId?: string
+  /** When it happened; now, unless you say otherwise. */
+  at?: Date
+  eventId?: string
+}
+
+export interface ImpressionOptions {
+  recommendationId?: string | null
+}
+
+/**
+ * A client of one service: make one for each process or page.
+ *
+ * Recommendations never reject and never take longer than their time-out: when the service is away, slow or busy, the
+ * answer is the fallback. Events never wait: they are sent in the background until the service has logged them.
+ */
+export class LisarecClient {
+  /** The queue of events, with the numbers of those that were `dropped` and `refused`. */
+  readonly outbox: Outbox
+  readonly #url: string
+  readonly #headers: Record<string, string>
+  readonly #timeoutMs: number
+  readonly #warn: (message: string) => void
+  #pauseUntil = 0
+  #lastWarning = ""
+
+  /** Throws a TypeError when an argument cannot be right: every list would be the fallback, and no event sent. */
+  constructor(url: string, options: ClientOptions = {}) {
+    this.#url = addressOf(url)
+    this.#headers = { "content-type": "application/json" }
+    if (options.key !== undefined) {
+      if (!/^[!-~]+$/.test(options.key)) throw new TypeError("the key is empty or has a character that no key has")
+      this.#headers.authorization = `Bearer ${options.key}`
+    }
+    this.#timeoutMs = positive("timeoutMs", options.timeoutMs ?? 250)
+    this.#warn = options.warn ?? ((message) => console.warn(`lisarec: ${message}`))
+    const post = (path: string, body: string, rest: RequestInit) =>
+      this.#fetch("POST", path, { body, signal: AbortSignal.timeout(RETRY_FOR_MS), ...rest })
+    this.outbox = new Outbox(post, positive("queueSize", options.queueSize ?? 10_000), (message) => this.#say(message))
+  }
+
+  /** The user's best items, or the first k of the fallback. Never rejects. */
+  async recommendations(
+    userId: string | null,
+    options: RecommendationOptions = {},
+  ): Promise<Recommendations<ScoredItem | { item_id: string }>> {
+    const { fallback = [], timeoutMs = this.#timeoutMs, ...wishes } = options
+    try {
+      if (Date.now() < this.#pauseUntil) throw new LisarecError(0, "silent", "the service asked not to be asked for some seconds")
+      const body = JSON.stringify(userId === null ? wishes : { user_id: userId, ...wishes })
+      const signal = AbortSignal.timeout(timeoutMs)
+      const response = await this.#fetch("POST", "/v1/recommendations", { body, signal })
+      this.#pauseUntil = Date.now() + (waitMs(response) ?? 0)
+      const answer = (await parsed(response)) as unknown as Recommendations
+      if (!Array.isArray(answer.items)) throw notLisarec(response)
+      return answer
+    } catch (failure) {
+      const error = failure instanceof LisarecError ? failure : unreachable(failure)
+      this.#say(`recommending the fallback: ${error.message}`)
+      const items = fallback.slice(0, options.k ?? 10).map((item_id) => ({ item_id }))
+      return { items, source: "fallback", recommendation_id: null }
+    }
+  }
+
+  /** Queues an event. Returns its id at once, or null when the queue is full and the event is dropped. */
+  event(userId: string, itemId: string, options: EventOptions = {}): string | null {
+    requireId("itemId", itemId)
+    return this.#put({ user_id: userId, item_id: itemId, type: options.type ?? "click" }, options)
+  }
+
+  /** Queues what the user has really seen, for `rotation`. Returns the event's id, as `event` does. */
+  impression(userId: string, items: readonly string[], options: ImpressionOptions = {}): string | null {
+    if (items.length < 1 || items.length > 50 || new Set(items).size < items.length) {
+      throw new TypeError("an impression has 1 to 50 different items")
+    }
+    for (const itemId of items) requireId("items", itemId)
+    return this.#put({ user_id: userId, items: [...items], type: "impression" }, options)
+  }
+
+  /** Items whose titles or ids match, the closest first, or the likeliest for a user. */
+  async search(query: string, options: { userId?: string; limit?: number } = {}): Promise<FoundItem[]> {
+    const asked = new URLSearchParams({ query, limit: String(options.limit ?? 20) })
+    if (options.userId !== undefined) asked.set("user_id", options.userId)
+    return (await this.call<{ items: FoundItem[] }>("GET", `/v1/items?${asked}`)).items
+  }
+
+  /** What is most like an item. */
+  async similar(itemId: string, options: { k?: number } = {}): Promise<Recommendations> {
+    requireId("itemId", itemId)
+    return this.call("GET", `/v1/items/${itemId}/similar?k=${options.k ?? 10}`)
+  }
+
+  /** Asks once whether a service that is ready answers at the address, and knows the key; rejects with a LisarecError. */
+  async check(): Promise<void> {
+    const ready = await this.#once("GET", "/readyz")
+    if (ready.status !== "ready") throw new LisarecError(200, "not_lisarec", `what answers at ${this.#url} is not lisarec; is the address right?`)
+    try {
+      await this.#once("GET", "/v1/model")
+    } catch (failure) {
+      if (!(failure instanceof LisarecError && failure.code === "forbidden")) throw failure // the key is for other calls
+    }
+  }
+
+  /** Any other call, such as `call("GET", "/v1/stats")`, made again until there is an answer; rejects with a LisarecError. */
+  async call<Answer = Record<string, unknown>>(method: string, path: string, body?: unknown): Promise<Answer> {
+    const giveUpAt = Date.now() + RETRY_FOR_MS
+    for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs *= 2) {
+      try {
+        return (await this.#once(method, path, body, giveUpAt - Date.now())) as Answer
+      } catch (failure) {
+        const error = failure instanceof LisarecError ? failure : unreachable(failure)
+        const waitFor = error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2)
+        if (!isTransient(error) || Date.now() + waitFor >= giveUpAt) throw error
+        await new Promise((resolve) => setTimeout(resolve, waitFor))
+      }
+    }
+  }
+
+  /** Waits until the queue is sent; resolves to whether all events since the last flush are in the service's log. */
+  flush(timeoutMs = RETRY_FOR_MS): Promise<boolean> {
+    return this.outbox.flush(timeoutMs)
+  }
+
+  /** Flushes, and takes no more events: call it before a program ends. */
+  close(timeoutMs = RETRY_FOR_MS): Promise<boolean> {
+    return this.outbox.close(timeoutMs)
+  }
+
+  #put(event: Omit<EventToPost, "event_id">, options: EventOptions): string | null {
+    requireId("userId", event.user_id)
+    const whole: EventToPost = {
+      ...event,
+      event_id: options.eventId ?? newEventId(),
+      timestamp: (options.at ?? new Date()).getTime() / 1000,
+    }
+    if (options.value !== undefined) {
+      if (!(options.value >= 0 && Number.isFinite(options.value))) throw new TypeError("value has to be 0 or more")
+      whole.value = options.value
+    }
+    if (options.recommendationId) whole.recommendation_id = options.recommendationId
+    if (options.orderId !== undefined) whole.order_id = options.orderId
+    return this.outbox.put(whole) ? whole.event_id : null
+  }
+
+  async #once(method: string, path: string, body?: unknown, timeoutMs = RETRY_FOR_MS): Promise<Record<string, unknown>> {
+    const rest = body === undefined ? {} : { body: JSON.stringify(body) }
+    try {
+      return await parsed(await this.#fetch(method, path, { signal: AbortSignal.timeout(Math.max(timeoutMs, 1)), ...rest }))
+    } catch (failure) {
+      throw failure instanceof LisarecError ? failure : unreachable(failure)
+    }
+  }
+
+  #fetch(method: string, path: string, rest: RequestInit): Promise<Response> {
+    return fetch(this.#url + path, { method, headers: this.#headers, ...rest })
+  }
+
+  #say(message: string): void {
+    if (message !== this.#lastWarning) this.#warn(message)
+    this.#lastWarning = message
+  }
+}
+
+function positive(name: string, value: number): number {
+  if (!(value > 0)) throw new TypeError(`${name} has to be above 0`)
+  return value
+}

@@ -1,0 +1,124 @@
+import { isTransient, LisarecError, notLisarec, parsed, unreachable } from "./errors.js"
+import type { EventToPost } from "./schemas.js"
+
+const BATCH_SIZE = 100 // what a key of pages may send at once
+const MAX_KEPT_ALIVE = 60_000 // bytes; browsers refuse to send more behind a page that is left
+const MIN_PAUSE_MS = 100
+const MAX_PAUSE_MS = 30_000
+
+export type Post = (path: string, body: string, options: RequestInit) => Promise<Response>
+
+/** A bounded queue of events, and what sends them: in order, and again with the same ids until the service has them. */
+export class Outbox {
+  /** Events that found the queue full, or came after it was closed. */
+  dropped = 0
+  /** Events that the service refused as invalid. */
+  refused = 0
+  #waiting: EventToPost[] = []
+  #sending: Promise<void> | null = null
+  #closed = false
+  #batchSize = BATCH_SIZE
+  #wake: (() => void) | null = null
+
+  constructor(
+    private readonly post: Post,
+    private readonly queueSize: number,
+    private readonly warn: (message: string) => void,
+  ) {}
+
+  /** Queues the event, or drops it when the queue is full; returns whether it was queued. */
+  put(event: EventToPost): boolean {
+    if (this.#closed || this.#waiting.length >= this.queueSize) {
+      this.dropped++
+      this.warn(this.#closed ? "events are dropped: the client is closed" : `events are dropped: ${this.queueSize} wait already`)
+      return false
+    }
+    this.#waiting.push(event)
+    this.#sending ??= this.#sendAll().finally(() => (this.#sending = null))
+    return true
+  }
+
+  /** Waits until the queue is empty; returns whether the service has logged all events since the last flush. */
+  async flush(timeoutMs: number): Promise<boolean> {
+    const refused = this.refused
+    let timer: ReturnType<typeof setTimeout> | undefined
+    const late = new Promise<boolean>((resolve) => (timer = setTimeout(resolve, timeoutMs, true)))
+    while (this.#sending) {
+      if (await Promise.race([this.#sending.then(() => false), late])) return false
+    }
+    clearTimeout(timer)
+    return this.#waiting.length === 0 && this.refused === refused
+  }
+
+  /** Flushes, and takes no more. */
+  async close(timeoutMs: number): Promise<boolean> {
+    const allSent = await this.flush(timeoutMs)
+    this.#closed = true
+    this.#wake?.()
+    if (this.#waiting.length) this.warn(`${this.#waiting.length} events were not sent`)
+    return allSent
+  }
+
+  async #sendAll(): Promise<void> {
+    await null // what is put within one turn goes with one request
+    let pauseMs = MIN_PAUSE_MS
+    while (this.#waiting.length && !this.#closed) {
+      const batch = this.#waiting.slice(0, this.#batchSize)
+      try {
+        await this.#send(batch)
+        pauseMs = MIN_PAUSE_MS
+      } catch (failure) {
+        const error = failure instanceof LisarecError ? failure : unreachable(failure)
+        this.warn(`events wait, and will be sent again: ${error.message}`)
+        await this.#pause(error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2))
+        pauseMs = Math.min(2 * pauseMs, isTransient(error) ? MAX_PAUSE_MS : 2 * MAX_PAUSE_MS)
+      }
+    }
+  }
+
+  async #send(batch: EventToPost[]): Promise<void> {
+    const body = JSON.stringify(batch)
+    const response = await this.post("/v1/events", body, { keepalive: body.length < MAX_KEPT_ALIVE })
+    let counts: Record<string, unknown>
+    try {
+      counts = await parsed(response)
+    } catch (failure) {
+      if (!(failure instanceof LisarecError)) throw failure
+      const invalid = new Set(failure.status === 422 ? failure.details.map(({ index }) => index) : [])
+      const refused = batch.filter((_, place) => invalid.has(place))
+      if (refused.length) return this.#drop(refused, failure)
+      if (![413, 422].includes(failure.status)) throw failure
+      if (batch.length === 1) return this.#drop(batch, failure)
+      this.#batchSize = Math.ceil(batch.length / 2)
+      return
+    }
+    const done = ["accepted", "duplicates", "refused"].reduce((sum, name) => sum + (Number(counts[name]) || 0), 0)
+    if (done !== batch.length) throw notLisarec(response)
+    const refused = Number(counts.refused) || 0
+    if (refused) {
+      this.refused += refused
+      this.warn(`${refused} events were refused: neither the shop nor a model knows their items; put the items first`)
+    }
+    this.#remove(batch)
+    this.#batchSize = Math.min(2 * this.#batchSize, BATCH_SIZE)
+  }
+
+  #drop(events: EventToPost[], failure: LisarecError): void {
+    this.refused += events.length
+    this.warn(`${events.length} events were refused: ${failure.message}`)
+    this.#remove(events)
+  }
+
+  #remove(events: EventToPost[]): void {
+    const gone = new Set(events)
+    this.#waiting = this.#waiting.filter((event) => !gone.has(event))
+  }
+
+  #pause(forMs: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer: unknown = setTimeout(resolve, forMs)
+      ;(timer as { unref?: () => void }).unref?.() // a program that ends does not wait for a service that is away
+      this.#wake = resolve
+    })
+  }
+}

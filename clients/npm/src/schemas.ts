@@ -1,0 +1,100 @@
+/** What the service takes and answers, as its `/openapi.json` describes it. */
+
+/** What a request for recommendations may say beside the user; names and meanings are those of `POST /v1/recommendations`. */
+export interface RecommendationRequest {
+  user_id?: string | null
+  history?: string[] | null
+  state?: string | null
+  k?: number
+  mode?: "next" | "repeat"
+  scenario?: string | null
+  params?: Record<string, number | boolean | string | number[] | string[]>
+  current_item?: string | null
+  categories?: string[]
+  categories_all?: string[]
+  categories_none?: string[]
+  exclude?: string[]
+  exclude_seen?: "none" | "recent" | "all"
+  exclude_events?: string[]
+  within?: string | null
+  candidates?: string[] | null
+  filter?: string | null
+  boost?: Record<string, number> | string | string[]
+  pin?: { item_id: string; place: number }[]
+  objective?: { property: string; strength: number } | string | null
+  diversity?: number
+  rotation?: number
+  rotation_days?: number
+  max_per_category?: number | null
+  max_per?: Record<string, number>
+  basket?: string[]
+  basket_only?: boolean
+  because?: string | null
+  cursor?: string | null
+  explain?: boolean
+  debug?: boolean
+}
+
+/** An item of a list. */
+export interface ScoredItem {
+  item_id: string
+  score: number
+  title?: string
+}
+
+/** A list that the service has made, or the fallback. Give its `recommendation_id` to the events that come of it. */
+export interface Recommendations<Item = ScoredItem> {
+  items: Item[]
+  source: "personalised" | "popular" | "blended" | "similar" | "together" | "repeat" | "fallback"
+  recommendation_id: string | null
+  user_id?: string | null
+  generation?: string
+  scenario?: string
+  experiment?: string
+  seen_events_limit?: number
+  /** Of the next page, where pages were asked for; null after the last one. */
+  cursor?: string | null
+  /** The item that these are most like. */
+  because?: { item_id: string; title?: string }
+  /** Why there are fewer than k items. */
+  short?: { reason: string; left: number }
+}
+
+/** An event, as `POST /v1/events` takes it. */
+export interface EventToPost {
+  event_id: string
+  user_id: string
+  item_id?: string
+  items?: string[]
+  type?: string
+  timestamp?: number | string
+  value?: number
+  recommendation_id?: string
+  order_id?: string
+}
+
+/** An item that a search has found. */
+export interface FoundItem {
+  item_id: string
+  title: string
+  categories: string[]
+  available?: boolean
+  known?: boolean
+}
+
+/** The model that answers. */
+export interface ServedModel {
+  generation: string
+  tag: string
+  device: string
+  items: number
+  state_bytes: number
+}
+
+/** What is wrong with one part of a request. */
+export interface ErrorDetail {
+  reason: string
+  field?: string | null
+  /** Of several events or items, which one. */
+  index?: number | null
+}

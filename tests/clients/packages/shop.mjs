@@ -1,0 +1,61 @@
+// A shop in Node.js: asks the service at the first argument, with the second as key, and the front at the third, which
+// fails at first.
+import assert from "node:assert/strict"
+import { LisarecClient, LisarecError, newEventId } from "lisarec-client"
+
+const [url, key, front, user] = process.argv.slice(2)
+const said = []
+const patient = { key, timeoutMs: 60_000, warn: (message) => said.push(message) }
+const shop = new LisarecClient(url, patient)
+await shop.check()
+
+// events, and the list that comes of them
+for (const n of [1, 2, 3]) assert.match(shop.event(user, `item-${n}`), /^[0-9a-f]{8}-[0-9a-f]{4}-7/)
+assert.ok(await shop.flush(60_000))
+const answer = await shop.recommendations(user, { k: 4, exclude_seen: "all", exclude: ["item-9"] })
+assert.equal(answer.source, "personalised")
+assert.equal(answer.items.length, 4)
+shop.impression(user, answer.items.map(({ item_id }) => item_id), { recommendationId: answer.recommendation_id })
+shop.event(user, answer.items[0].item_id, {
+  type: "purchase", value: 9.5, orderId: "order-1", recommendationId: answer.recommendation_id, at: new Date(1e12),
+})
+assert.ok(await shop.flush(60_000))
+assert.equal((await shop.similar("item-1", { k: 3 })).items.length, 3)
+assert.equal((await shop.search("thing", { limit: 2, userId: user })).length, 2)
+assert.deepEqual(said, [])
+
+// what the service refuses
+const refusal = await shop.call("POST", "/v1/events", [
+  { event_id: newEventId(), user_id: user, item_id: "item-1" },
+  { event_id: newEventId(), user_id: user, item_id: "no such id!" },
+]).catch((error) => error)
+assert.ok(refusal instanceof LisarecError)
+assert.deepEqual([refusal.status, refusal.code, refusal.details[0].index], [422, "invalid_events", 1])
+assert.match(refusal.message, /; \[1\] item_id /)
+shop.event(user, "item-4", { type: "no such type!" })
+shop.event(user, "item-5")
+assert.equal(await shop.flush(60_000), false)
+assert.equal(shop.outbox.refused, 1)
+assert.match(said.pop(), /1 events were refused: 422 invalid_events/)
+
+// a service that fails: the fallback in time, and each event once
+const failing = new LisarecClient(front, { ...patient, timeoutMs: 200 })
+const list = await failing.recommendations(user, { k: 2, fallback: ["item-1", "item-2", "item-3"] })
+assert.deepEqual(list.items.map(({ item_id }) => item_id), ["item-1", "item-2"])
+assert.equal(list.source, "fallback")
+for (let n = 10; n < 20; n++) failing.event(user, `item-${n}`)
+assert.ok(await failing.close(60_000))
+assert.equal(failing.event(user, "item-1"), null)
+assert.equal(failing.outbox.dropped, 1)
+
+// what could never work fails at once
+for (const wrong of ["recs.shop.example", "ftp://shop.example", `${url}/v1`, ""]) {
+  assert.throws(() => new LisarecClient(wrong), TypeError)
+}
+assert.throws(() => new LisarecClient(url, { key: "not\na key" }), TypeError)
+assert.throws(() => shop.event("no such user!", "item-1"), TypeError)
+await assert.rejects(new LisarecClient(url, { ...patient, key: "lisarec_no-key" }).check(), { status: 401 })
+const begin = Date.now()
+await assert.rejects(new LisarecClient("http://no-such-host.invalid", patient).call("GET", "/v1/model"), { code: "unreachable" })
+assert.ok(Date.now() - begin < 10_000)
+await shop.close()

@@ -1,0 +1,66 @@
+"""What the Python client says of calls that fail, and how soon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from clients.lisarec_client import LisarecError, responses
+from tests.clients.conftest import Connect, Service
+
+
+class NoService(BaseHTTPRequestHandler):
+    """Another server, which knows nothing of lisarec."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<h1>Not found</h1>")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_an_error_says_which_part_of_the_request_is_wrong(connect: Connect) -> None:
+    events = [
+        {"event_id": str(n), "user_id": "ann", "item_id": "no such id!" if n % 2 else "item-1"} for n in range(10)
+    ]
+    with pytest.raises(LisarecError) as refused:
+        connect().call("POST", "/v1/events", events)
+    assert [(detail["index"], detail["field"]) for detail in refused.value.details] == [
+        (place, "item_id") for place in range(1, 10, 2)
+    ]
+    reason = refused.value.details[0]["reason"]
+    said = [f"[{place}] item_id {reason}" for place in (1, 3, 5)]
+    assert "; ".join(["", *said, "and 2 more"]) in str(refused.value)
+
+
+def test_calls_fail_at_once_where_there_is_no_service(
+    connect: Connect, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]
+) -> None:
+    elsewhere = serve_http(NoService)
+    for url, code, said in (
+        (elsewhere, "not_lisarec", elsewhere),
+        ("http://no-such-host.invalid", "unreachable", "cannot be reached"),
+    ):
+        client, begin_s = connect(url), time.monotonic()
+        for call in (client.check, lambda client=client: client.user("ann")):
+            with pytest.raises(LisarecError, match=said) as failed:
+                call()
+            assert failed.value.code == code
+        assert time.monotonic() - begin_s < responses.RETRY_FOR_S
+
+
+def test_the_address_and_the_key_are_checked_once_when_a_program_starts(service: Service, connect: Connect) -> None:
+    connect().check()
+    connect(key=service.add_key("events:write")).check()
+    with pytest.raises(LisarecError, match="401 unauthenticated"):
+        connect(key="lisarec_no-key").check()
+    begin_s = time.monotonic()
+    with pytest.raises(LisarecError) as unreachable:
+        connect("http://127.0.0.1:9").check()
+    assert (unreachable.value.code, unreachable.value.status) == ("unreachable", 0)
+    assert time.monotonic() - begin_s < responses.RETRY_FOR_S
