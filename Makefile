@@ -128,7 +128,8 @@ $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.service-installed
-	$(RUN) pip install -c constraints.txt -e '.[docs,kafka,test]'
+	$(RUN) pip install -c constraints.txt -e '.[docs,kafka,mcp,test]'
+	$(RUN) pip install -c constraints.txt --no-deps openapi-python-client
 	@touch $@
 
 $(VENV)/bin/python:

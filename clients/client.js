@@ -1,54 +1,45 @@
-// see browser.md
-(() => {
-  const { src, dataset } = document.currentScript
-  const waiting = new Map()
-  let store = {}, quiet
+{
+  let { src, dataset } = document.currentScript, waiting = new Map(), store = {}, held = 0, quiet
+  let warn = why => (warn = Boolean, console.warn("lisarec dropped", why))
   try { store = localStorage || store } catch {}
-  for (const name in store) if (/^lisarec:/.test(name)) waiting.set(name, store[name])
-  let held = waiting.size
+  for (const name in store) if (/^lisarec:/.test(name)) held = waiting.set(name, store[name]).size
 
-  function newId() { // UUIDv7
-    const time = "0" + Date.now().toString(16)
-    const digit = () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16)
-    return `${time.slice(0, 8)}-${time.slice(8)}-7xxx-8xxx-xxxxxxxxxxxx`.replace(/x/g, digit)
-  }
+  let newId = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx") // UUIDv7
+    .replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16))
 
-  function visitor() {
-    const cookie = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
-    if (!cookie()) document.cookie = `lisarec=visitor-${newId()}; Path=/; Max-Age=31536000; SameSite=Lax` +
-      (/^https/.test(location) ? "; Secure" : "")
-    return cookie()
-  }
+  let visitor = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
 
-  function push(event) {
-    const event_id = newId(), user_id = visitor(), name = "lisarec:" + event_id
-    if (!user_id || held > 99) return
+  let push = event => {
+    if (!visitor()) document.cookie = `lisarec=visitor-${newId()}; Path=/; Max-Age=31536000; SameSite=Lax${/^https/.test(location) ? "; Secure" : ""}`
+    let event_id = newId(), user_id = visitor(), name = "lisarec:" + event_id
+    if (!user_id || held > 99) return warn(user_id ? "100 wait" : "no cookie")
     held++
     waiting.set(name, JSON.stringify({ event_id, user_id, ...event }))
     try { store[name] = waiting.get(name) } catch {}
     send()
   }
 
-  async function send() {
-    const batch = [...waiting].sort().slice(0, 20)
+  let send = async () => {
+    let batch = [...waiting].sort().slice(0, 20)
     if (!batch[0] || quiet) return
     batch.map(([name]) => waiting.delete(name))
     let done = []
     try {
-      const answer = await fetch(new URL("v1/events", src), {
-        method: "POST", keepalive: true, body: `[${batch.map(([, text]) => text)}]`,
-        headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" },
+      let answer = await fetch(new URL("v1/events", src), {
+        method: "POST", keepalive: 1, body: `[${batch.map(([, text]) => text)}]`,
+        headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" }
       })
-      quiet = answer.headers.get("Retry-After")
-      setTimeout(() => quiet = 0, 1e3 * quiet)
+      setTimeout(() => quiet = 0, 1e3 * (quiet = answer.headers.get("Retry-After")))
       if (answer.ok) done = batch
-      if (answer.status == 422) done = (await answer.json()).error.details.map(({ index }) => batch[index])
+      let { error, refused } = await answer.json()
+      refused && warn("unknown items")
+      if (answer.status == 422) done = error.details.map(one => (warn(one), batch[one.index]))
     } catch {}
     batch.map(entry => done.includes(entry) ? delete store[entry[0]] && held-- : waiting.set(...entry))
-    if (done[0]) send()
+    done[0] && send()
   }
 
   self.lisarec?.forEach?.(push)
   self.lisarec = { push }
   setTimeout(send, 1e3)
-})()
+}

@@ -226,6 +226,31 @@ def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, co
     assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
 
 
+@pytest.mark.parametrize(
+    ("item_ids", "why"),
+    [
+        (["no such id!", "nor this!"], "{index: 0, field: item_id, reason:"),
+        (["unheard-of-1", "unheard-of-2"], "unknown items"),
+        ([f"item-{n % 50}" for n in range(130)], "100 wait"),
+    ],
+)
+def test_the_console_says_once_why_events_are_dropped(
+    page: Page, shop: Shop, front: Front, item_ids: list[str], why: str
+) -> None:
+    said: list[str] = []
+    page.on("console", lambda line: said.append(f"{line.type}: {line.text}"))
+    if len(item_ids) > 100:
+        front.play = without_service
+    page.evaluate(NOTE_ANSWERS)
+    push(page, *item_ids)
+    page.wait_for_function("self.hasReadAnswer")
+    front.play = Exchange.forward
+    page.evaluate("lisarec.push({item_id: 'item-1'})")
+    page.wait_for_function(f"!({STORED}).length")
+    (warning,) = [line for line in said if "lisarec" in line]
+    assert warning.startswith(f"warning: lisarec dropped {why}"), said
+
+
 def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
