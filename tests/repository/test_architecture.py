@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("app", "model", "storage")
+PRODUCT = ("app", "lisarec", "model", "storage")
 PACKAGES = (*PRODUCT, "benchmarks", "clients", "docker", "tests", "website")
 FACE = ("__init__.py", "__main__.py", "py.typed")  # of a package
 MAX_ENTRIES = 12  # beside its face, of every folder but the root, whose files are named by the tools that read them
@@ -26,8 +26,8 @@ MAX_FUNCTION_LINES = 60
 # numba compiles each kernel from the functions of one file
 KERNELS = ("model/inference/scan_kernel.py", "model/inference/step_kernel.py")
 
-# the client that others copy, one folder, into their projects
-RE_EXPORTING = "clients/lisarec_client/__init__.py"
+# the client that others copy, one folder, into their projects, and what they import of the service
+RE_EXPORTING = ["clients/lisarec_client/__init__.py", "lisarec/__init__.py"]
 
 
 def files_of(*packages: str) -> list[Path]:
@@ -97,13 +97,14 @@ def is_marker(path: Path) -> bool:
 
 
 def test_code_stands_in_files_that_have_a_name() -> None:
-    """An `__init__.py` holds a docstring, and re-exports where the folder is copied into others' projects."""
+    """An `__init__.py` holds a docstring, and re-exports where others import the package."""
     others = [name_of(path) for path in FILES if path.name == "__init__.py" and not is_marker(path)]
-    assert others == [RE_EXPORTING]
-    _docstring, *imports, names = parsed(ROOT / RE_EXPORTING).body
-    assert all(isinstance(node, ast.ImportFrom) for node in imports)
-    assert isinstance(names, ast.Assign)
-    assert ast.unparse(names.targets[0]) == "__all__"
+    assert others == RE_EXPORTING
+    for path in RE_EXPORTING:
+        _docstring, *imports, names = parsed(ROOT / path).body
+        assert all(isinstance(node, ast.ImportFrom) for node in imports)
+        assert isinstance(names, ast.Assign)
+        assert ast.unparse(names.targets[0]) == "__all__"
 
 
 def test_no_folder_has_too_many_entries() -> None:

@@ -1,0 +1,44 @@
+"""The evaluation of models from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from lisarec.tables import TableSettings, directory_of, is_of_a_table
+from model.config import DEFAULT_THREADS, Protocol, SeenRule
+
+
+class EvaluationSettings(TableSettings, total=False):
+    """How models are measured.
+
+    protocol   by default that of the first model's own split
+    seen       which seen items may not be recommended; by default as the model was chosen
+    threads    cores to compute with
+    """
+
+    protocol: Protocol
+    seen: SeenRule
+    threads: int
+
+
+def evaluate(
+    models: str | Path | Sequence[str | Path], data: str | Path, **settings: Unpack[EvaluationSettings]
+) -> dict[str, Any]:
+    """Measure models on the events that were held out of their data; the first is compared with the others.
+
+    returns  what `lisarec evaluate --json` writes: `metrics`, `protocol`, and how others compare
+    raises   ValueError  when a model has seen the held-out events, or another table
+    """
+    from model.evaluation.evaluate import evaluate as evaluate_models
+    from model.evaluation.evaluate import load_model
+    from model.training.threads import use_threads
+
+    directories = [models] if isinstance(models, str | Path) else models
+    use_threads(settings.get("threads", DEFAULT_THREADS))
+    table = {name: value for name, value in settings.items() if is_of_a_table(name)}
+    with directory_of(Path(data), table) as directory:
+        loaded = [load_model(Path(model)) for model in directories]
+        report = evaluate_models(loaded, directory, settings.get("protocol"), settings.get("seen"))
+        return report.to_json()

@@ -1,0 +1,46 @@
+"""Shops' tables as trainings and evaluations read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypedDict
+
+
+class TableSettings(TypedDict, total=False):
+    """What a shop's tables have in the place of what a data directory has.
+
+    columns         the shop's names of columns, and what they are: {"customer": "user_id"}
+    timezone        of times without one, such as "Europe/Berlin"
+    decimal         what stands before cents
+    skip_bad_lines  whether lines that cannot be read are left out
+    """
+
+    columns: Mapping[str, str]
+    timezone: str
+    decimal: Literal[".", ","]
+    skip_bad_lines: bool
+
+
+def is_of_a_table(name: str) -> bool:
+    """Return whether a setting is one of a table."""
+    return name in TableSettings.__annotations__
+
+
+@contextmanager
+def directory_of(data: Path, settings: Mapping[str, Any]) -> Iterator[Path]:
+    """Give a data directory with the tables, which is a copy where something is mapped.
+
+    raises  ValueError  which says all that is wrong with the tables
+    """
+    from app.jobs.datasets.mapped_copy import data_directory
+    from model.data.exports.mapping import TableMapping, known_timezone, parse_columns
+
+    columns = parse_columns([f"{own}={name}" for own, name in settings.get("columns", {}).items()])
+    timezone = None if settings.get("timezone") is None else known_timezone(settings["timezone"])
+    mapping = TableMapping(columns, timezone, settings.get("decimal"), settings.get("skip_bad_lines", False))
+    with TemporaryDirectory(prefix="lisarec-") as cache:
+        directory, _ = data_directory(data, mapping, Path(cache))
+        yield directory

@@ -1,0 +1,100 @@
+"""The training of a model from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from lisarec.tables import TableSettings, directory_of, is_of_a_table
+from model.config import DEFAULT_THREADS, LiftChoice, Protocol, RegularisationChoice, TrainOn
+
+if TYPE_CHECKING:
+    from lisarec.recommender import Recommender
+
+
+class RecipeSettings(TypedDict, total=False):
+    """What is trained, under the names of the options of `lisarec train`."""
+
+    preset: str
+    protocol: Protocol
+    train_on: TrainOn
+    epochs: int
+    regularisation: RegularisationChoice
+    lift: float
+    lift_choice: LiftChoice
+    event_weights: Mapping[str, float]
+    unseen: Sequence[str]
+    seed: int
+
+
+class TrainSettings(RecipeSettings, TableSettings, total=False):
+    """What is trained, on which table, and with what of this machine.
+
+    memory   bytes that the process may take; by default as many as it needs
+    verbose  print the progress
+    """
+
+    device: Literal["cpu", "cuda"]
+    threads: int
+    memory: int
+    verbose: bool
+
+
+MACHINE = ("device", "threads", "memory", "verbose")
+
+
+def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) -> Recommender:
+    """Train a model, write it to a directory and load it.
+
+    data      a data directory, or a shop's table of events
+    out       the model directory
+    settings  as the options of `lisarec train`, with its defaults
+
+    raises    ValueError  when the data or a setting cannot be used; it says all that is wrong
+    """
+    from rich.console import Console
+
+    from app.jobs.reports.training_progress import TrainingProgress
+    from lisarec.recommender import load
+    from model.training.memory import Resources
+    from model.training.threads import use_threads
+    from model.training.train import train as train_model
+
+    given: dict[str, Any] = dict(settings)
+    machine = {name: given.pop(name) for name in MACHINE if name in given}
+    table = {name: given.pop(name) for name in [*given] if is_of_a_table(name)}
+    recipe = _recipe(given)
+    device = machine.get("device", "cpu")
+    use_threads(machine.get("threads", DEFAULT_THREADS))
+    console = Console(quiet=not machine.get("verbose", False))
+    with directory_of(Path(data), table) as directory, TrainingProgress(recipe.training.epochs, console) as progress:
+        train_model(
+            directory,
+            Path(out),
+            recipe,
+            resources=Resources(device, machine.get("memory")),
+            progress=progress,
+            on_config=progress.set_config,
+        )
+    return load(out, device=device)
+
+
+def _recipe(given: dict[str, Any]) -> Any:
+    import typer
+
+    from app.cli.models import RecipeOptions
+    from model.config import Config
+
+    options = dict(given)
+    if "event_weights" in options:
+        options["event_weight"] = [f"{name}={weight}" for name, weight in options.pop("event_weights").items()]
+    if "unseen" in options:
+        options["unseen"] = list(options["unseen"])
+    try:
+        recipe = RecipeOptions(**options).recipe()
+    except typer.BadParameter as exc:
+        raise ValueError(exc.message) from None
+    if not isinstance(recipe, Config):
+        raise ValueError(f"{options['preset']!r} is a mechanism that is compared; train it by 'lisarec train'")
+    return recipe

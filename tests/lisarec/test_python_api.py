@@ -1,0 +1,213 @@
+"""`import lisarec`: the lists of the service, models that it trains and measures, and the notebook that shows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+import lisarec
+from app.jobs.datasets import synthetic_shop
+from app.schemas.recommendations import RecommendationRequest
+from app.settings import Settings
+from model.artifact import model_directory
+from model.evaluation.evaluate import evaluate as evaluate_models
+from model.evaluation.evaluate import load_model
+from tests.app.conftest import Client, write_model
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "docs" / "how-to" / "integrate" / "python-api.ipynb"
+HISTORY = ["item-3", "item-17", "item-30"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def recommender(model: Path) -> Iterator[lisarec.Recommender]:
+    with lisarec.load(model) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Items of the service's answers to the same requests."""
+    client = Client(Settings(model_dir=model, data_dir=tmp_path_factory.mktemp("state")))
+
+    def ask(**request: Any) -> list[dict[str, Any]]:
+        answer = client.request("POST", "/v1/recommendations", json=request)
+        assert answer.status_code == 200, answer.text
+        items: list[dict[str, Any]] = answer.json()["items"]
+        return items
+
+    yield ask
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {},
+        {"k": 5, "categories": ("tea",), "categories_none": ["pot"]},
+        {"exclude_seen": "all", "exclude": ["item-4"], "diversity": 0.5, "max_per_category": 2},
+        {"filter": "'cup' in item.categories && params.least < 2.0", "params": {"least": 1.0}},
+        {"boost": {"tea": 0.7}, "pin": [{"item_id": "item-50", "place": 2}]},
+        {"candidates": ["item-1", "item-2", "item-3"]},
+        {"because": "item-9"},
+        {"basket": ["item-1"], "k": 3},
+    ],
+)
+def test_lists_are_those_of_the_service(
+    recommender: lisarec.Recommender, served: Callable[..., list[dict[str, Any]]], wishes: Any
+) -> None:
+    assert recommender.recommend(HISTORY, **wishes) == served(history=HISTORY, **wishes)
+    assert recommender.explain(HISTORY, **wishes) == served(history=HISTORY, explain=True, **wishes)
+
+
+def test_many_histories_are_answered_together(recommender: lisarec.Recommender) -> None:
+    histories = [HISTORY[:length] for length in range(4)] + [["unheard-of"]]
+    lists = recommender.recommend_many(histories, k=7)
+    assert lists == [recommender.recommend(history, k=7) for history in histories]
+    assert lists[0] == lists[-1]  # popular items, as for who is unknown
+
+
+def test_items_are_found_by_words_and_by_likeness(
+    recommender: lisarec.Recommender, served: Callable[..., list[dict[str, Any]]]
+) -> None:
+    assert "item-7" in recommender
+    assert "unheard-of" not in recommender
+    assert len(recommender) == 60
+    assert [item.item_id for item in recommender.search("green thing", limit=3)]
+    assert recommender.similar("item-9", k=4) == served(history=[], because="item-9", k=4)
+    with pytest.raises(ValueError, match="no model has learned this item"):
+        recommender.similar("unheard-of")
+
+
+def test_wishes_are_what_requests_take() -> None:
+    about_users = {"user_id", "history", "state", "exclude_events", "within", "mode", "rotation", "rotation_days"}
+    about_a_store = {"scenario", "objective", "max_per", "debug", "explain", "k"}
+    taken = RecommendationRequest.model_fields.keys() - about_users - about_a_store
+    assert lisarec.Wishes.__annotations__.keys() == taken
+
+
+def test_what_cannot_be_asked_for_is_a_value_error(recommender: lisarec.Recommender, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"filter at character \d+"):
+        recommender.recommend(HISTORY, filter="item.title ==")
+    with pytest.raises(ValueError, match="the request is not valid; k "):
+        recommender.recommend(HISTORY, k=0)
+    with pytest.raises(ValueError, match="did you mean categories"):
+        recommender.recommend(HISTORY, categorie=["tea"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="not one text"):
+        recommender.recommend("item-3")
+    with pytest.raises(ValueError, match=r"manifest\.json; run 'lisarec train"):
+        lisarec.load(tmp_path)
+
+
+def test_any_thread_may_ask_until_it_is_closed(model: Path) -> None:
+    before = threading.active_count()
+    recommender = lisarec.load(model)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(recommender.recommend(HISTORY))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [recommender.recommend(HISTORY)] * 8
+    recommender.close()
+    recommender.close()
+    assert threading.active_count() == before
+    with pytest.raises(RuntimeError, match="closed"):
+        recommender.recommend(HISTORY)
+
+
+def test_the_environment_of_a_service_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"REDIS_URL": "redis://no-such-host", "KEYS_FILE": "no-keys", "MODEL_DIR": "none"}.items():
+        monkeypatch.setenv(f"LISAREC_{name}", value)
+    with lisarec.load(model) as recommender:
+        assert recommender.description["generation"] == "tiny"
+
+
+@pytest.mark.usefixtures("interpreter_starts")
+def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    program = "import sys, lisarec; print(len(lisarec.load(sys.argv[1]).recommend(['item-1'])), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            f"import lisarec, sys; assert 'torch' not in sys.modules; {program}",
+            str(model),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "10 True\n", "")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data") / "shop"
+    directory.mkdir()
+    synthetic_shop.generate(directory, shoppers=60)
+    return directory
+
+
+class TestTraining:
+    def test_it_makes_a_model_and_measures_it(self, shop: Path, tmp_path: Path) -> None:
+        with lisarec.train(shop, tmp_path / "shop", epochs=1, lift=1.5, event_weights={"purchase": 2}) as trained:
+            (popular, *_) = trained.recommend([])
+            assert trained.recommend([popular["item_id"]], k=3)
+            assert trained.description["config"]["event_weights"]["purchase"] == 2
+        artifact = model_directory.load(tmp_path / "shop")
+        assert artifact.config.training.epochs == 1
+        measured = lisarec.evaluate(tmp_path / "shop", shop, protocol="loo_sampled100")
+        assert measured == evaluate_models([load_model(tmp_path / "shop")], shop, "loo_sampled100").to_json()
+
+    def test_it_refuses_what_cannot_be(self, shop: Path, tmp_path: Path) -> None:
+        for settings, reason in (
+            ({"preset": "linear"}, "is a mechanism"),
+            ({"preset": "lisa-micro"}, "lisa-micro"),
+            ({"event_weights": {"purchase": -1}}, "purchase"),
+            ({"timezone": "Mars/Base"}, "Mars/Base"),
+            ({"columns": {"customer": "user"}}, "user"),
+        ):
+            with pytest.raises(ValueError, match=reason):
+                lisarec.train(shop, tmp_path / "none", **settings)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="epoch"):
+            lisarec.train(shop, tmp_path / "none", epoch=1)  # type: ignore[call-arg]
+
+
+RUN = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+nbformat.write(notebook, "run.ipynb")
+"""
+
+
+@pytest.mark.usefixtures("interpreter_starts")
+def test_the_notebook_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
+    command = [sys.executable, "-c", RUN, str(NOTEBOOK)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    run, shown = (nbformat.read(path, as_version=4) for path in (tmp_path / "run.ipynb", NOTEBOOK))
+    outputs = [[one["data"] for cell in each.cells for one in cell.get("outputs", [])] for each in (run, shown)]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 6
