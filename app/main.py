@@ -195,7 +195,7 @@ def serve(settings: Settings) -> None:
         settings.export()
         with TemporaryDirectory(prefix="lisarec-metrics-") as directory:
             share_metrics(Path(directory))
-            config = uvicorn.Config("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+            config = uvicorn.Config(f"{__name__}:create_worker_app", factory=True, workers=settings.workers, **options)
             Workers(config, [config.bind_socket()]).run()
 
 

@@ -55,7 +55,7 @@ def archive(
     numbers = ArchiverMetrics()
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
-    lines = job_console(settings, "app.jobs.archive")
+    lines = job_console(settings, run_archiver.__module__)
     plan = ArchiverPlan(None if once else every, keep_tail, keep_days)
     run_archiver(settings, plan, partial(say, to=lines), numbers)
 

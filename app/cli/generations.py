@@ -180,6 +180,6 @@ def retrain(
     trainer_metrics = TrainerMetrics()
     if metrics is not None:
         trainer_metrics.listen(metrics.host, metrics.port)
-    outcome = run_trainer(settings, plan, every, job_console(settings, "app.jobs.retraining"), trainer_metrics)
+    outcome = run_trainer(settings, plan, every, job_console(settings, run_trainer.__module__), trainer_metrics)
     if outcome.outcome == "refused":
         raise typer.Exit(3)

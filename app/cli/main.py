@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "check": data.check,
     "data": data.download_data,
     "demo": service.demo,
+    "mcp": service.mcp,
     "bench": service.bench,
 }
 

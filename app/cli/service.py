@@ -1,4 +1,4 @@
-"""Commands that run the service: serve, demo, bench."""
+"""Commands that run the service, or an interface to it: serve, demo, mcp, bench."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import Device, JsonOption, LogOptions, service_settings
+from app.cli.options import Device, JsonOption, LogOptions, UrlOption, service_settings
 from app.observability.log_format import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -122,6 +122,33 @@ def demo(
     from app.jobs.demo import demo as run_demo
 
     run_demo(data, port, console)
+
+
+def mcp(
+    url: UrlOption = "http://127.0.0.1:8000",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a key that has recs:read, where keys are on.", metavar="FILE"),
+    ] = None,
+    allow_events: Annotated[
+        bool, typer.Option("--allow-events", help="Offer to log events, too; the key needs events:write.")
+    ] = False,
+) -> None:
+    """Let assistants ask a running service: a server of the Model Context Protocol over standard input and output.
+
+    It offers searches, lists, explanations, similar items and statistics, and changes nothing.
+    """
+    from app.observability.version import own_version
+    from clients.lisarec_client import LisarecError
+    from clients.lisarec_client.mcp_server import serve as serve_mcp
+
+    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    try:
+        serve_mcp(url, key, version=own_version(), allow_events=allow_events)
+    except ImportError:
+        raise ValueError("the SDK of the Model Context Protocol is missing; run: pip install 'lisarec[mcp]'") from None
+    except LisarecError as exc:
+        raise ValueError(str(exc)) from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from app.observability import tracing
 
 LogFormat = Literal["text", "json"]
 MAX_LINES_PER_SECOND = 10
-OWN_LOGGERS = ("app", "model", "storage", "uvicorn")
+OWN_LOGGERS = ("app", "lisarec", "model", "storage", "uvicorn")  # in an installation, all of ours in lisarec
 
 # What ends a line somewhere, steers a terminal, or reverses the order of what is read.
 UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness.compose import ROOT
+from hatch_build import assemble
 from tests.containers.conftest import Measured
 from tests.containers.deployment import IMAGE, Deployment
 from tests.containers.shoppers import Shoppers, failed
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
-CODE = ("app", "clients", "model", "storage")
-PACKAGES = "/opt/lisarec/lib/python3.11/site-packages"
+CODE = ("app", "clients", "docker/compile.py", "docker/redis", "lisarec", "model", "storage")
+PACKAGE = "/opt/lisarec/lib/python3.11/site-packages/lisarec"
 
 
 def git(*command: str) -> bytes:
@@ -30,21 +32,18 @@ def earlier_version() -> str:
 
 def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> int:
     """Make an image of the code as of the commit, with this one's dependencies; returns how many files differ."""
-    added, code = [], context / "code"
-    changes = git("diff", "--no-renames", "--name-status", commit, "--", *CODE).decode().splitlines()
-    for change, file in (line.split("\t") for line in changes):
-        if change == "A":
-            added.append(f"{PACKAGES}/{file}")
-            continue
-        (code / file).parent.mkdir(parents=True, exist_ok=True)
-        (code / file).write_bytes(git("show", f"{commit}:{file}"))
-    code.mkdir(exist_ok=True)
-    lines = [f"FROM {IMAGE}", "USER root", f"COPY code {PACKAGES}/", "LABEL release=earlier"]
-    lines += [f"RUN rm -f {' '.join(added)}"] if added else []
+    sources = context / "sources"
+    shutil.copytree(ROOT / "lisarec", sources / "lisarec")  # of a version that had none
+    for name in git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines():
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_bytes(git("show", f"{commit}:{name}"))
+    assemble(sources, context / "code")
+    shutil.rmtree(sources)
+    lines = [f"FROM {IMAGE}", "USER root", f"RUN rm -r {PACKAGE}", f"COPY code {PACKAGE}", "LABEL release=earlier"]
     (context / "Dockerfile").write_text("\n".join([*lines, "USER 10001:10001", ""]))
     build = ["docker", "build", "--force-rm", "--tag", name, str(context)]
     deployment.engine.run(*build, environment={"DOCKER_BUILDKIT": "0"})
-    return len(changes)
+    return len(git("diff", "--no-renames", "--name-only", commit, "--", *CODE).decode().splitlines())
 
 
 def test_an_upgrade_fails_no_request_and_loses_no_event(

@@ -39,6 +39,7 @@ ITEMS_USED = 10_000
 SYNCS = 50
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
+PROGRAM = __name__.partition(".jobs.")[0]  # the command line
 REDIS_FILES = Path(__file__).parents[3] / "docker" / "redis"
 RECOMMENDATIONS, EVENTS = "recommendations", "events"
 
@@ -249,7 +250,7 @@ def running_redis(directory: Path) -> Iterator[str]:
 def _process(directory: Path, options: Sequence[str]) -> Iterator[Address]:
     port = _free_port()
     log = directory / f"{port}.log"
-    with _running([sys.executable, "-m", "app", "serve", "--port", str(port), *options], log) as process:
+    with _running([sys.executable, "-m", PROGRAM, "serve", "--port", str(port), *options], log) as process:
         _wait_until_ready(
             process,
             log,

@@ -1,0 +1,123 @@
+"""A server of the Model Context Protocol, by which assistants ask a running service. It needs the package `mcp`.
+
+Nothing that it offers changes anything, unless it is told to take events.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+from urllib.parse import urlencode
+
+from .arguments import require_event, require_id
+from .async_client import AsyncClient
+from .ids import new_event_id
+from .responses import LisarecError
+
+INSTRUCTIONS = (
+    "Recommendations of a shop. Find ids of items by search_items. A list is for a user_id of the shop, or for a "
+    "history: item ids, oldest first. Scores compare within one list only."
+)
+
+Tool = Callable[..., Awaitable[dict[str, Any]]]
+
+
+class Tools:
+    """What assistants may call; the docstrings are what they read."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def search_items(self, query: str, user_id: str | None = None, limit: int = 10) -> dict[str, Any]:
+        """Find items by words of their titles or by their ids, the closest first, or the likeliest for a user."""
+        return {"items": await self._client.search(query, user_id, limit)}
+
+    async def recommend(
+        self,
+        user_id: str | None = None,
+        history: list[str] | None = None,
+        k: int = 10,
+        options: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """List the best items for a user, or for a history of item ids, oldest first; give one of the two.
+
+        Options narrow the list, as in POST /v1/recommendations: categories, categories_none, exclude, exclude_seen
+        ("none", "recent", "all"), filter (an expression such as "item.price < 20.0"), boost, diversity (0 to 1),
+        basket, scenario, params and others.
+        """
+        return await self._list(user_id, history, {**(options or {}), "k": k})
+
+    async def explain(self, user_id: str | None = None, history: list[str] | None = None, k: int = 3) -> dict[str, Any]:
+        """List the best items with what each score is the sum of: codewords, recent items and what follows them."""
+        return await self._list(user_id, history, {"k": k, "explain": True})
+
+    async def similar_items(self, item_id: str, k: int = 10) -> dict[str, Any]:
+        """List the items that are most like an item."""
+        require_id("item_id", item_id)
+        return await self._client.call("GET", f"/v1/items/{item_id}/similar?{urlencode({'k': k})}")
+
+    async def stats(self) -> dict[str, Any]:
+        """Say which model answers, and how often lists were shown and followed by events, by place and scenario."""
+        model = await self._client.call("GET", "/v1/model")
+        return {"model": model, **await self._client.call("GET", "/v1/stats")}
+
+    async def record_event(
+        self,
+        user_id: str,
+        item_id: str,
+        type: str = "click",  # noqa: A002  # the service's word
+        value: float | None = None,
+    ) -> dict[str, Any]:
+        """Log what a user did with an item, such as a click or a purchase: it changes that user's recommendations."""
+        event: dict[str, Any] = {"user_id": user_id, "item_id": item_id, "type": type}
+        if value is not None:
+            event["value"] = value
+        require_event(event)
+        event["event_id"] = new_event_id()
+        return {"event_id": event["event_id"], **await self._client.call("POST", "/v1/events", event)}
+
+    async def _list(self, user_id: str | None, history: list[str] | None, wishes: dict[str, Any]) -> dict[str, Any]:
+        whose = {name: value for name, value in (("user_id", user_id), ("history", history)) if value is not None}
+        return await self._client.call("POST", "/v1/recommendations", {**wishes, **whose})
+
+
+def serve(url: str, key: str | None = None, *, version: str = "", allow_events: bool = False) -> None:
+    """Serve over standard input and output until the input ends.
+
+    raises  LisarecError  when no service that is ready answers at the address, or does not know the key
+            ImportError   where the package `mcp` is missing
+    """
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp_types import ToolAnnotations
+
+    async def run() -> None:
+        client = AsyncClient(url, key)
+        tools = Tools(client)
+        server: Any = MCPServer("lisarec", instructions=INSTRUCTIONS, version=version, log_level="WARNING")
+        reading = [tools.search_items, tools.recommend, tools.explain, tools.similar_items, tools.stats]
+        for tool in reading:
+            server.add_tool(_answering(tool, ToolError), annotations=ToolAnnotations(read_only_hint=True))
+        if allow_events:
+            changing = ToolAnnotations(read_only_hint=False, destructive_hint=False)
+            server.add_tool(_answering(tools.record_event, ToolError), annotations=changing)
+        try:
+            await client.check()
+            await server.run_stdio_async()
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def _answering(tool: Tool, failure: type[Exception]) -> Tool:
+    """Return the tool with the service's refusals as what the assistant reads, so that it can do better."""
+
+    @wraps(tool)
+    async def answer(*arguments: Any, **named: Any) -> dict[str, Any]:
+        try:
+            return await tool(*arguments, **named)
+        except (LisarecError, ValueError) as exc:
+            raise failure(str(exc)) from exc
+
+    return answer
