@@ -2,8 +2,9 @@
 
 What is compiled is for this CPU; on one of another kind numba finds nothing that fits and compiles for that.
 
-    NUMBA_CACHE_DIR=DIR python docker/compile.py                # in a checkout
-    NUMBA_CACHE_DIR=DIR python -m lisarec.compile_kernels       # where lisarec is installed
+    NUMBA_CACHE_DIR=DIR python docker/compile.py
+
+The wheel has it as `lisarec.compile_kernels`.
 """
 
 from __future__ import annotations

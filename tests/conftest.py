@@ -120,7 +120,6 @@ SLOW_PATHS = (
     "tests/clients/",
     "tests/containers/",
     "tests/docker/",
-    "tests/lisarec/",
     "tests/model/artifact/test_model_directory_fuzz.py",
     "tests/model/evaluation/test_neural_baselines.py",
     "tests/model/mechanisms/test_mechanism_training.py",

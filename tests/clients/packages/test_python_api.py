@@ -22,7 +22,7 @@ from model.evaluation.evaluate import evaluate as evaluate_models
 from model.evaluation.evaluate import load_model
 from tests.app.conftest import Client, write_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "docs" / "how-to" / "integrate" / "python-api.ipynb"
 HISTORY = ["item-3", "item-17", "item-30"]
 

@@ -26,7 +26,7 @@ from benchmarks.harness.service_process import free_port
 from hatch_build import INNER, moved
 from tests.waiting import PATIENCE_S, wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLACE = ROOT / "var" / "wheel"
 BUILD_SOURCES = "from hatchling import build; import sys; build.build_sdist(sys.argv[1])"
 BUILD_WHEEL = "from hatchling import build; import sys; build.build_wheel(sys.argv[1])"
