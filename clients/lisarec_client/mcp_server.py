@@ -95,7 +95,7 @@ def serve(url: str, key: str | None = None, *, version: str = "", allow_events: 
         client = AsyncClient(url, key)
         tools = Tools(client)
         server: Any = MCPServer("lisarec", instructions=INSTRUCTIONS, version=version, log_level="WARNING")
-        reading = [tools.search_items, tools.recommend, tools.explain, tools.similar_items, tools.stats]
+        reading: list[Tool] = [tools.search_items, tools.recommend, tools.explain, tools.similar_items, tools.stats]
         for tool in reading:
             server.add_tool(_answering(tool, ToolError), annotations=ToolAnnotations(read_only_hint=True))
         if allow_events:
