@@ -13,11 +13,13 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 KERNELS := $(CURDIR)/var/kernels
+TOOLS := var/tools
+DIST := dist
 
 suite test-quick: export NUMBA_CACHE_DIR := $(KERNELS)
 
 .PHONY: demo install test test-containers test-quick suite lint style types docs bench bench-containers bench-faults bench-machines \
-	bench-redis bench-shop clean container-images
+	bench-redis bench-shop clean container-images dist sbom
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
@@ -72,6 +74,23 @@ types: $(VENV)/.tests-installed
 docs: $(VENV)/.tests-installed
 	$(RUN) website
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
+
+# the wheel and the source distribution, made by locked tools
+dist: $(TOOLS)/.installed
+	rm -f $(DIST)/*.whl $(DIST)/*.tar.gz
+	$(TOOLS)/bin/python -m hatchling build -d $(DIST)
+
+# a CycloneDX bill of materials: every package of the image's Python, with version and hashes
+sbom: $(TOOLS)/.installed
+	mkdir -p $(DIST)
+	cat docker/requirements/requirements.txt docker/requirements/torch.txt | \
+		$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o $(DIST)/lisarec.cdx.json -
+
+$(TOOLS)/.installed: docker/requirements/build.txt constraints.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --no-deps --require-hashes -r docker/requirements/build.txt
+	$(TOOLS)/bin/python -m pip install -c constraints.txt cyclonedx-bom
+	@touch $@
 
 # online-retail has no publisher that `lisarec data` could fetch it from as it is; it is measured where it lies
 bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail),bench-shop)

@@ -1,0 +1,103 @@
+"""Workflows, issue forms and Dependabot's configuration: valid, safe, and about things that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+SCHEMAS = {
+    "vendor.github-workflows": WORKFLOWS,
+    "vendor.dependabot": [GITHUB / "dependabot.yml"],
+    "vendor.github-issue-config": [GITHUB / "ISSUE_TEMPLATE" / "config.yml"],
+    "vendor.github-issue-forms": sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")),
+}
+# what a job may have beyond reading the repository, and which steps need it
+WRITES = {
+    "release.yml": {
+        "dist": {"id-token", "attestations"},
+        "image": {"id-token", "attestations", "packages"},
+        "pypi": {"id-token"},
+        "github": {"contents"},
+    }
+}
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+PROGRAMS = Path(sysconfig.get_path("scripts"))
+
+
+def jobs_of(workflow: Path) -> dict[str, dict[str, Any]]:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"]
+    assert isinstance(jobs, dict)
+    return jobs
+
+
+def steps_of(workflow: Path) -> Iterator[dict[str, Any]]:
+    for job in jobs_of(workflow).values():
+        yield from job.get("steps", [{"uses": job.get("uses")}])
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_files_have_their_schemas(schema: str) -> None:
+    assert SCHEMAS[schema]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, SCHEMAS[schema])]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_an_auditor_of_workflows_finds_nothing() -> None:
+    """Among others: unpinned actions, credentials that stay, and what strangers write run as code."""
+    command = [PROGRAMS / "zizmor", "--offline", "--no-progress", "--min-severity=medium", GITHUB]
+    audited = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+class TestEveryWorkflow:
+    def test_may_read_and_no_more_unless_it_is_named_here(self, workflow: Path) -> None:
+        assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
+        written = {}
+        for name, job in jobs_of(workflow).items():
+            permissions = job.get("permissions", {})
+            assert set(permissions.values()) <= {"read", "write"}
+            if writes := {scope for scope, access in permissions.items() if access == "write"}:
+                written[name] = writes
+        assert written == WRITES.get(workflow.name, {})
+
+    def test_calls_actions_by_their_commits(self, workflow: Path) -> None:
+        for step in steps_of(workflow):
+            if uses := step.get("uses"):
+                assert re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}", uses) or (ROOT / uses).is_file(), uses
+                if uses.startswith("actions/checkout@"):
+                    assert step["with"]["persist-credentials"] is False
+
+    def test_ends_by_itself(self, workflow: Path) -> None:
+        assert all("timeout-minutes" in job or "uses" in job for job in jobs_of(workflow).values())
+
+    def test_runs_what_exists(self, workflow: Path) -> None:
+        """Targets of the Makefile, and files of the repository."""
+        script = "\n".join(step.get("run", "") for step in steps_of(workflow))
+        assert set(re.findall(r"\bmake ([a-z-]+)", script)) <= TARGETS
+        files = re.findall(r"(?<![\w$/.-])((?:\.ci|app|docker|docs|clients|tests)/[\w./*-]*\w)", script)
+        assert [file for file in files if not any(ROOT.glob(file))] == []
+        named = re.findall(r"(?<![\w$/.*-])([\w-]+\.(?:md|toml|txt))(?!\w)", script)
+        assert [file for file in named if file not in ("notes.md",) and not any(ROOT.rglob(file))] == []
+
+
+def test_each_version_of_python_that_is_tested_is_one_that_the_project_allows() -> None:
+    (matrix,) = (
+        job["strategy"]["matrix"]["python"]
+        for job in jobs_of(GITHUB / "workflows/test.yml").values()
+        if "strategy" in job
+    )
+    assert matrix[0] == "3.11"
+    assert 'requires-python = ">=3.11"' in (ROOT / "pyproject.toml").read_text()
