@@ -81,7 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
     raises  ArtifactError  when the model directory cannot be used
     """
     loaded = {
-        tenant: empty_model.artifact() if model_dir is None else load_model(model_dir, settings.cache_dir)
+        tenant: empty_model.artifact() if model_dir is None else load_model(model_dir, settings)
         for tenant, model_dir in settings.model_dirs.items()
     }
     metrics = Metrics(shared_metrics())

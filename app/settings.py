@@ -93,6 +93,14 @@ class StoreSettings(BaseSettings):
     seal_keys_file: Path | None = Field(
         None, description="File of the keys that seal visitors' states. Default: no sealed states."
     )
+    model_keys_file: Path | None = Field(
+        None,
+        description="File of the public keys, one of which must have signed each model that is loaded. "
+        "Default: models need no signature.",
+    )
+    model_signing_key_file: Path | None = Field(
+        None, description="File of the private key with which `lisarec sign` and `lisarec retrain` sign models."
+    )
     tenant: str = Field(
         MAIN_TENANT, description="Tenant that LISAREC_MODEL_DIR belongs to, and that commands work for."
     )

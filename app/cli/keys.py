@@ -1,4 +1,4 @@
-"""Commands that add, list and remove keys."""
+"""Commands that add, list and remove keys, and make those that seal states and sign models."""
 
 from __future__ import annotations
 
@@ -114,6 +114,36 @@ def rotate_seal_keys(
     sealing, following, *older = [key.id.hex() for key in rotate(file, keep)]
     opening = f"; {', '.join(older)} open what they have sealed" if older else ""
     say(f"{sealing} seals, {following} is the next{opening}: '{file}'")
+
+
+@cli.command("model")
+def make_model_key(
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="New file of the private key; default: LISAREC_MODEL_SIGNING_KEY_FILE, else model_signing_key.pem.",
+            metavar="FILE",
+        ),
+    ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            help="The public key is added to this file; default: LISAREC_MODEL_KEYS_FILE, else model_keys.pem.",
+            metavar="FILE",
+        ),
+    ] = None,
+) -> None:
+    """Make a key that signs models.
+
+    Services with LISAREC_MODEL_KEYS_FILE load the models that a key of this file has signed, and no others.
+    """
+    from model.artifact.signatures import make_key
+
+    settings = store_settings()
+    private_file = key or settings.model_signing_key_file or Path("model_signing_key.pem")
+    public_file = public or settings.model_keys_file or Path("model_keys.pem")
+    made = make_key(private_file, public_file)
+    say(f"key {made}: 'lisarec sign DIR --key {private_file}' signs, and services load by '{public_file}'")
 
 
 def _keys_file(given: Path | None) -> Path:

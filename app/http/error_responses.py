@@ -124,7 +124,7 @@ PROBLEMS: dict[type[Exception], Problem] = {
     ArtifactError: Problem(
         409,
         "model_unusable",
-        "the model is incomplete, damaged or of another version, the log says why; nothing changed",
+        "the model is incomplete, damaged, of another version or not signed, the log says why; nothing changed",
     ),
     InvalidSealedState: Problem(
         422, "invalid_sealed_state", "the state cannot be opened here; nothing was done, begin anew without one"

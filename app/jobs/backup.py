@@ -61,7 +61,7 @@ async def restore(
         entries = await restore(settings, copy, model, resume=resume, on_progress=on_progress)
         copy.unlink()
         return entries
-    loaded = await asyncio.to_thread(load_model, model, settings.cache_dir)
+    loaded = await asyncio.to_thread(load_model, model, settings)
     async with opened_store(settings, generation_of(loaded), is_new=True) as store:
         return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)
 

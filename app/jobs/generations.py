@@ -28,7 +28,7 @@ async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[
 
     raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
     """
-    loaded = await asyncio.to_thread(load_model, model, settings.cache_dir)
+    loaded = await asyncio.to_thread(load_model, model, settings)
     generation = generation_of(loaded)
     async with opened_store(settings, generation) as store:
         named = NamedGeneration(loaded.name, generation.tag)

@@ -1,8 +1,8 @@
 """Models in a bucket, and verified copies of them on this machine.
 
 A model is the objects NAME/FILE of a model directory. The manifest is written last and names the others by their
-hashes, so half of a model is none. A copy is a model directory CACHE/HASH/NAME, where HASH is that of the manifest: it
-appears by rename when each file has the hash that the manifest names.
+hashes, so half of a model is none. A copy is a model directory CACHE/HASH/NAME, where HASH is that of the manifest and
+its signature: it appears by rename when each file has the hash that the manifest names.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 from typing_extensions import override
@@ -24,6 +25,7 @@ from typing_extensions import override
 from app.serving.model_registry import ModelRegistry, is_name, no_such_model
 from model.artifact import model_directory
 from model.artifact.model_directory import FILES, MANIFEST, Artifact, ArtifactError
+from model.artifact.signatures import SIGNATURE
 from storage.folders.folder import Content, add_file
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl
@@ -35,10 +37,25 @@ DIGEST_DIGITS = 32
 logger = logging.getLogger(__name__)
 
 
-class BucketModels(ModelRegistry):
-    """The models below a URL."""
+class _Named(NamedTuple):
+    """What names the files of a model: its manifest, and the signature of that, empty where there is none."""
 
-    def __init__(self, url: ObjectUrl, cache: Path) -> None:
+    manifest: Content
+    signature: bytes
+
+    def digest(self) -> str:
+        """Return the hash that names copies of this model."""
+        return _digest(self.manifest.data, self.signature)
+
+
+class BucketModels(ModelRegistry):
+    """The models below a URL.
+
+    keys_file  public keys, of which one must have signed a model that is loaded; None: models need no signature
+    """
+
+    def __init__(self, url: ObjectUrl, cache: Path, keys_file: Path | None = None) -> None:
+        self._keys_file = keys_file
         self.folder = ObjectFolder(url.url, cache / "objects")
         own = hashlib.sha256(url.url.encode()).hexdigest()[:16]
         self.work = cache / "trainer" / own
@@ -52,11 +69,11 @@ class BucketModels(ModelRegistry):
     @override
     def path(self, name: str) -> Path:
         try:
-            manifest = self._read_manifest(name)
+            named = _Named(self._read_manifest(name), self._read_signature(name))
             with self._copying():
-                copy = self._copies / hashlib.sha256(manifest.data).hexdigest()[:DIGEST_DIGITS] / name
+                copy = self._copies / named.digest() / name
                 if not copy.exists():
-                    self._copy(name, manifest, copy)
+                    self._copy(name, named, copy)
                     self._remove_copies_except(copy)
             return copy
         except OSError as exc:
@@ -70,12 +87,12 @@ class BucketModels(ModelRegistry):
     def load(self, name: str) -> Artifact:
         copy = self.path(name)
         try:
-            return model_directory.load(copy)
+            return model_directory.load(copy, self._keys_file)
         except ArtifactError:
             if _is_whole(copy):
                 raise
             shutil.rmtree(copy, ignore_errors=True)
-            return model_directory.load(self.path(name))
+            return model_directory.load(self.path(name), self._keys_file)
 
     def _read_manifest(self, name: str) -> Content:
         if is_name(name):
@@ -88,12 +105,23 @@ class BucketModels(ModelRegistry):
                 return found
         raise no_such_model(self.folder, name, self.names())
 
-    def _copy(self, name: str, manifest: Content, copy: Path) -> None:
+    def _read_signature(self, name: str) -> bytes:
+        try:
+            found = self.folder.read(f"{name}/{SIGNATURE}")
+        except FileNotFoundError:
+            return b""
+        assert found is not None
+        return found.data
+
+    def _copy(self, name: str, named: _Named, copy: Path) -> None:
+        manifest = named.manifest
         unfinished = self._copies / UNFINISHED / uuid4().hex
         unfinished.mkdir(parents=True)
         try:
             for file, sha256 in _hashes(name, manifest).items():
                 self.folder.path(f"{name}/{file}", sha256).rename(unfinished / file)
+            if named.signature:
+                (unfinished / SIGNATURE).write_bytes(named.signature)
             (unfinished / MANIFEST).write_bytes(manifest.data)
             os.utime(unfinished / MANIFEST, (manifest.modified_s, manifest.modified_s))
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -120,13 +148,15 @@ class BucketModels(ModelRegistry):
 
     @override
     def publish(self, name: str) -> None:
-        for file in (*FILES, MANIFEST):
+        for file in (*FILES, SIGNATURE, MANIFEST):
             if (self.work / name / file).exists():  # a model of data without orders has no complements
                 add_file(self.folder, f"{name}/{file}", self.work / name / file)
+            elif file == SIGNATURE:
+                self.folder.remove(f"{name}/{file}")
 
     @override
     def remove(self, name: str) -> None:
-        for file in (MANIFEST, *FILES):  # without the manifest the rest is no model
+        for file in (MANIFEST, SIGNATURE, *FILES):  # without the manifest the rest is no model
             self.folder.remove(f"{name}/{file}")
         shutil.rmtree(self.work / name, ignore_errors=True)
 
@@ -139,9 +169,15 @@ def _hashes(name: str, manifest: Content) -> dict[str, str]:
         raise ArtifactError(f"the manifest of model {name!r} is none; copy or train the model again") from exc
 
 
-def _is_whole(directory: Path) -> bool:
+def _digest(manifest: bytes, signature: bytes) -> str:
+    return hashlib.sha256(manifest + signature).hexdigest()[:DIGEST_DIGITS]
+
+
+def _is_whole(copy: Path) -> bool:
+    signature = copy / SIGNATURE
     try:
-        model_directory.verified_tag(directory)
-    except ArtifactError:
+        model_directory.verified_tag(copy)
+        digest = _digest((copy / MANIFEST).read_bytes(), signature.read_bytes() if signature.exists() else b"")
+    except (ArtifactError, OSError):
         return False
-    return True
+    return digest == copy.parent.name

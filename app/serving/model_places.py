@@ -13,21 +13,23 @@ from storage.folders.place import Place
 
 def models_of(settings: StoreSettings) -> ModelRegistry:
     """Return the models that can be activated."""
-    return models_at(settings.models_folder, settings.cache_dir)
+    return models_at(settings.models_folder, settings)
 
 
-def load_model(place: Place, cache: Path) -> Artifact:
-    """Read the model directory at that place.
+def load_model(place: Place, settings: StoreSettings) -> Artifact:
+    """Read the model directory at that place, signed by a key of the settings' file if they have one.
 
     raises  NoSuchModel, ArtifactError  when that cannot be done
     """
-    return model_directory.load(place) if isinstance(place, Path) else models_at(place.parent, cache).load(place.name)
+    if isinstance(place, Path):
+        return model_directory.load(place, settings.model_keys_file)
+    return models_at(place.parent, settings).load(place.name)
 
 
-def models_at(place: Place, cache: Path) -> ModelRegistry:
+def models_at(place: Place, settings: StoreSettings) -> ModelRegistry:
     """Return the models in the folder at that place."""
     if isinstance(place, Path):
-        return LocalModels(place)
+        return LocalModels(place, settings.model_keys_file)
     from app.serving.bucket_models import BucketModels  # who has no bucket does not load its library
 
-    return BucketModels(place, cache)
+    return BucketModels(place, settings.cache_dir, settings.model_keys_file)

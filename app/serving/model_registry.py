@@ -47,7 +47,7 @@ class ModelRegistry(Protocol):
         """Read the model of that name.
 
         raises  NoSuchModel    when it is not there
-                ArtifactError  when it cannot be read, is broken or of another version
+                ArtifactError  when it cannot be read, is broken, of another version or not signed as it has to be
         """
 
     def publish(self, name: str) -> None:
@@ -58,9 +58,13 @@ class ModelRegistry(Protocol):
 
 
 class LocalModels(ModelRegistry):
-    """A directory of model directories."""
+    """A directory of model directories.
 
-    def __init__(self, directory: Path) -> None:
+    keys_file  public keys, of which one must have signed a model that is loaded; None: models need no signature
+    """
+
+    def __init__(self, directory: Path, keys_file: Path | None = None) -> None:
+        self._keys_file = keys_file
         self.folder = LocalFolder(directory)
         self.work = self._directory = directory
 
@@ -87,7 +91,7 @@ class LocalModels(ModelRegistry):
     @override
     def load(self, name: str) -> Artifact:
         try:
-            return model_directory.load(self.path(name))
+            return model_directory.load(self.path(name), self._keys_file)
         except (OSError, RuntimeError) as exc:
             raise self._unreadable(name, exc) from exc
 

@@ -40,7 +40,7 @@ console = Console()
 async def add_users(settings: Settings, users: int, events: int, items: int) -> None:
     """Log so many events of each user, on random items."""
     assert settings.model_dir is not None
-    generation, random = generation_of(load_model(settings.model_dir, settings.cache_dir)), np.random.default_rng(0)
+    generation, random = generation_of(load_model(settings.model_dir, settings)), np.random.default_rng(0)
     async with opened_store(settings, generation, is_new=True) as store:
         for begin in track(range(0, users, BATCH), "users", console=console):
             chosen = random.integers(0, items, (min(BATCH, users - begin), events)).tolist()

@@ -9,6 +9,7 @@
 ``content.safetensors``  what titles, categories and the shop's vectors tell of items that training has not seen
 ``metrics.json``       how training went
 ``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
+``manifest.sig``       a signature of the manifest, where somebody has signed it: ``model.artifact.signatures``
 
 Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements, intervals and
 content change no state, and so make no other generation.
@@ -40,6 +41,7 @@ from torch import Tensor
 from model.artifact import item_statistics
 from model.artifact.item_statistics import NO_STATISTICS, ItemStatistics
 from model.artifact.item_table import LAYOUT, ItemTable
+from model.artifact.signatures import SIGNATURE, SignatureError, TrustedKeys
 from model.config import ModelConfig, Recipe, ServedRecipe
 from model.content.content_map import NO_CONTENT, ContentMap
 from model.lisa.item_complements import NO_COMPLEMENTS, Complements
@@ -154,7 +156,8 @@ def write(
 ) -> None:
     """Write a model directory; the manifest comes last, so a directory is complete or has none."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / MANIFEST).unlink(missing_ok=True)
+    for name in (MANIFEST, SIGNATURE):
+        (directory / name).unlink(missing_ok=True)
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
     (directory / METRICS).write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     items.write_parquet(directory / ITEMS)
@@ -178,13 +181,15 @@ def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | Non
     os.replace(unfinished, path)
 
 
-def load(directory: Path) -> Artifact:
+def load(directory: Path, keys_file: Path | None = None) -> Artifact:
     """Read a model that can be served onto the CPU; raises ArtifactError when a file is missing, changed or misfits.
+
+    Where there is a file of keys, one of them must have signed the model.
 
     Tensors of single items stay in the file, which is mapped: only pages that are read take memory, and all processes
     share it. So the file may be replaced, as ``write`` does, but must not be written over.
     """
-    hashes = _read_manifest(directory)
+    hashes = _read_manifest(directory, keys_file)
     with ThreadPoolExecutor() as pool:
         tag = pool.submit(_checked_tag, directory, hashes, pool)
         _require_served(directory)
@@ -217,10 +222,13 @@ def model_class(shape: ModelConfig) -> type[Lisa]:
     return LisaPaper if shape.block == "post-norm" else LisaMini
 
 
-def verified_tag(directory: Path) -> str:
-    """Compare a model directory's files with its manifest, and return its tag; raises ArtifactError."""
+def verified_tag(directory: Path, keys_file: Path | None = None) -> str:
+    """Compare a model directory's files with its manifest, and that with the keys; return its tag.
+
+    raises  ArtifactError  when a file is missing or changed, or no key of the file has signed the model
+    """
     with ThreadPoolExecutor() as pool:
-        return _checked_tag(directory, _read_manifest(directory), pool)
+        return _checked_tag(directory, _read_manifest(directory, keys_file), pool)
 
 
 def is_mechanism(directory: Path) -> bool:
@@ -244,13 +252,19 @@ def exists(directory: Path) -> bool:
     return (directory / MANIFEST).is_file()
 
 
-def _read_manifest(directory: Path) -> dict[str, str]:
+def _read_manifest(directory: Path, keys_file: Path | None) -> dict[str, str]:
     if not exists(directory):
         raise ArtifactError(
             f"model directory {str(directory)!r} has no {MANIFEST}; run 'lisarec train --out {directory}'"
         )
+    manifest = (directory / MANIFEST).read_bytes()
+    if keys_file is not None:
+        try:
+            TrustedKeys.read(keys_file).check(directory, manifest)
+        except SignatureError as exc:
+            raise ArtifactError(str(exc)) from exc
     try:
-        hashes = dict(json.loads((directory / MANIFEST).read_bytes()))
+        hashes = dict(json.loads(manifest))
         is_whole = all(isinstance(hashes[name], str) for name in FILES if name not in OPTIONAL_FILES)
     except (LookupError, TypeError, ValueError, RecursionError):
         is_whole = False

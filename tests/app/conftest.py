@@ -90,7 +90,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
     """The user's log as another process finds it."""
     assert settings.model_dir is not None
-    store = await open_store(settings, generation_of(load_model(settings.model_dir, settings.cache_dir)))
+    store = await open_store(settings, generation_of(load_model(settings.model_dir, settings)))
     try:
         entries = await store.events(settings.tenant, user_id, limit=100_000)
         events = [entry.record for entry in entries if isinstance(entry.record, Event)]

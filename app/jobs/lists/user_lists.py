@@ -70,7 +70,7 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
     """
     own = settings.for_tenant(settings.tenant).model_copy(update={"keys_file": None, "seal_keys_file": None})
     model = own.model_dir
-    artifact = empty_model.artifact() if model is None else await asyncio.to_thread(load_model, model, own.cache_dir)
+    artifact = empty_model.artifact() if model is None else await asyncio.to_thread(load_model, model, own)
     metrics = Metrics()
     async with open_services(own, {own.tenant: artifact}, metrics) as services:
         service = services.by_tenant[own.tenant]

@@ -6,7 +6,8 @@ MODELS/.retraining, where `round.json` says that the data are complete:
   prepare   write the archive's events as training data, and the past: those before the held-out ones
   try       train a model on the past, and compare it with the served one on the held-out events
   train     train a model on all events, if the first one is no worse
-  go live   move the model to MODELS/NAME, fold all events for it, activate it, and remove older models
+  go live   move the model to MODELS/NAME, signed where there is a key, fold all events for it, activate it, and remove
+            older models
 
 MODELS/retrain.json has the outcome of the last round, and the models that the trainer has made. It removes no others.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 
 from app.jobs import generations
@@ -39,6 +41,7 @@ from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
+from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
 from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
 from model.data.table import SUFFIXES
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
@@ -114,6 +117,7 @@ class RetrainingRound:
 
         raises  ArtifactError, StorageError, ValueError, OSError  when a step fails; the next run tries it again
         """
+        signing_key = _signing_key(self._settings)
         served = self._served_model()
         if self._has_new_model(served):
             return self._go_live(served)
@@ -138,6 +142,8 @@ class RetrainingRound:
         self._record_model(self._read_notes()["name"])
         model_folder = self._work / "all" / "model"
         shutil.rmtree(model_folder / CHECKPOINT, ignore_errors=True)
+        if signing_key is not None:
+            sign(model_folder, (model_folder / MANIFEST).read_bytes(), signing_key)
         model_folder.rename(self._folder / self._read_notes()["name"])
         return self._go_live(served)
 
@@ -306,6 +312,21 @@ class RetrainingRound:
     def _clear(self) -> None:
         (self._work / ROUND).unlink(missing_ok=True)  # first: without it, the other files are ignored
         shutil.rmtree(self._work, ignore_errors=True)
+
+
+def _signing_key(settings: StoreSettings) -> Ed25519PrivateKey | None:
+    """Return the key that signs the new model; None where models need no signature.
+
+    raises  SignatureError  when what it would sign could not be served
+    """
+    key_file, keys_file = settings.model_signing_key_file, settings.model_keys_file
+    key = None if key_file is None else read_signing_key(key_file)
+    if keys_file is not None and (key is None or key.public_key() not in TrustedKeys.read(keys_file)):
+        raise SignatureError(
+            f"no new model could be served: '{keys_file}' says whose signature it needs; "
+            "give the private part of one of its keys in LISAREC_MODEL_SIGNING_KEY_FILE"
+        )
+    return key
 
 
 def _served_ranks(test: HoldoutComparison, served: Artifact | None, past: pl.DataFrame) -> Ranks:

@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[3]
 COMMANDS = (
     "train",
     "evaluate",
+    "sign",
+    "verify",
     "serve",
     "rebuild",
     "activate",

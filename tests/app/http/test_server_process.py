@@ -312,9 +312,9 @@ def test_a_service_that_is_told_to_end_while_it_starts_ends(
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
 
-    def load(place: Path, cache: Path) -> Artifact:
+    def load(place: Path, settings: Settings) -> Artifact:
         Dying()
-        return load_model(place, cache)
+        return load_model(place, settings)
 
     monkeypatch.setattr("app.main.load_model", load)
     monkeypatch.setattr("uvicorn.run", lambda *_args, **_options: pytest.fail("it serves"))

@@ -31,6 +31,7 @@ from app.serving.model_registry import LocalModels
 from app.settings import Settings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST
+from model.artifact.signatures import SignatureError, make_key
 from model.config import PRESETS, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
 from model.training.train import train as train_model
@@ -209,6 +210,24 @@ def test_archive_and_models_may_be_in_a_bucket(
         assert in_bucket.client.recommend("u3")["source"] == "personalised"
     assert TrainerReport.read(models.folder).made == tuple(made)
     in_bucket.client.close()
+
+
+def test_a_round_signs_the_model_that_it_makes(shop: Shop, tmp_path: Path) -> None:
+    """And does not begin where nobody could serve what it makes."""
+    key, keys, others = tmp_path / "key", tmp_path / "keys", tmp_path / "others"
+    make_key(key, keys)
+    make_key(tmp_path / "other", others)
+    shop.collect(200)
+    for signing_key, trusted in ((None, keys), (key, others)):
+        files = {"model_signing_key_file": signing_key, "model_keys_file": trusted}
+        shop.settings = shop.settings.model_copy(update=files)
+        with pytest.raises(SignatureError, match=r"no new model could be served.*LISAREC_MODEL_SIGNING_KEY_FILE"):
+            shop.retrain()
+        assert shop.names() == []
+    shop.settings = shop.settings.model_copy(update={"model_signing_key_file": key, "model_keys_file": keys})
+    outcome = shop.retrain()
+    assert (outcome.outcome, shop.names()) == ("activated", [outcome.name])
+    assert model_directory.load(shop.models / shop.names()[0], keys).name == outcome.name
 
 
 def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,151 @@
+"""Signatures of model directories: who made a model, beside what its files are.
+
+``manifest.sig``  64 bytes, an Ed25519 signature (RFC 8032) of the bytes of ``manifest.json``
+
+The manifest has the SHA-256 of every other file, so one signature is about all of them. Keys are PEM files, as OpenSSL
+writes and reads them: a private key signs, and a file with one or more public keys says whose models are loaded. Text
+between the keys is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+SIGNATURE = "manifest.sig"
+SIGNATURE_BYTES = 64
+MAX_KEY_FILE_BYTES = 1 << 20
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----", re.DOTALL)
+
+
+class SignatureError(ValueError):
+    """A key cannot be used, or a model is not signed by the right one; the message names the way out."""
+
+
+class TrustedKeys:
+    """The public keys of a file. A model that one of them has signed may be loaded."""
+
+    def __init__(self, file: Path, keys: Sequence[Ed25519PublicKey]) -> None:
+        self._file = file
+        self._keys = keys
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the keys, of which there is at least one.
+
+        raises  SignatureError  when the file cannot be read, or one of its keys cannot be used
+        """
+        keys = []
+        for match in _BLOCK.finditer(_content(file)):
+            if match[1] != b"PUBLIC KEY":
+                raise SignatureError(f"'{file}' holds a {match[1].decode().lower()}; it should hold public keys only")
+            try:
+                key = load_pem_public_key(match[0])
+            except (ValueError, UnsupportedAlgorithm):
+                key = None
+            if not isinstance(key, Ed25519PublicKey):
+                raise SignatureError(f"'{file}' holds a public key that is not of Ed25519; remove it")
+            keys.append(key)
+        if not keys:
+            raise SignatureError(f"'{file}' holds no public key; 'lisarec keys model' adds one")
+        return cls(file, keys)
+
+    def check(self, directory: Path, manifest: bytes) -> None:
+        """Raise SignatureError unless one of the keys has signed these bytes of the directory's manifest."""
+        path = directory / SIGNATURE
+        if not path.is_file():  # opening a pipe would block for ever
+            raise SignatureError(
+                f"model directory {str(directory)!r} is not signed, and '{self._file}' says whose signature it needs; "
+                f"if you made this model, run 'lisarec sign {directory}'"
+            )
+        with path.open("rb") as opened:
+            signature = opened.read(SIGNATURE_BYTES + 1)
+        if not any(_is_signed(key, signature, manifest) for key in self._keys):
+            raise SignatureError(
+                f"{path} is no signature of the manifest beside it by a key of '{self._file}'; "
+                "copy the model again from where it was made"
+            )
+
+    def __contains__(self, key: Ed25519PublicKey) -> bool:
+        return key in self._keys
+
+
+def read_signing_key(file: Path) -> Ed25519PrivateKey:
+    """Read a private key; raises SignatureError, which quotes nothing of the file."""
+    try:
+        key = load_pem_private_key(_content(file), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureError(
+            f"'{file}' holds no private key of Ed25519 without a passphrase; 'lisarec keys model' makes one"
+        )
+    return key
+
+
+def sign(directory: Path, manifest: bytes, key: Ed25519PrivateKey) -> None:
+    """Write the signature of these bytes, which are the directory's manifest."""
+    unfinished = directory / f"{SIGNATURE}.unfinished"
+    unfinished.write_bytes(key.sign(manifest))
+    os.replace(unfinished, directory / SIGNATURE)
+
+
+def make_key(private_file: Path, public_file: Path) -> str:
+    """Make a key: its private part in a new file, its public part at the end of the other file. Return its id.
+
+    raises  SignatureError  when the file of the private key exists, or one of them cannot be written
+    """
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    comment = f"# {key_id(key.public_key())}, made {datetime.now(UTC):%Y-%m-%d}\n"
+    try:
+        with public_file.open("ab") as trusted:
+            with os.fdopen(os.open(private_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                opened.write(private)
+            trusted.write(comment.encode() + public)
+    except FileExistsError:
+        raise SignatureError(f"'{private_file}' exists; give another file for the new key with --key") from None
+    except OSError as exc:
+        raise SignatureError(f"'{exc.filename}' cannot be written ({exc.strerror})") from None
+    return key_id(key.public_key())
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """Return the first 16 hex digits of the SHA-256 of the key."""
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
+
+
+def _is_signed(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:
+    try:
+        key.verify(signature, signed)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as exc:
+        raise SignatureError(f"'{file}' cannot be read ({exc.strerror}); 'lisarec keys model' makes keys") from None
+    if len(content) > MAX_KEY_FILE_BYTES:
+        raise SignatureError(f"'{file}' is too large for a file of keys")
+    return content
