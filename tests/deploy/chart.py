@@ -34,12 +34,14 @@ EVERYTHING = {
         "className": "nginx",
         "annotations": {"cert-manager.io/cluster-issuer": "letsencrypt"},
     },
+    "modelKeys": {"secret": "model-keys"},
     "monitoring": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "networkPolicy": {"clients": [{"podSelector": {}}]},
     "nodeSelector": {"kubernetes.io/arch": "amd64"},
     "redis": {"storage": {"storageClass": "fast"}},
     "storage": {"models": {"storageClass": "shared"}, "archive": {"claim": "an-archive"}},
     "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+    "trainer": {"signingKey": {"secret": "model-signing-key"}},
 }
 OTHER_REDIS = {
     "autoscaling": {"enabled": False},

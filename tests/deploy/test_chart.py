@@ -166,6 +166,23 @@ def test_every_selector_finds_pods_and_every_port_is_theirs(manifests: list[Mani
             assert {port["targetPort"] for port in manifest["spec"]["ports"]} <= ports
 
 
+def test_with_keys_pods_load_signed_models_and_only_the_trainer_can_sign() -> None:
+    digest = "sha256:" + 64 * "a"
+    signing = {"modelKeys": {"secret": "public"}, "trainer": {"signingKey": {"secret": "private"}}}
+    found = pods(render({**signing, "image": {"repository": "registry.example/lisarec", "digest": digest}}))
+    for component in ("app", "archive", "trainer"):
+        (container,), volumes = found[component]["containers"], found[component]["volumes"]
+        assert container["image"] == f"registry.example/lisarec@{digest}"
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        secrets = {one["secret"]["secretName"]: one["name"] for one in volumes if "secret" in one}
+        keys_file = environment_of(container)["LISAREC_MODEL_KEYS_FILE"]
+        assert keys_file == f"{mounted[secrets['public']]}/model_keys.pem"
+        assert ("private" in secrets) == (component == "trainer")
+        assert ("LISAREC_MODEL_SIGNING_KEY_FILE" in environment_of(container)) == (component == "trainer")
+    signing_key = environment_of(found["trainer"]["containers"][0])["LISAREC_MODEL_SIGNING_KEY_FILE"]
+    assert signing_key.startswith("/signing-key/")
+
+
 def test_with_buckets_no_volume_is_shared() -> None:
     manifests = rendered_variant("buckets")
     assert not any(manifest["kind"] == "PersistentVolumeClaim" for manifest in manifests)

@@ -56,7 +56,7 @@ def test_the_files_have_their_schemas(schema: str) -> None:
 
 def test_an_auditor_of_workflows_finds_nothing() -> None:
     """Among others: unpinned actions, credentials that stay, and what strangers write run as code."""
-    command = [PROGRAMS / "zizmor", "--offline", "--no-progress", "--min-severity=medium", GITHUB]
+    command = [str(PROGRAMS / "zizmor"), "--offline", "--no-progress", "--min-severity=medium", str(GITHUB)]
     audited = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert audited.returncode == 0, audited.stdout + audited.stderr
 

@@ -1,7 +1,7 @@
 {{/* Names, labels and what every pod and container has. */}}
 
 {{- define "lisarec.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{/* Arguments: the root, and the component's name. */}}
@@ -108,6 +108,9 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 - { name: LISAREC_CACHE_DIR, value: /cache }
 {{- end }}
 - { name: LISAREC_KEYS_FILE, value: /keys/keys }
+{{- if .Values.modelKeys.secret }}
+- { name: LISAREC_MODEL_KEYS_FILE, value: /model-keys/model_keys.pem }
+{{- end }}
 {{- range $name, $value := .Values.settings }}
 - { name: {{ $name }}, value: {{ $value | quote }} }
 {{- end }}
@@ -127,6 +130,9 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- end }}
 {{- if include "lisarec.redisSecret" $root }}
 - { name: secrets, mountPath: /secrets, readOnly: true }
+{{- end }}
+{{- if $root.Values.modelKeys.secret }}
+- { name: model-keys, mountPath: /model-keys, readOnly: true }
 {{- end }}
 {{- end }}
 
@@ -150,6 +156,10 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- end }}
 {{- with include "lisarec.redisSecret" $root }}
 - name: secrets
+  secret: { secretName: {{ . }}, defaultMode: 0440 }
+{{- end }}
+{{- with $root.Values.modelKeys.secret }}
+- name: model-keys
   secret: { secretName: {{ . }}, defaultMode: 0440 }
 {{- end }}
 {{- end }}
