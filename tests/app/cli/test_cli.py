@@ -31,7 +31,6 @@ COMMANDS = (
     "train",
     "evaluate",
     "sign",
-    "verify",
     "serve",
     "rebuild",
     "activate",
