@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,38 @@ def test_each_version_of_python_that_is_tested_is_one_that_the_project_allows() 
     )
     assert matrix[0] == "3.11"
     assert 'requires-python = ">=3.11"' in (ROOT / "pyproject.toml").read_text()
+
+
+class TestRelease:
+    def run(self, job: str, step: str, cwd: Path, tag: str) -> int:
+        """Run a step of the release's workflow as the runner does, with `gh` and `sha256sum` left out."""
+        (script,) = (
+            one["run"] for one in jobs_of(GITHUB / "workflows/release.yml")[job]["steps"] if one.get("name") == step
+        )
+        script = "\n".join(line for line in script.splitlines() if "gh release" not in line and "sha256sum" not in line)
+        environment = {
+            "GITHUB_REF_NAME": tag,
+            "IMAGE": "ghcr.io/o/lisarec",
+            "DIGEST": "sha256:1",
+            "PATH": "/usr/bin:/bin",
+        }
+        return subprocess.run(["bash", "-e", "-c", script], cwd=cwd, env=environment, timeout=60).returncode
+
+    def test_a_tag_releases_the_declared_version_and_no_other(self) -> None:
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        step = "Compare the tag with the declared version and the changelog"
+        assert self.run("version", step, ROOT, f"v{version}") == 0
+        for other in (f"{version}0", "9.9.9", f"{version}.dev1"):
+            assert self.run("version", step, ROOT, f"v{other}") != 0
+
+    def test_the_notes_are_the_changes_of_the_version(self, tmp_path: Path) -> None:
+        sections = [
+            "[Unreleased]\n\n- no",
+            "[1.2.3] - 2026-01-02\n\n### Added\n\n- yes",
+            "[1.2.2] - 2026-01-01\n\n- no",
+        ]
+        (tmp_path / "CHANGELOG.md").write_text("".join(f"## {section}\n\n" for section in sections))
+        step = "Make the release, with the changes of this version and the image's digest"
+        assert self.run("github", step, tmp_path, "v1.2.3") == 0
+        notes = (tmp_path / "notes.md").read_text().split()
+        assert notes == ["###", "Added", "-", "yes", "Image:", "`ghcr.io/o/lisarec@sha256:1`"]
