@@ -51,7 +51,7 @@ from app.observability.metrics import Metrics
 from app.observability.version import own_version
 from app.schemas.operations import ServedModel
 from app.serving import empty_model
-from app.serving.model_places import load_model
+from app.serving.model_locations import load_model
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD

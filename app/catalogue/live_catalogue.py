@@ -12,7 +12,7 @@ from typing_extensions import override
 from app.catalogue.availability import Availability
 from app.catalogue.category_column import CategoryColumn
 from app.catalogue.expressions.columns import NO_TEXT, ItemValue, TextColumn
-from app.catalogue.item_expressions import ItemExpressions
+from app.catalogue.filter_expressions import ItemExpressions
 from app.catalogue.item_properties import AVAILABLE, CATEGORIES, TITLE, stored
 from app.catalogue.overrides.catalogue_values import CatalogueValues
 from app.catalogue.overrides.item_overrides import ItemOverrides

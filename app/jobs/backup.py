@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.serving.model_places import load_model
+from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings

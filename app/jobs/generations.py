@@ -9,7 +9,7 @@ from typing import Any
 
 from app.schemas.operations import Experiment
 from app.schemas.scenarios import ScenarioVersion
-from app.serving.model_places import load_model, models_of
+from app.serving.model_locations import load_model, models_of
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S

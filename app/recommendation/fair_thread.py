@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcher, Requester
-from storage.state.short_turns import short_turns
+from storage.state.switch_interval import short_turns
 
 MAX_WAITING = 1024  # computations
 

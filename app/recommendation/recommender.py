@@ -18,10 +18,10 @@ from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
 from app.recommendation.cost import LIGHT, SHORT_LOG, cost_of, cost_of_log
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
+from app.recommendation.filters import EVERYTHING, Selection, Selector
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows
-from app.recommendation.selection import EVERYTHING, Selection, Selector
 from app.recommendation.state_reader import LogQuery, LogReader, StateReader, carried_rows, needs_events
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest, Recommendations

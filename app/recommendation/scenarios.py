@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, TypeAlias, get_args
 
 from app.catalogue.expressions.environment import InvalidExpression
-from app.catalogue.item_expressions import Expression, Result
+from app.catalogue.filter_expressions import Expression, Result
 from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest
-from app.recommendation.selection import require_labels, require_number, types_of
+from app.recommendation.filters import require_labels, require_number, types_of
 from app.schemas.fields import Param
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import ScenarioParam, ScenarioRequest, ScenarioSettings

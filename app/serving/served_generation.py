@@ -21,7 +21,7 @@ from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.operations import ServedModel
-from app.serving.model_places import models_of
+from app.serving.model_locations import models_of
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from model.cold_items import codes_fit, with_cold_items

@@ -40,7 +40,7 @@ from benchmarks.harness.faults.faulty_machine import FaultyMachine, library
 from benchmarks.harness.ledger import RENAMED
 from model.artifact import model_directory
 from storage.records import AppendResult
-from storage.redis.session.trust import ServerTrust
+from storage.redis.session.data_loss_check import ServerTrust
 from storage.redis.store import RedisStore
 from storage.sqlite.connections.open_files import OpenFiles
 from storage.sqlite.store import SQLiteStore

@@ -32,9 +32,9 @@ from app.main import create_app
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import MicroBatcher
+from app.recommendation.filters import EVERYTHING
 from app.recommendation.ranking.batch_ranker import RankerInput
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, StoredUsers
-from app.recommendation.selection import EVERYTHING
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
 

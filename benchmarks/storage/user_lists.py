@@ -22,7 +22,7 @@ from rich.progress import track
 
 from app.jobs.lists.user_lists import ListPlan, write_lists
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
-from app.serving.model_places import load_model
+from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import Settings

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.artifact import interval_tensors
+from model.artifact import repurchase_tensors
 from model.content.content_map import NO_CONTENT, ContentMap, require_fit
 from model.lisa.item_complements import NO_COMPLEMENTS, Complements
 from model.lisa.item_intervals import NO_INTERVALS, Intervals
@@ -42,7 +42,7 @@ class ItemStatistics(NamedTuple):
         if self.complements.exist:
             files[COMPLEMENTS] = {name: torch.from_numpy(part) for name, part in self.complements._asdict().items()}
         if self.intervals.exist:
-            files[INTERVALS] = interval_tensors.to_tensors(self.intervals)
+            files[INTERVALS] = repurchase_tensors.to_tensors(self.intervals)
         if self.content.exists:
             files[CONTENT] = {name: torch.from_numpy(part) for name, part in self.content._asdict().items()}
         return files
@@ -57,7 +57,7 @@ class ItemStatistics(NamedTuple):
         if name == COMPLEMENTS:
             return self._replace(complements=_complements(tensors, items))
         if name == INTERVALS:
-            return self._replace(intervals=interval_tensors.from_tensors(tensors, items))
+            return self._replace(intervals=repurchase_tensors.from_tensors(tensors, items))
         return self._replace(content=_content(tensors, width))
 
 

@@ -16,7 +16,7 @@ from storage.redis.connections.nodes import storage_error
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.layout.stream_entries import Change, Entry
-from storage.redis.session.slices import in_slices
+from storage.redis.session.cooperative_loops import in_slices
 from storage.state.compiled_fold import fold_encoded
 from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation

@@ -22,8 +22,8 @@ from storage.redis.layout.stream_entries import Entry
 from storage.redis.log.lost_users import USER_IS_LOST, LostUsers
 from storage.redis.requests import Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts.events import COMMIT, commit_arguments
+from storage.redis.session.data_loss_check import ServerTrust
 from storage.redis.session.redis_session import RedisSession
-from storage.redis.session.trust import ServerTrust
 from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation

@@ -13,7 +13,7 @@ from storage.sqlite.database import Database
 from storage.sqlite.log import log_entries
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation
-from storage.state.short_turns import short_turns
+from storage.state.switch_interval import short_turns
 
 logger = logging.getLogger(__name__)
 

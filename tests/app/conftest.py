@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from app.http.services import Services
 from app.main import create_app
 from app.serving import store_factory
-from app.serving.model_places import load_model
+from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 from app.http.auth.keys import SCOPES, Key
 from app.http.error_responses import FRAMEWORK_PROBLEMS, PROBLEMS, STORAGE_REASONS
 from app.http.protocol import MAX_HEADERS, MAX_PIPELINED
-from app.jobs.lists.parts import SCHEMA as LISTS_SCHEMA
+from app.jobs.lists.resumable_parquet import SCHEMA as LISTS_SCHEMA
 from app.jobs.retraining.report import RoundOutcome
 from app.main import create_app
 from app.schemas import event_rules, events, fields, items, limits, properties, recommendations, scenarios

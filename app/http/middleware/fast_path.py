@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.access import authorise
-from app.http.calls import append_events, recommend, recommend_body
+from app.http.charged_calls import append_events, recommend, recommend_body
 from app.http.dependencies import REPEATABLE, json_body, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.routes.portable import append_portable_events, recommend_portable

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.http.access import needs
-from app.http.calls import append_events
+from app.http.charged_calls import append_events
 from app.http.dependencies import NO_QUERY, CallerDep, RawBody, ServicesDep
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter

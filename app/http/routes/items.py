@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import Query, Response
 from pydantic import Field
 
-from app.http import calls
+from app.http import charged_calls
 from app.http.access import needs
 from app.http.dependencies import (
     NO_QUERY,
@@ -99,7 +99,7 @@ async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) ->
 
     What an item leaves out stays as it was: said before, or learned with the model.
     """
-    return await calls.update_items(services, caller, body)
+    return await charged_calls.update_items(services, caller, body)
 
 
 @router.get(
@@ -128,7 +128,7 @@ async def get_similar_items(
     item_id: ItemId, query: Annotated[SimilarQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
     """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
-    return Response(await calls.similar(services, caller, item_id, query), media_type="application/json")
+    return Response(await charged_calls.similar(services, caller, item_id, query), media_type="application/json")
 
 
 @router.get("/v1/items/{item_id}/together", response_model=Recommendations, responses=errors(404), dependencies=[READS])
@@ -136,4 +136,4 @@ async def get_items_together(
     item_id: ItemId, query: Annotated[ItemListQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
     """The items that were bought in one order with this item, more often than their popularity tells."""
-    return Response(await calls.together(services, caller, item_id, query), media_type="application/json")
+    return Response(await charged_calls.together(services, caller, item_id, query), media_type="application/json")

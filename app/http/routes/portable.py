@@ -8,7 +8,7 @@ from fastapi import Response
 
 from app.errors import ErrorDetail, Forbidden, InvalidRequest
 from app.http.access import Caller, needs
-from app.http.calls import (
+from app.http.charged_calls import (
     ID_COST,
     INVALID,
     LONG_BODY,

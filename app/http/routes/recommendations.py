@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from app.http.access import needs
-from app.http.calls import recommend, recommend_body
+from app.http.charged_calls import recommend, recommend_body
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep, UserId
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter

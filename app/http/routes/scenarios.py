@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Path, Response
 
 from app.http.access import audit, charge_operation, needs
-from app.http.calls import INVALID, parse, preview_scenario, put_scenario
+from app.http.charged_calls import INVALID, parse, preview_scenario, put_scenario
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter

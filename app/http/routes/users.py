@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 
-from app.http import calls
+from app.http import charged_calls
 from app.http.access import audit, audited_user, needs
 from app.http.dependencies import (
     NO_QUERY,
@@ -48,7 +48,7 @@ async def get_user_events(
     It counts as 1, and 1 for 100 entries of the limit. What is in the archive counts by its files, 5 each, but at most
     as half of what the key has in a minute.
     """
-    page = await calls.user_events(services, caller, user_id, query)
+    page = await charged_calls.user_events(services, caller, user_id, query)
     # The framework would go through all of it three times more, while everybody waits.
     return Response(page.model_dump_json(), media_type="application/json")
 
@@ -73,7 +73,7 @@ async def put_user_properties(
     They have types of their own, apart from those of items. A merge keeps the user's values, and the visitor's fill
     what is missing. Erasing the user takes them away, too. A user of whom nothing is known counts as a new one.
     """
-    return await calls.put_user_properties(services, caller, user_id, body)
+    return await charged_calls.put_user_properties(services, caller, user_id, body)
 
 
 @router.delete("/v1/users/{user_id}/events/{event_id}", responses=errors(404), dependencies=[NO_QUERY])
@@ -83,7 +83,7 @@ async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, 
     Undo, merge and erasure count by the logs that they go through: 1, and 1 for 25 entries, but at most half of what
     the key has in a minute.
     """
-    return await calls.undo(services, caller, user_id, event_id)
+    return await charged_calls.undo(services, caller, user_id, event_id)
 
 
 @router.post(
@@ -94,7 +94,7 @@ async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, 
 )
 async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, caller: CallerDep) -> Merged:
     """Let a visitor become this user: the visitor's events follow the user's, and later ones are the user's too."""
-    merged = await calls.merge(services, caller, user_id, body)
+    merged = await charged_calls.merge(services, caller, user_id, body)
     if merged.changed:
         visitor = await audited_user(services, caller, merged.visitor)
         await audit(services, caller, "user.merge", await audited_user(services, caller, user_id), {"visitor": visitor})
@@ -104,6 +104,6 @@ async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, cal
 @router.delete("/v1/users/{user_id}", status_code=202, dependencies=[NO_QUERY])
 async def erase_user(user_id: UserId, services: ServicesDep, caller: CallerDep) -> Erasure:
     """Forget the user: state, log and ids at once, copies in files by the deadline. Later events are a new user's."""
-    erasure = await calls.erase(services, caller, user_id)
+    erasure = await charged_calls.erase(services, caller, user_id)
     await audit(services, caller, "user.erase", await audited_user(services, caller, user_id))
     return erasure

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from app.errors import RequestError
 from app.http.services import open_services
-from app.jobs.lists.parts import ListCounts, ListParts
+from app.jobs.lists.resumable_parquet import ListCounts, ListParts
 from app.observability.metrics import Metrics
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 from app.serving import empty_model
 from app.serving.lifespan import Service
-from app.serving.model_places import load_model
+from app.serving.model_locations import load_model
 from app.settings import Settings
 from storage.errors import StorageBusy, StorageUnavailable
 from storage.items.audit import COMMAND_LINE, AuditEntry

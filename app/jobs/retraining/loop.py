@@ -16,7 +16,7 @@ from app.jobs.retraining.metrics import TrainerMetrics
 from app.jobs.retraining.report import LOCK, ROUND, WORK, RoundOutcome, TrainerReport, print_line
 from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
 from app.serving import empty_model
-from app.serving.model_places import models_of
+from app.serving.model_locations import models_of
 from app.serving.model_registry import ModelRegistry
 from app.settings import StoreSettings
 from model.training.threads import use_threads

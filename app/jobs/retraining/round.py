@@ -35,7 +35,7 @@ from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
 from app.jobs.retraining.shop_items import ItemsById, items_of_store, put_over_file
 from app.serving import empty_model
-from app.serving.model_places import models_of
+from app.serving.model_locations import models_of
 from app.serving.model_registry import ModelRegistry
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings

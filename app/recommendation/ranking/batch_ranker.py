@@ -11,6 +11,7 @@ import orjson
 
 from app.catalogue.trained_catalogue import NO_ROWS, EncodedItems, Rows
 from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
+from app.recommendation.filters import Selection
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
@@ -29,7 +30,6 @@ from app.recommendation.ranking.reranking import RerankingRules, boosts_of
 from app.recommendation.ranking.rotation import RotatedRanking
 from app.recommendation.ranking.stored_users import StoredUsers
 from app.recommendation.ranking.together import NO_LIFT
-from app.recommendation.selection import Selection
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
 from app.schemas.recommendations import RecommendationRequest, Recommendations, Source

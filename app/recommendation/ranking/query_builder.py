@@ -8,13 +8,13 @@ import numpy as np
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import ModelInput, model_inputs
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
+from app.recommendation.filters import Selection
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
 from app.recommendation.ranking.rotation import Rotation
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows, StoredUsers
 from app.recommendation.ranking.together import Basket
-from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scored_items import Part
 from model.inference import bitmap

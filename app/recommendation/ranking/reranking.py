@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
+from app.recommendation.filters import Cap, Selection
 from app.recommendation.ranking.rankings import Ranked, Ranking, Scores, without_padding
-from app.recommendation.selection import Cap, Selection
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap

@@ -48,8 +48,8 @@ from storage.redis.items.vectors import require_taken
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
+from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
-from storage.redis.session.slices import in_slices
 
 VALUE_BYTES = 32  # of a small property's name and value
 ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000

@@ -18,8 +18,8 @@ from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
+from storage.redis.session.data_loss_check import ServerTrust
 from storage.redis.session.server_settings import POLICY, SAFE_SETTINGS, keeps_events, told_settings
-from storage.redis.session.trust import ServerTrust
 from storage.state.generation import Generation
 
 OLDEST_SERVER = (6, 2)

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.catalogue.item_expressions import Expression
+from app.catalogue.filter_expressions import Expression
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from model.artifact.item_table import ItemTable

@@ -143,7 +143,7 @@ def test_many_events_and_items_are_validated_off_the_event_loop(
         return noted
 
     monkeypatch.setattr(ingest, "parse_events", noting(ingest.parse_events))
-    monkeypatch.setattr("app.http.calls.parse_items", noting(parse_items))
+    monkeypatch.setattr("app.http.charged_calls.parse_items", noting(parse_items))
     items = [{"item_id": item_id(n)} for n in range(LARGE)]
     for path, body in (("/v1/events", events("many", LARGE)), ("/v1/items", items)):
         assert client.post(path, json=body).status_code == 200

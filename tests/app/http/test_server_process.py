@@ -18,7 +18,7 @@ import pytest
 
 from app.main import serve
 from app.observability.version import own_version
-from app.serving.model_places import load_model
+from app.serving.model_locations import load_model
 from app.settings import Settings
 from benchmarks.harness.service_process import free_port
 from model.artifact.model_directory import Artifact, ArtifactError

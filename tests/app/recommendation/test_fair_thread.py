@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from app.http import calls, dependencies
+from app.http import charged_calls, dependencies
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest, Recommendations
-from storage.state.short_turns import SWITCH_INTERVAL_S
+from storage.state.switch_interval import SWITCH_INTERVAL_S
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
 from tests.waiting import until
@@ -131,7 +131,7 @@ class TestRequests:
     def overlap(self, monkeypatch: pytest.MonkeyPatch) -> Overlap:
         overlap = Overlap()
         monkeypatch.setattr(dependencies, "parse_json", overlap.around(dependencies.parse_json))
-        monkeypatch.setattr(calls, "parse_request", overlap.around(calls.parse_request))
+        monkeypatch.setattr(charged_calls, "parse_request", overlap.around(charged_calls.parse_request))
         return overlap
 
     def test_long_bodies_are_read_one_after_the_other_off_the_event_loop(
@@ -169,8 +169,8 @@ class TestRequests:
             return answers
 
         monkeypatch.setattr(recommender, "recommend", held)
-        batch = {"requests": [{"user_id": "ada"}] * calls.LARGE_COST}
-        costly = {"requests": [{"user_id": "ada", "k": 1_000}] * calls.LARGE_COST}
+        batch = {"requests": [{"user_id": "ada"}] * charged_calls.LARGE_COST}
+        costly = {"requests": [{"user_id": "ada", "k": 1_000}] * charged_calls.LARGE_COST}
         long = {"requests": [{"user_id": "ada"}] * 100}
 
         async def law() -> None:

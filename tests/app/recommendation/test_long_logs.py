@@ -15,9 +15,9 @@ from app.catalogue.trained_catalogue import NO_ROWS
 from app.events import user_data
 from app.recommendation import state_reader
 from app.recommendation.cost import SHORT_LOG
+from app.recommendation.filters import EVERYTHING
 from app.recommendation.ranking.stored_users import SeenRows
 from app.recommendation.recommender import BatchEntry
-from app.recommendation.selection import EVERYTHING
 from app.schemas.recommendations import RecommendationRequest
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.app.support import assert_refused, item_ids, recommend

@@ -101,7 +101,7 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
     first.runner.run(first.service.switcher.poll())
     nothing = dict.fromkeys([f"item.{name}" for name in (*TYPES, "published_at")])
     items: list[dict[str, Any]] = [{**nothing, "item.categories": list(categories_of(row))} for row in range(ITEMS)]
-    with patch("app.catalogue.item_expressions._now_s", lambda: int(NOW.timestamp())):
+    with patch("app.catalogue.filter_expressions._now_s", lambda: int(NOW.timestamp())):
         yield Shop(first, other, items)
     first.close()
     other.close()

@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import StorageUnavailable
 from storage.redis.scripts.corrections import APPEND, REPAIR, SET_ASIDE
-from storage.redis.session.trust import EXAMINE_EVERY_S
+from storage.redis.session.data_loss_check import EXAMINE_EVERY_S
 from storage.redis.store import RedisStore
 from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
 from tests.storage.archive.many_users import USERS, append_all, ids_of, seen_of

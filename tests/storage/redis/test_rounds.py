@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import storage.redis.requests
-import storage.redis.session.slices
+import storage.redis.session.cooperative_loops
 import storage.redis.writer
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
@@ -71,7 +71,7 @@ class TestRounds:
                 while not rounds and not appending.done():
                     turns += 1
                     await asyncio.sleep(0)
-                assert turns >= len(events) // storage.redis.session.slices.SLICE
+                assert turns >= len(events) // storage.redis.session.cooperative_loops.SLICE
                 assert [answer.duplicate for answer in await appending] == [False] * len(events)
 
         asyncio.run(law())

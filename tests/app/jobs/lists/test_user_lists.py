@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from app.cli.main import main
-from app.jobs.lists import parts, user_lists
-from app.jobs.lists.parts import ListCounts, ListParts
+from app.jobs.lists import resumable_parquet, user_lists
+from app.jobs.lists.resumable_parquet import ListCounts, ListParts
 from app.jobs.lists.user_lists import ListPlan, write_lists
 from app.settings import Settings
 from tests.app.conftest import Client, item_id
@@ -105,7 +105,7 @@ class TestLists:
         assert sum(one["lists"] for one in stats["scenarios"] if one["scenario"] == "email") == len(KNOWN)
 
     def test_go_on_after_a_kill(self, shop: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parts, "PART_USERS", 8)
+        monkeypatch.setattr(resumable_parquet, "PART_USERS", 8)
         monkeypatch.setattr(user_lists, "USERS_AT_ONCE", 4)
         out, seen = tmp_path / "lists.parquet", list[int]()
 

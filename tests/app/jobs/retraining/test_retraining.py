@@ -26,7 +26,7 @@ from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
 from app.jobs.retraining.report import REPORT, RoundOutcome, TrainerReport
 from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
 from app.serving import empty_model, switcher
-from app.serving.model_places import models_of
+from app.serving.model_locations import models_of
 from app.serving.model_registry import LocalModels
 from app.settings import Settings
 from model.artifact import model_directory

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.harness.service_process import free_port
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from storage.redis.layout.keys import Keyspace
-from storage.redis.session.trust import EXAMINE_EVERY_S
+from storage.redis.session.data_loss_check import EXAMINE_EVERY_S
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click, fresh_user
 from tests.storage.redis.servers import RedisCluster, new_server, redis_users, running_cluster

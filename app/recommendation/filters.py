@@ -13,7 +13,7 @@ from app.catalogue.expressions.columns import ItemValue, pack
 from app.catalogue.expressions.environment import InvalidExpression, ValueType
 from app.catalogue.expressions.labels import LabelledItems
 from app.catalogue.expressions.values import Scalar
-from app.catalogue.item_expressions import CURRENT, PARAMS, USER, Expression, Selected
+from app.catalogue.filter_expressions import CURRENT, PARAMS, USER, Expression, Selected
 from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest

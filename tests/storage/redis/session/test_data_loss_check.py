@@ -12,7 +12,7 @@ import pytest
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.items.trends import Visit
 from storage.records import NamedGeneration
-from storage.redis.session import trust
+from storage.redis.session import data_loss_check
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
@@ -124,7 +124,7 @@ class TestLostData:
     ) -> None:
         """A write may be the first to use a new connection. It is logged on what is there, and not acknowledged."""
 
-        monkeypatch.setattr(trust, "EXAMINE_EVERY_S", 3_600.0)  # only new connections count
+        monkeypatch.setattr(data_loss_check, "EXAMINE_EVERY_S", 3_600.0)  # only new connections count
 
         async def law() -> None:
             async with opened(any_server.url) as store:
