@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from functools import partial
+from operator import eq
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator, model_validator
@@ -11,6 +14,7 @@ SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
 LiftChoice = Literal["strength", "table"]
+NegativesChoice = Literal["uniform", "popular"]
 RegularisationChoice = Literal["given", "by-density"]
 
 # What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
@@ -23,6 +27,10 @@ EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 # A training's operations take milliseconds, and each ends when its last thread does. With a thread for each core, which
 # is PyTorch's own default, each waits for other processes on any of them: benchmarks/quality/training/threads.py.
 DEFAULT_THREADS = 1
+
+
+# A setting that is as in versions before it is not written, so that their models and checkpoints stay the same files.
+_is_none, _is_whole, _is_zero, _is_empty = (partial(eq, value) for value in (None, 1.0, 0, ""))
 
 
 class Frozen(BaseModel):
@@ -80,6 +88,11 @@ class TrainConfig(Frozen):
     lift_faint_share: float = Field(0.01, gt=0)  # followers of far smaller shares gain nothing
     lift_choice: LiftChoice = "strength"  # what validation chooses: the table is all of the above, and how many follow
     seed: int = 0
+    events_per_user: int | None = Field(None, ge=2, exclude_if=_is_none)  # that an epoch learns from, at most
+    epoch_share: float = Field(1.0, gt=0, le=1, exclude_if=_is_whole)  # of all events: lowers the bound above until so
+    negatives: NegativesChoice = Field("uniform", exclude_if=lambda one: one == "uniform")  # of the sampled softmax
+    warm_from: str = Field("", exclude_if=_is_empty)  # the tag of the model whose codes and weights it began with
+    warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
 
 
 MechanismName = Literal["softmax", "histograms", "linear", "gated-linear", "interests"]
@@ -131,6 +144,8 @@ class DataCard(Frozen):
     users: int = 0
     events: int = 0
     events_per_item: float = 0.0  # of those that have any
+    since: datetime | None = Field(None, exclude_if=_is_none)  # earlier events teach nothing
+    users_sample: float = Field(1.0, gt=0, le=1, exclude_if=_is_whole)  # the share of users whose events teach
 
 
 class Recipe(Frozen):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
@@ -108,6 +108,16 @@ class Interactions:
             return self
         parts = (steps[self.type[part]] for part in self.arrays.slices(len(self)))
         return self.where(self.arrays.joined(parts, len(self), np.bool_))
+
+    def with_items_first(self, item_ids: Sequence[str]) -> Interactions:
+        """Return the same events, with these items before all others, in this order, also those without an event."""
+        row_of = {name: row for row, name in enumerate(item_ids)}
+        others = [name for name in self.item_ids if name not in row_of]
+        row_of.update(zip(others, range(len(item_ids), len(item_ids) + len(others)), strict=True))
+        rows = np.array([row_of[name] for name in self.item_ids], np.int32)
+        parts = (rows[self.item[part]] for part in self.arrays.slices(len(self)))
+        item = self.arrays.joined(parts, len(self), np.int32)
+        return replace(self, item_ids=[*item_ids, *others], item=item)
 
     def where(self, keep: NDArray[np.bool_]) -> Interactions:
         """Return the chosen events of the same users, items and types."""

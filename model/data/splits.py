@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import SplitName, TrainOn
+from model.config import DataCard, SplitName, TrainOn
 from model.data.arrays import Arrays
 from model.data.interactions import DataError, Interactions
 
 BINS = 65_536  # of the counts that find a quantile
+MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Split:
     """Training events and held-out events. A held-out event is predicted from all earlier events of its user.
 
-    train       (events,) bool   events the model may learn from; a prefix of every user
+    train       (events,) bool   events the model may learn from; a prefix of every user, before it is thinned
     validation  (users',) int64  positions of the held-out validation events
     test        (users'',) int64 positions of the held-out test events
     """
@@ -43,6 +45,33 @@ def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "trai
     elif train_on == "validation":
         parts.train[parts.validation] = True
     interactions.arrays.release()
+    return parts
+
+
+def thinned(interactions: Interactions, parts: Split, card: DataCard) -> Split:
+    """Return the split with the training events that the card leaves: the newer ones, of a sample of the users.
+
+    Held-out events stay, each with its whole history, as a state has it.
+
+    raises  DataError  where timestamps are only an order, or no training event is left
+    """
+    if card.since is None and card.users_sample == 1:
+        return parts
+    users = len(interactions.user_ids)
+    drawn = np.zeros(users, bool)
+    drawn[np.random.default_rng(0).permutation(users)[: ceil(card.users_sample * users)]] = True
+    since_us = np.iinfo(np.int64).min
+    if card.since is not None:
+        if interactions.time_is_order:
+            raise DataError("the timestamps are only an order within each user; leave out --since")
+        since_us = int(card.since.timestamp() * MICROSECONDS)
+    kept = False
+    for part in interactions.pieces():
+        train = parts.train[part]
+        train &= drawn[interactions.user[part]] & (interactions.timestamp_us[part] >= since_us)
+        kept = kept or bool(train.any())
+    if not kept:
+        raise DataError("no training event is left; give an earlier --since or a larger --users-sample")
     return parts
 
 

@@ -13,7 +13,7 @@ from model.artifact.model_directory import Artifact
 from model.config import ModelConfig, Protocol, Recipe, SeenRule, TrainConfig
 from model.data.interactions import DataError
 from model.data.readers import read_interactions
-from model.data.splits import split
+from model.data.splits import split, thinned
 from model.evaluation.baselines import Baseline, TooManyItems
 from model.evaluation.comparison import Variant
 from model.evaluation.neural_baselines import Notify
@@ -108,7 +108,7 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
         seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
     require_unseen_test_events(card, interactions, protocol)
-    parts = split(interactions, card.split, card.train_on)
+    parts = thinned(interactions, split(interactions, card.split, card.train_on), card)
     if not len(parts.test):
         raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")
     events = held_out_events(interactions, parts.test, config)

@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from model.data.interactions import Histories
 from model.holdout_ranks import Scorer
-from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
-from model.training.padding import PaddedBatch, padded_batches, padded_rows
+from model.training.batches.padding import PaddedBatch, padded_batches, padded_rows
+from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss, uniform_negatives
 
 FULL_SOFTMAX_ITEMS = 20_000
 SAMPLED_NEGATIVES = 4_096
@@ -248,7 +248,8 @@ def batch_loss(network: SequenceNetwork, batch: PaddedBatch) -> Tensor:
     queries = read[batch.real].float()
     if vectors.num_embeddings <= FULL_SOFTMAX_ITEMS:
         return full_softmax_loss(queries, vectors.weight, network.bias, batch.targets, dtype)
-    negatives = torch.randperm(vectors.num_embeddings)[:SAMPLED_NEGATIVES]
+    items = vectors.num_embeddings
+    negatives = uniform_negatives(torch.randperm(items)[:SAMPLED_NEGATIVES], items)
     return sampled_softmax_loss(queries, vectors, network.bias, batch.targets, negatives, dtype)
 
 

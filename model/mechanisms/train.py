@@ -29,10 +29,10 @@ from model.data.splits import Split
 from model.holdout_ranks import Scorer
 from model.mechanisms.export import served_model, served_recipe
 from model.mechanisms.network import MechanismNetwork
+from model.training.batches.padding import padded_batches, padded_rows
 from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
-from model.training.loss import sampled_softmax_loss
+from model.training.loss import sampled_softmax_loss, uniform_negatives
 from model.training.memory import Resources
-from model.training.padding import padded_batches, padded_rows
 from model.training.train import READING, WRITING, prepare_training
 
 POSITIONS_AT_ONCE = 8_192  # when scoring
@@ -135,7 +135,8 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
             wanted, unwanted = ((queries * vectors(items)).sum(dim=-1) for items in (batch.targets, batch.negatives))
             return F.softplus(-wanted).mean() + F.softplus(unwanted).mean()
         bias = torch.zeros(self._items, device=read.device)
-        return sampled_softmax_loss(queries, vectors, bias, batch.targets, batch.negatives, torch.float32)
+        negatives = uniform_negatives(batch.negatives, self._items)
+        return sampled_softmax_loss(queries, vectors, bias, batch.targets, negatives, torch.float32)
 
     @override
     def _scorer(self) -> Scorer:

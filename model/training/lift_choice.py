@@ -28,7 +28,7 @@ from model.lisa.item_followers import (
 )
 from model.lisa.recent_attention import recent_windows
 from model.metrics import difference_interval_95, gains
-from model.training.pair_counts import PairCounts
+from model.training.counts.pair_counts import PairCounts
 
 EXACT_RANKS = 10  # ranks are exact up to this one
 FOLLOWERS = 16, 32, 64  # of each item, 8 bytes each; a smaller table is preferred

@@ -108,6 +108,19 @@ class TrainingLoop(ABC, Generic[Batch]):
     def _loss(self, batch: Batch) -> Tensor:
         """Compute the mean loss of a batch."""
 
+    def _forward(self, batch: Batch) -> Tensor:
+        """Compute the loss that a step is made by; a subclass may have processes beside it."""
+        return self._loss(batch)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes checkpoints, and ends with the best weights."""
+        return True
+
+    def _shared(self, report: EpochReport) -> EpochReport:
+        """Return the report that counts for all processes of the training."""
+        return report
+
     @abstractmethod
     def _scorer(self) -> Scorer:
         """Return a scorer by the network as it is now; the network itself stays as it is."""
@@ -117,10 +130,13 @@ class TrainingLoop(ABC, Generic[Batch]):
         if resume:
             self._load_checkpoint()
         while len(self.reports) < self.recipe.training.epochs and not self._out_of_patience():
-            report = self._epoch(len(self.reports), progress)
+            report = self._shared(self._epoch(len(self.reports), progress))
             self.reports.append(report)
-            self._save_checkpoint()
+            if self._writes:
+                self._save_checkpoint()
             progress.epoch(report)
+        if not self._writes:
+            return
         if self.validation is not None:
             self.network.load_state_dict(load_file(self.directory / BEST_CHECKPOINT))
         self._finish(progress)
@@ -149,7 +165,7 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     def train_batch(self, batch: Batch) -> float:
         """Learn from one batch; returns its loss."""
-        loss = self._loss(batch)
+        loss = self._forward(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -186,8 +202,8 @@ class TrainingLoop(ABC, Generic[Batch]):
         return max(range(len(self.reports)), key=lambda epoch: (self.reports[epoch].ndcg_at_10 or 0.0, epoch))
 
     def _out_of_patience(self) -> bool:
-        held_out = self.validation is not None and len(self.validation) > 0
-        return held_out and bool(self.reports) and len(self.reports) - 1 - self._best() >= self.recipe.training.patience
+        is_judged = bool(self.reports) and self.reports[-1].ndcg_at_10 is not None
+        return is_judged and len(self.reports) - 1 - self._best() >= self.recipe.training.patience
 
     def _save_checkpoint(self) -> None:
         weights = {name: tensor.cpu() for name, tensor in self.network.state_dict().items()}

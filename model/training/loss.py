@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,25 +65,60 @@ def full_softmax_loss(queries: Tensor, vectors: Tensor, bias: Tensor, targets: T
     return loss
 
 
+class Negatives(NamedTuple):
+    """A sample of the catalogue.
+
+    items      (S,)  int64, distinct
+    log_counts (S,)  the logarithm of how many items of the catalogue each stands for; or one for all
+    """
+
+    items: Tensor
+    log_counts: Tensor | float
+
+
+def uniform_negatives(drawn: Tensor, items: int) -> Negatives:
+    """Return the sample of so many items that was drawn with the same chance for each."""
+    return Negatives(drawn, math.log(items / len(drawn)))
+
+
+def negative_shares(counts: Tensor) -> Tensor:
+    """Return the chance of each item to be a negative, by its events (N,): (N,) float32.
+
+    The power 0.75 is that of Mikolov et al., Distributed Representations of Words and Phrases, 2013.
+    """
+    chances = (counts + 1.0) ** 0.75
+    return (chances / chances.sum()).float()
+
+
+def popular_negatives(shares: Tensor, count: int) -> Negatives:
+    """Draw so many items, popular ones more often.
+
+    Each stands for 1 / (count * share) items, and for itself at least: so often it would be drawn with replacement.
+    """
+    drawn = torch.multinomial(shares, min(count, len(shares)))
+    return Negatives(drawn, -torch.log((len(drawn) * shares[drawn]).clamp_max(1.0)))
+
+
 def sampled_softmax_loss(
     queries: Tensor,
     item_vectors: Callable[[Tensor], Tensor],
     bias: Tensor,
     targets: Tensor,
-    negatives: Tensor,
+    negatives: Negatives,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Compute the mean cross-entropy against uniform negatives, whose sum estimates that of the whole catalogue.
+    """Compute the mean cross-entropy against negatives, whose sum estimates that of the whole catalogue.
 
     queries       (Q, D)  float32
     item_vectors  returns the vectors of items: (S,) -> (S, D)
     bias          (N,)    float32
     targets       (Q,)    int64
-    negatives     (S,)    int64, distinct items; a position's own target is left out
+    negatives     S items; a position's own target is left out
     """
+    drawn, log_counts = negatives
     positive = (queries * item_vectors(targets)).sum(dim=-1) + bias[targets]
-    logits = (queries.to(dtype) @ item_vectors(negatives).to(dtype).T).float() + bias[negatives]
-    logits = logits.masked_fill(targets[:, None] == negatives, -torch.inf) + math.log(len(bias) / len(negatives))
+    logits = (queries.to(dtype) @ item_vectors(drawn).to(dtype).T).float() + bias[drawn]
+    logits = logits.masked_fill(targets[:, None] == drawn, -torch.inf) + log_counts
     return (torch.logsumexp(torch.cat([positive[:, None], logits], dim=1), dim=1) - positive).mean()
 
 

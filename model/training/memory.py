@@ -13,6 +13,7 @@ from model.config import Config
 from model.data.arrays import IN_MEMORY, Arrays, MappedArrays
 from model.data.interactions import Interactions
 from model.lisa.item_codes import OVERSAMPLING
+from model.training.distributed.processes import ALONE, Processes
 from model.training.loop import TrainError
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -30,11 +31,13 @@ SCORES_AT_ONCE = 5  # of a batch: the scores, their exponentials and gradients
 class Resources:
     """What a training computes with.
 
-    memory  bytes that its process may take; None: as many as it needs, with all events in memory
+    memory     bytes that its process may take; None: as many as it needs, with all events in memory
+    processes  those that train together, of which this is one
     """
 
     device: str = "cpu"
     memory: int | None = None
+    processes: Processes = ALONE
 
     def arrays(self, folder: Path) -> Arrays:
         """Return what makes the arrays of events: in files of the folder where memory is limited.

@@ -49,7 +49,8 @@ from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 from model.training.loop import EpochReport
-from model.training.train import Trainer, content
+from model.training.train import content
+from model.training.trainer import Trainer, prepare
 
 HELD_OUT_EVERY = 10
 NOT_RANKED = 1 << 30  # the rank of what is not recommended
@@ -99,7 +100,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, rec
     validation = validation[validation > known.starts[known.user[validation]]]  # which needs something before it
     train = parts.train[kept]
     config = Config.model_validate(recipe.model_dump())
-    trainer = Trainer(known, Split(train, validation, validation[:0]), config, out, "cpu")
+    trainer = Trainer(prepare(known, Split(train, validation, validation[:0]), config), config, out, "cpu")
     trainer.fit(SilentProgress(), resume=False)
     texts = read_items(directory)
     items = ItemTable(

@@ -37,7 +37,8 @@ from model.metrics import gains, mean_interval_95
 from model.training.loop import LAST_CHECKPOINT, EpochReport
 from model.training.memory import Resources
 from model.training.threads import use_threads
-from model.training.train import Trainer, prepare_training
+from model.training.train import prepare_training
+from model.training.trainer import Trainer, prepare
 
 TEMPORAL = {"online-retail", "completejourney"}  # tables that are split in time
 PAIRS = ("0.2,7", "0.35,7", "0.5,7", "0.2,5", "0.5,5")  # dropout and epochs; the first is the default
@@ -120,7 +121,7 @@ def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
         )
         resume = (folder / LAST_CHECKPOINT).exists()
         inputs = prepare_training(data, folder, config, Resources(device), resume)
-        trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, folder, device)
+        trainer = Trainer(prepare(inputs.interactions, inputs.parts, inputs.recipe), inputs.recipe, folder, device)
         trainer.fit(EpochPrinter(f"{data.name}, {pair}, seed {seed}"), resume)
         _keep(trainer, folder)
     return _read(folder)

@@ -16,8 +16,8 @@ from model.evaluation import neural_baselines
 from model.evaluation.baselines import Popularity
 from model.evaluation.neural_baselines import Gru4Rec, NeuralBaseline, SasRec, network_scorer
 from model.holdout_ranks import Scorer
-from model.training import padding
-from model.training.padding import padded_batches, segments
+from model.training.batches import padding
+from model.training.batches.padding import padded_batches, segments
 
 ITEMS = 30
 SMALL = {"width": 16, "window": 8, "epochs": 2, "dropout": 0.2, "sparse_dropout": 0.2}

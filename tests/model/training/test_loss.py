@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import torch
 
 from model.config import ModelConfig
 from model.lisa.lisa_mini import LisaMini
-from model.training.loss import full_softmax_loss, sampled_softmax_loss
+from model.training.loss import (
+    Negatives,
+    full_softmax_loss,
+    negative_shares,
+    popular_negatives,
+    sampled_softmax_loss,
+    uniform_negatives,
+)
 
 Make = Callable[..., Any]
 
@@ -42,7 +50,7 @@ class TestLosses:
         gradients = []
         for loss in (
             sampled_softmax_loss(
-                queries, model.item_vectors, model.bias, targets, torch.randperm(self.ITEMS), torch.float32
+                queries, model.item_vectors, model.bias, targets, self.uniform(self.ITEMS), torch.float32
             ),
             full_softmax_loss(queries, model.item_vectors(), model.bias, targets, torch.float32),
         ):
@@ -53,15 +61,24 @@ class TestLosses:
         for sampled, full in zip(*gradients, strict=True):
             torch.testing.assert_close(sampled, full, rtol=0, atol=1e-5)
 
+    def uniform(self, count: int) -> Negatives:
+        return uniform_negatives(torch.randperm(self.ITEMS)[:count], self.ITEMS)
+
     @pytest.mark.parametrize("negatives", [5, 25])
-    def test_the_sampled_sum_estimates_that_of_the_catalogue(self, model: LisaMini, negatives: int) -> None:
+    @pytest.mark.parametrize("by_popularity", [False, True])
+    def test_the_sampled_sum_estimates_that_of_the_catalogue(
+        self, model: LisaMini, negatives: int, by_popularity: bool
+    ) -> None:
         torch.manual_seed(0)
+        # drawn without replacement a share is no exact chance, so that the shares are not too far apart
+        shares = negative_shares(torch.arange(self.ITEMS) + 100)
+        draw = partial(popular_negatives, shares) if by_popularity else self.uniform
         query, target = torch.randn(1, 8), torch.tensor([3])
         with torch.no_grad():
             full = full_softmax_loss(query, model.item_vectors(), model.bias, target, torch.float32).exp()
             sampled = [
                 sampled_softmax_loss(
-                    query, model.item_vectors, model.bias, target, torch.randperm(self.ITEMS)[:negatives], torch.float32
+                    query, model.item_vectors, model.bias, target, draw(negatives), torch.float32
                 ).exp()
                 for _ in range(2000)
             ]

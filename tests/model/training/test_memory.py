@@ -16,10 +16,11 @@ from model.artifact.item_statistics import FILES
 from model.data.arrays import MappedArrays
 from model.data.interactions import Histories
 from model.data.readers import read_interactions
-from model.training import memory, purchases, train
+from model.training import memory, train
+from model.training.counts import purchases
+from model.training.counts.pair_counts import PairCounts
 from model.training.loop import TrainError
 from model.training.memory import GIB, MIB, Resources
-from model.training.pair_counts import PairCounts
 
 ITEMS = 12
 Make = Callable[..., Any]

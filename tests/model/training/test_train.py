@@ -16,20 +16,24 @@ import torch
 
 from model import holdout_ranks, metrics
 from model.artifact import model_directory
-from model.config import Config, DataCard, ModelConfig
-from model.data.interactions import Histories
+from model.config import Config, DataCard
+from model.data.interactions import Interactions
 from model.data.readers import read_interactions
-from model.data.splits import split
+from model.data.splits import Split, split
 from model.evaluation import evaluate
 from model.evaluation.trial import model_scorer
-from model.lisa.histogram import history_histogram
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, Lift
 from model.lisa.lisa_mini import LisaMini
 from model.training import train
 from model.training.lift_choice import LiftedRanks
 from model.training.loop import EpochReport, Validation
+from model.training.trainer import Trainer, prepare
 
 Make = Callable[..., Any]
+
+
+def trainer_on(interactions: Interactions, parts: Split, config: Config, directory: Path) -> Trainer:
+    return Trainer(prepare(interactions, parts, config), config, directory, "cpu")
 
 
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
@@ -38,59 +42,6 @@ def weights_of(directory: Path) -> dict[str, torch.Tensor]:
 
 def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-class TestBatches:
-    SHAPE = ModelConfig(
-        width=4, decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=5, target_codewords=8, recent_items=3
-    )
-    ITEMS = 30
-
-    def histories(self, seed: int = 0) -> Histories:
-        rng = np.random.default_rng(seed)
-        lengths = rng.integers(0, 12, 25)
-        item = rng.integers(0, self.ITEMS, lengths.sum()).astype(np.int32)
-        weights = rng.choice(np.array([0.5, 1, 2], np.float32), len(item))
-        return Histories(item, weights, np.cumsum([0, *lengths]))
-
-    def expected(self, histories: Histories, codes: Any) -> Counter[Any]:
-        """Every position with a successor, from the prefix of its history."""
-        positions: Counter[Any] = Counter()
-        for begin, end in zip(histories.starts[:-1], histories.starts[1:], strict=True):
-            for now in range(begin + 1, end):
-                past = slice(begin, now)
-                histogram = history_histogram(
-                    codes[histories.item[past]], self.SHAPE.decay_rates, 5, histories.weights[past]
-                )
-                newest = [*histories.item[past][::-1].tolist(), -1, -1, -1][:3]
-                positions[np.round(histogram, 3).tobytes(), newest[0], tuple(newest), int(histories.item[now])] += 1
-        return positions
-
-    @pytest.mark.parametrize("pool_positions", [1, 10, 32_768])
-    @pytest.mark.parametrize("batch_size", [1, 7, 10_000])
-    def test_every_position_of_an_epoch_appears_exactly_once(
-        self, monkeypatch: pytest.MonkeyPatch, pool_positions: int, batch_size: int
-    ) -> None:
-        monkeypatch.setattr(train, "POOL_POSITIONS", pool_positions)
-        histories = self.histories()
-        codes = np.random.default_rng(1).integers(0, 5, (self.ITEMS, 2)).astype(np.uint8)
-        found: Counter[Any] = Counter()
-        for batch in train.position_batches(histories, codes, self.SHAPE, batch_size, seed=0):
-            for histogram, last, recent, target in zip(*batch, strict=True):
-                found[np.round(histogram.numpy(), 3).tobytes(), int(last), tuple(recent.tolist()), int(target)] += 1
-        assert found == self.expected(histories, codes)
-        assert found.total() == histories.positions
-
-    def test_the_seed_decides_the_order(self) -> None:
-        codes = np.zeros((self.ITEMS, 2), np.uint8)
-        orders = [
-            torch.cat(
-                [batch.targets for batch in train.position_batches(self.histories(), codes, self.SHAPE, 8, seed)]
-            ).tolist()
-            for seed in (1, 1, 2)
-        ]
-        assert orders[0] == orders[1] != orders[2]
-        assert sorted(orders[0]) == sorted(orders[2])
 
 
 def popularity_hit_rate(directory: Path) -> float:
@@ -122,7 +73,7 @@ def test_a_batch_scores_only_the_items_it_needs(
 ) -> None:
     interactions = read_interactions(shop)
     config = tiny_config(full_softmax_items=full_softmax_items, sampled_negatives=7)
-    trainer = train.Trainer(interactions, split(interactions, "loo"), config, tmp_path, "cpu")
+    trainer = trainer_on(interactions, split(interactions, "loo"), config, tmp_path)
     looked_up: list[int] = []
     whole = LisaMini.item_vectors
 
@@ -132,7 +83,7 @@ def test_a_batch_scores_only_the_items_it_needs(
         return vectors
 
     monkeypatch.setattr(LisaMini, "item_vectors", item_vectors)
-    batch = next(train.position_batches(trainer.histories, trainer.item_codes.history.codes, config.model, 16, seed=0))
+    batch = next(trainer.batch_maker.batches(seed=0))
     trainer.train_batch(batch)
     assert sum(looked_up) == (len(interactions.item_ids) if full_softmax_items > 1 else len(batch.targets) + 7)
 
@@ -142,7 +93,7 @@ def test_followers_gain_what_validation_likes_best(
     monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, liked: float
 ) -> None:
     interactions = read_interactions(shop)
-    trainer = train.Trainer(interactions, split(interactions, "loo"), tiny_config(epochs=1), tmp_path, "cpu")
+    trainer = trainer_on(interactions, split(interactions, "loo"), tiny_config(epochs=1), tmp_path)
     unit = trainer.model.lift / DEFAULT_LIFT_STRENGTH
     assert unit.any()
 
@@ -159,8 +110,8 @@ def test_followers_gain_what_validation_likes_best(
 def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, given: float) -> None:
     interactions = read_interactions(shop)
     parts = split(interactions, "loo")
-    unit = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu").model.lift / DEFAULT_LIFT_STRENGTH
-    trainer = train.Trainer(interactions, parts, tiny_config(epochs=1, lift_strength=given), tmp_path, "cpu")
+    unit = trainer_on(interactions, parts, tiny_config(epochs=1), tmp_path).model.lift / DEFAULT_LIFT_STRENGTH
+    trainer = trainer_on(interactions, parts, tiny_config(epochs=1, lift_strength=given), tmp_path)
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, given * unit)
     assert trainer.chosen is not None
@@ -172,7 +123,7 @@ def test_followers_gain_the_usual_where_nothing_is_held_out(
 ) -> None:
     interactions = read_interactions(shop)
     parts = replace(split(interactions, "loo"), validation=np.empty(0, np.int64))
-    trainer = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu")
+    trainer = trainer_on(interactions, parts, tiny_config(epochs=1), tmp_path)
     usual = trainer.model.lift.clone()
     trainer.fit(silent(), resume=False)
     assert trainer.chosen is None
@@ -204,7 +155,7 @@ def test_every_stage_is_reported(shop: Path, tmp_path: Path, tiny_config: Make, 
     assert "choosing the lift, 0% of the users" in progress.stages
 
 
-def weights_by_epoch(trainer: train.Trainer) -> list[dict[str, torch.Tensor]]:
+def weights_by_epoch(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """Train to the end; the weights after every epoch."""
     weights = []
 
@@ -221,12 +172,12 @@ def weights_by_epoch(trainer: train.Trainer) -> list[dict[str, torch.Tensor]]:
 class TestEarlyStopping:
     def train_on_script(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, directory: Path, config: Config, script: list[float]
-    ) -> tuple[train.Trainer, list[dict[str, torch.Tensor]]]:
+    ) -> tuple[Trainer, list[dict[str, torch.Tensor]]]:
         """A training whose validation follows a script, and its weights after every epoch."""
         interactions = read_interactions(shop)
         training = config.training.model_copy(update={"lift_strength": DEFAULT_LIFT_STRENGTH})  # none is chosen
         config = config.model_copy(update={"training": training})
-        trainer = train.Trainer(interactions, split(interactions, "loo"), config, directory, "cpu")
+        trainer = trainer_on(interactions, split(interactions, "loo"), config, directory)
         results = chain(script, repeat(0.0))
         monkeypatch.setattr(trainer, "validate", lambda *_: Validation(next(results), 0.0))
         return trainer, weights_by_epoch(trainer)
@@ -270,7 +221,7 @@ class TestEarlyStopping:
         """Which an engine ranks by, at each strength of the lift."""
         interactions = read_interactions(shop)
         parts, config = split(interactions, "loo"), tiny_config(epochs=3)
-        trainer = train.Trainer(interactions, parts, config, tmp_path, "cpu")
+        trainer = trainer_on(interactions, parts, config, tmp_path)
         fresh, unit = deepcopy(trainer.model), trainer.model.lift / DEFAULT_LIFT_STRENGTH
         events = holdout_ranks.held_out_events(interactions, parts.validation, config)
         for weights, report in zip(weights_by_epoch(trainer), trainer.reports, strict=True):

@@ -12,7 +12,7 @@ from model.data.interactions import Interactions
 from model.lisa import item_complements
 from model.lisa.item_complements import NO_COMPLEMENTS, Baskets, Complements, OrderCounts
 from model.lisa.item_intervals import NO_INTERVALS, Intervals, Repurchases, intervals_of, repurchases
-from model.training.pair_counts import ItemIndex
+from model.training.counts.pair_counts import ItemIndex
 
 DAY_US = 86_400e6
 

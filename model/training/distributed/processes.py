@@ -1,0 +1,89 @@
+"""The processes that train one model together, as torchrun starts them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+
+import numpy as np
+import torch
+from torch import distributed
+
+from model.training.loop import TrainError
+
+PATIENCE = timedelta(days=2)  # while the first process prepares; one that has ended is noticed at once
+ENDED = "another process of this training has ended, so this one ends too; the same command with --resume goes on"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """One process among those that train a model; the first one reads the data, judges epochs and writes.
+
+    raises  TrainError  from every method, when another process has ended
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def joined(cls) -> Processes:
+        """Return this process among those that torchrun has started; alone, where it has started none."""
+        if not distributed.is_available() or not distributed.is_torchelastic_launched():
+            return ALONE
+        signal.signal(signal.SIGTERM, _end)  # torchrun's, when another process was killed
+        distributed.init_process_group("gloo", timeout=PATIENCE)
+        return cls(distributed.get_rank(), distributed.get_world_size())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that reads, judges and writes."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait until every process has come to this."""
+        if self.count > 1:
+            with self.together():
+                distributed.barrier()
+
+    def shared(self, text: str) -> str:
+        """Return the text of the first process."""
+        if self.count == 1:
+            return text
+        own = text.encode() if self.is_first else b""
+        with self.together():
+            size = torch.tensor([len(own)])
+            distributed.broadcast(size, 0)
+            content = torch.zeros(int(size), dtype=torch.uint8)
+            content[: len(own)] = torch.from_numpy(np.frombuffer(own, np.uint8).copy())
+            distributed.broadcast(content, 0)
+        return content.numpy().tobytes().decode()
+
+    def mean(self, number: float) -> float:
+        """Return the mean of what the processes have."""
+        if self.count == 1:
+            return number
+        with self.together():
+            total = torch.tensor([number], dtype=torch.float64)
+            distributed.all_reduce(total)
+        return float(total) / self.count
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Say that another process has ended, where that makes this one fail."""
+        try:
+            yield
+        except RuntimeError as exc:
+            if self.count == 1 or not (isinstance(exc, distributed.DistError) or "gloo" in str(exc)):
+                raise
+            raise TrainError(ENDED) from exc
+
+
+ALONE = Processes()
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    raise TrainError(ENDED)

@@ -1,0 +1,51 @@
+"""What the first process has prepared, in files that the others map: histories and codes, and the recipe."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.config import Config
+from model.data.arrays import IN_MEMORY
+from model.data.interactions import Histories
+from model.lisa.lisa_mini import LisaMini
+from model.training.loop import CHECKPOINT
+from model.training.trainer import Preparation
+
+FOLDER, CONFIG = f"{CHECKPOINT}/preparation", "config.json"
+
+
+def write(directory: Path, recipe: Config, prepared: Preparation) -> None:
+    """Write what other processes need of a preparation; the weights they get from the first one."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    histories, model = prepared.histories, prepared.model
+    arrays = {"item": histories.item, "weights": histories.weights, "starts": histories.starts}
+    codes = {"history_codes": model.history_codes.numpy(), "target_codes": model.target_codes.numpy()}
+    for name, array in (arrays | codes).items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    (folder / CONFIG).write_text(recipe.model_dump_json(), encoding="utf-8")
+
+
+def read(directory: Path) -> tuple[Config, Preparation]:
+    """Read it; the events stay in the files, which all processes of a machine share."""
+    folder = directory / FOLDER
+
+    def mapped(name: str) -> NDArray[Any]:
+        array: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        return array
+
+    recipe = Config.model_validate_json((folder / CONFIG).read_bytes())
+    codes = (torch.from_numpy(np.array(mapped(name))) for name in ("history_codes", "target_codes"))
+    histories = Histories(mapped("item"), mapped("weights"), np.array(mapped("starts")))
+    return recipe, Preparation(histories, LisaMini(recipe.model, *codes), None, None, IN_MEMORY)
+
+
+def remove(directory: Path) -> None:
+    """Remove the files, when every process has read them."""
+    shutil.rmtree(directory / FOLDER, ignore_errors=True)

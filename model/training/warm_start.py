@@ -1,0 +1,198 @@
+"""A training that goes on from a trained model: its items keep their rows and codes, and its weights are the first.
+
+So a state that the trained model has folded has the same bins in the new one, unless its user chose an item that is
+new. New items stand behind the known ones. They get codes as cold items do while a model is served: from the users who
+chose them, else from what their titles and categories tell. Training then moves the codewords and biases, and no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.artifact.model_directory import Artifact
+from model.cold_items import (
+    CONTEXT_ITEMS,
+    MAX_SIMILAR_ITEMS,
+    NEAREST_ITEMS,
+    POOLED_QUERIES,
+    SAMPLED_QUERIES,
+    ColdCodes,
+    ColdItemEvent,
+    Neighbours,
+    QuerySample,
+    SampledQuery,
+    codes_of_nearest_items,
+    codes_of_similar_items,
+    drawn,
+    likeliest_codes,
+    query_sample,
+    sampled_query,
+)
+from model.config import Config, ModelConfig, TrainConfig
+from model.content.text_features import Description
+from model.data.interactions import Histories
+from model.lisa.histogram import history_histogram
+from model.lisa.item_codes import make_distinct
+from model.lisa.lisa_mini import LisaMini
+
+CHOICES_OF_ITEM = 30  # events that tell an item's codes, at most
+STATES_AT_ONCE = 256
+OF_ITEMS = {"followers", "lift", "history_codes", "target_codes"}  # which are counted or assigned anew
+
+
+class WarmStartError(ValueError):
+    """A training cannot go on from this model; the message names the way out."""
+
+
+class WarmStart:
+    """The trained model that a training goes on from."""
+
+    def __init__(self, trained: Artifact) -> None:
+        self.trained = trained
+        self.item_ids: Sequence[str] = list(trained.items.ids)
+
+    def continued(self, config: Config) -> Config:
+        """Return the recipe of a training that goes on from the model.
+
+        raises  WarmStartError  when it has another shape, or other weights of events
+        """
+        before, name = self.trained.config, self.trained.name
+        if not isinstance(self.trained.model, LisaMini) or not isinstance(before.training, TrainConfig):
+            raise WarmStartError(f"the codes of {name!r} are learned; go on from a model of a preset, as lisa-mini")
+        if _shape(before.model) != _shape(config.model):
+            raise WarmStartError(f"{name!r} has another shape; go on with its preset, or train afresh")
+        if before.event_weights != config.event_weights:
+            raise WarmStartError(f"{name!r} counts with other weights of events; give the same, or train afresh")
+        about = {"warm_from": self.trained.tag, "warm_count": before.training.warm_count + 1}
+        return config.model_copy(update={"training": config.training.model_copy(update=about)})
+
+    def model(
+        self, histories: Histories, config: ModelConfig, new_items: Sequence[tuple[str, Description]]
+    ) -> LisaMini:
+        """Return the model to train, which knows the new items, too.
+
+        histories  training events; the rows of new items are those behind the known ones
+        new_items  their ids, and what is known of each
+        """
+        wider = self.trained.model
+        if new_items:
+            wider = wider.with_cold_items(list(NewItemCodes(self.trained, histories).of(new_items)))
+        distinct = make_distinct(wider.target_codes.numpy(), config.target_codewords)
+        model = LisaMini(config, wider.history_codes, torch.from_numpy(distinct))
+        weights = {name: tensor for name, tensor in wider.state_dict().items() if name not in OF_ITEMS}
+        model.load_state_dict(weights, strict=False)
+        return model
+
+
+class NewItemCodes:
+    """Finds the codes of items that a trained model does not know."""
+
+    def __init__(self, trained: Artifact, histories: Histories) -> None:
+        self._trained, self._histories = trained, histories
+        self._known = len(trained.items)
+
+    def of(self, new_items: Sequence[tuple[str, Description]]) -> Iterator[ColdCodes]:
+        """Yield the codes of each; see ``WarmStart.model``."""
+        counts, choices = self._choices(len(new_items))
+        positions = max(self._histories.positions, 1)
+        for (item_id, described), count, chosen in zip(new_items, counts.tolist(), choices, strict=True):
+            if chosen:
+                # as many events for those that are looked at as there are for all of the item
+                events = max(round(positions * len(chosen) / count), len(chosen))
+                yield likeliest_codes(self._trained, chosen, self._sample, events)
+            else:
+                yield self._codes_of_content(item_id, described)
+
+    def _choices(self, items: int) -> tuple[NDArray[np.int64], list[list[ColdItemEvent]]]:
+        """Return how often each of the new items was chosen, and some of these events, where an item is known before.
+
+        Each user has one choice of an item: the first.
+        """
+        histories = self._histories
+        places = np.flatnonzero(histories.item >= self._known)
+        item = histories.item[places] - self._known
+        user = np.searchsorted(histories.starts, places, side="right") - 1
+        states: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
+        found, seen = np.zeros(items, np.int64), set[tuple[int, int]]()
+        for place, one, owner in zip(places.tolist(), item.tolist(), user.tolist(), strict=True):
+            if found[one] == CHOICES_OF_ITEM or (one, owner) in seen:
+                continue
+            seen.add((one, owner))
+            before = slice(int(histories.starts[owner]), place)
+            if (known := self._known_before(before)) is not None:
+                states.append((one, *known))
+                found[one] += 1
+        choices: list[list[ColdItemEvent]] = [[] for _ in range(items)]
+        queries = self._queries([(history, weights) for _, history, weights in states])
+        for (one, history, _), query in zip(states, queries, strict=True):
+            newest = history[::-1][:CONTEXT_ITEMS]
+            choices[one].append(ColdItemEvent(tuple(newest.tolist()), query))
+        return np.bincount(item, minlength=items).astype(np.int64), choices
+
+    def _known_before(self, events: slice) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """Return the items of these events that the model knows, with their weights; None where there is none."""
+        items, weights = self._histories.item[events], self._histories.weights[events]
+        known = items < self._known
+        return (items[known], weights[known]) if known.any() else None
+
+    @torch.inference_mode()
+    def _queries(self, histories: Sequence[tuple[NDArray[np.int32], NDArray[np.float32]]]) -> Iterator[Tensor]:
+        """Yield the query (D,) after each of these histories of known items, oldest first."""
+        shape, codes = self._trained.config.model, self._trained.history_codes
+        for begin in range(0, len(histories), STATES_AT_ONCE):
+            some = histories[begin : begin + STATES_AT_ONCE]
+            states = [
+                history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
+                for items, weights in some
+            ]
+            recent = np.full((len(some), shape.recent_items), -1, np.int64)
+            for row, (items, _) in zip(recent, some, strict=True):
+                newest = items[::-1][: shape.recent_items]
+                row[: len(newest)] = newest
+            last = torch.from_numpy(recent[:, 0].copy())
+            histograms = torch.from_numpy(np.stack(states))
+            yield from self._trained.model.read(histograms, last, torch.from_numpy(recent), self._trained.tables)
+
+    @cached_property
+    def _user_queries(self) -> Tensor:
+        """Queries of some users that represent all: (Q, D)."""
+        users = np.random.default_rng(0).permutation(np.flatnonzero(self._histories.lengths))[:SAMPLED_QUERIES]
+        starts = self._histories.starts
+        known = [self._known_before(slice(int(starts[user]), int(starts[user + 1]))) for user in users]
+        return torch.stack([*self._queries([one for one in known if one is not None])])
+
+    @cached_property
+    def _sample(self) -> list[SampledQuery]:
+        with torch.inference_mode():
+            scores = self._user_queries @ self._trained.model.item_vectors().T + self._trained.model.bias
+            rows = zip(self._user_queries, scores, strict=True)
+            return [sampled_query(self._trained, query, own) for query, own in rows]
+
+    @cached_property
+    def _audience(self) -> QuerySample:
+        return query_sample(self._trained, self._user_queries[:POOLED_QUERIES])
+
+    @cached_property
+    def _neighbours(self) -> Neighbours:
+        return Neighbours(self._trained)
+
+    def _codes_of_content(self, item_id: str, described: Description) -> ColdCodes:
+        """Return the codes that title and categories tell; where they tell nothing, those that suit anybody."""
+        if self._trained.content.reads_texts:
+            (predicted,), (is_known,) = self._trained.content.of_descriptions([described])
+            if is_known:
+                nearest = self._neighbours.nearest(predicted, NEAREST_ITEMS)
+                return codes_of_nearest_items(self._trained, nearest, self._audience)
+        rows = drawn(np.arange(self._known), MAX_SIMILAR_ITEMS, item_id)
+        return codes_of_similar_items(self._trained, rows, self._audience)
+
+
+def _shape(config: ModelConfig) -> ModelConfig:
+    """Return the shape without what a training may choose anew."""
+    return config.model_copy(update={"followers": 0, "dropout": 0.0})
