@@ -95,6 +95,18 @@ class TrainConfig(Frozen):
     warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
 
 
+# One epoch from the weights of a trained model, at a rate that keeps what it knows, on each user's newest events and as
+# many others: benchmarks/quality/training/less_work.py.
+WARM_EPOCHS, WARM_LEARNING_RATE, WARM_EPOCH_SHARE = 1, 0.0005, 0.4
+FULL_EVERY = 7  # models, of which one is trained afresh: daily trainings make one a week
+
+
+def warm_training(training: TrainConfig) -> TrainConfig:
+    """Return the settings of a training that goes on from a model that these have trained."""
+    changed = {"learning_rate": WARM_LEARNING_RATE, "epoch_share": WARM_EPOCH_SHARE, "regularisation": "given"}
+    return training.model_copy(update={**changed, "epochs": min(training.epochs, WARM_EPOCHS)})
+
+
 MechanismName = Literal["softmax", "histograms", "linear", "gated-linear", "interests"]
 
 

@@ -12,16 +12,19 @@ import typer
 
 from app.cli.console import console, job_console, say
 from app.cli.options import (
+    EventsPerUserOption,
     LogOptions,
     MemoryOption,
     MetricsOption,
     ModelOption,
     ModelsDirOption,
     StoreOptions,
+    UsersSampleOption,
     known_preset,
     place_of,
 )
 from app.jobs.reports.job_progress import counted
+from model.config import FULL_EVERY
 
 
 def rebuild(model: ModelOption, log: LogOptions) -> None:
@@ -151,6 +154,14 @@ class RoundOptions:
         typer.Option(help="Metric that decides: NDCG@10, or HR@10 weighted by the value of the held-out events."),
     ] = "ndcg"
     memory: MemoryOption = None
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Go on from the served model: its items keep their codes, and it takes less.")
+    ] = False
+    full_every: Annotated[int, typer.Option(min=1, help="With --warm: of so many models, one is trained afresh.")] = (
+        FULL_EVERY
+    )
+    events_per_user: EventsPerUserOption = None
+    users_sample: UsersSampleOption = 1.0
 
 
 def retrain(

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import DataOptions, Device, JsonOption, MemoryOption, ThreadsOption, known_preset_or_mechanism
+from app.cli.options import (
+    DataOptions,
+    Device,
+    EventsPerUserOption,
+    JsonOption,
+    MemoryOption,
+    ThreadsOption,
+    UsersSampleOption,
+    known_preset_or_mechanism,
+)
 from app.jobs.reports.job_progress import announced
 from model.config import (
     DEFAULT_THREADS,
@@ -25,10 +35,13 @@ from model.config import (
     LiftChoice,
     MechanismRecipe,
     MechanismTraining,
+    NegativesChoice,
     Protocol,
     RegularisationChoice,
     SeenRule,
+    SplitName,
     TrainOn,
+    warm_training,
 )
 from model.config import preset as preset_of
 
@@ -39,8 +52,48 @@ if TYPE_CHECKING:
 SignedModel = Annotated[Path, typer.Argument(help="Model directory on this machine.", metavar="DIR")]
 
 
+def _moment(text: str) -> datetime:
+    """Return a date, or a time, of UTC where it says no other zone; raise BadParameter if it is none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no date such as 2026-05-31, or time such as 2026-05-31T06:00Z") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True)
-class RecipeOptions:
+class LessWorkOptions:
+    """How much of the data is learned from."""
+
+    since: Annotated[
+        datetime | None, typer.Option(parser=_moment, help="Earlier events teach nothing.", metavar="DATE")
+    ] = None
+    users_sample: UsersSampleOption = 1.0
+    events_per_user: EventsPerUserOption = None
+    negatives: Annotated[
+        NegativesChoice, typer.Option(help="Of catalogues above 20,000 items: what a batch's items are compared with.")
+    ] = "uniform"
+
+    def require_none(self) -> None:
+        """Raise BadParameter where one is given, as mechanisms take none of them."""
+        if self.of_training() or self.of_data():
+            raise typer.BadParameter(
+                "mechanisms learn from all events; leave out --since, --users-sample, --events-per-user, --negatives"
+            )
+
+    def of_training(self) -> dict[str, Any]:
+        """Return the settings of the training that are given."""
+        bound = {} if self.events_per_user is None else {"events_per_user": self.events_per_user}
+        return bound if self.negatives == "uniform" else {**bound, "negatives": self.negatives}
+
+    def of_data(self) -> dict[str, Any]:
+        """Return what the card of the data says of them."""
+        since = {} if self.since is None else {"since": self.since}
+        return since if self.users_sample == 1 else {**since, "users_sample": self.users_sample}
+
+
+@dataclass(frozen=True)
+class RecipeOptions(LessWorkOptions):
     """What is trained."""
 
     preset: Annotated[
@@ -96,6 +149,12 @@ class RecipeOptions:
             metavar="DIR",
         ),
     ] = None
+    warm_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from this model, whose items keep their codes; usually one short epoch.", metavar="DIR"
+        ),
+    ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed. The same seed and --threads give the same model.")] = 0
 
     def recipe(self) -> Config | MechanismRecipe:
@@ -106,12 +165,19 @@ class RecipeOptions:
             raise typer.BadParameter("the epochs are given, or those of a mechanism; leave out --regularisation")
         if self.preset in PRESETS and self.codes_from is not None:
             raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
+        if self.preset in MECHANISMS:
+            self.require_none()
+        if self.warm_from is not None and (self.preset in MECHANISMS or self.regularisation != "given"):
+            raise typer.BadParameter("--warm-from goes on with a preset and its settings; leave out others")
         overrides: dict[str, Any] = {"seed": self.seed, **({"epochs": self.epochs} if self.epochs else {})}
-        card = DataCard(split="temporal" if self.protocol == "temporal" else "loo", train_on=self.train_on)
+        split: SplitName = "temporal" if self.protocol == "temporal" else "loo"
+        card = DataCard(split=split, train_on=self.train_on, **self.of_data())
         about_data = {**self._event_types(), "data": card}
         if self.preset not in MECHANISMS:
             shape, training = preset_of(self.preset)
+            training = training if self.warm_from is None else warm_training(training)
             lift, overrides["regularisation"] = self._lift(), self.regularisation
+            overrides |= self.of_training()
             shape = shape.model_copy(update={"followers": lift.pop("followers", shape.followers)})
             return Config(model=shape, training=training.model_copy(update={**overrides, **lift}), **about_data)
         if not set(about_data["event_weights"].values()) <= {0, 1}:
@@ -160,27 +226,36 @@ def train(
 ) -> None:
     """Train a model on a data directory, an archive, or a shop's table of events."""
     from app.jobs.reports.training_progress import TrainingProgress
+    from model.artifact import model_directory
     from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
+    from model.training.distributed.processes import Processes
     from model.training.memory import Resources
     from model.training.threads import cores_in_use, use_threads
     from model.training.train import train as train_model
+    from model.training.train import train_warm
 
     recipe = options.recipe()
     if memory is not None and isinstance(recipe, MechanismRecipe):
         raise typer.BadParameter("mechanisms train on events in memory; leave out --memory")
     data = source.directory()
     use_threads(threads)
+    processes = Processes.joined()
+    console.quiet = not processes.is_first  # it speaks for all
     gpu = " and the GPU" if device == "cuda" else ""
-    say(f"training {options.preset} on {cores_in_use()}{gpu} (--threads {threads})")
+    together = f" in each of {processes.count} processes" if processes.count > 1 else ""
+    say(f"training {options.preset} on {cores_in_use()}{gpu}{together} (--threads {threads})")
     try:
         with TrainingProgress(recipe.training.epochs, console) as progress:
             how: dict[str, Any] = {"resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
                 made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, device=device, **how)
             else:
-                resources = Resources(device, memory)
-                made = train_model(data, out, recipe, resources=resources, on_config=progress.set_config, **how)
+                how["resources"] = Resources(device, memory, processes)
+                if options.warm_from is None:
+                    made = train_model(data, out, recipe, on_config=progress.set_config, **how)
+                else:
+                    made = train_warm(model_directory.load(options.warm_from), data, out, recipe, **how)
     except KeyboardInterrupt:
         say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None

@@ -93,6 +93,15 @@ MemoryOption = Annotated[
         metavar="SIZE",
     ),
 ]
+EventsPerUserOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="An epoch learns from so many events of a user at most: the newest, and a stretch that changes."
+    ),
+]
+UsersSampleOption = Annotated[
+    float, typer.Option(min=0.001, max=1, help="Share of the users whose events are learned from.")
+]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the numbers to this JSON file too.", metavar="FILE")
 ]

@@ -108,6 +108,8 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
         seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
     require_unseen_test_events(card, interactions, protocol)
+    if isinstance(model, Artifact):
+        interactions = interactions.with_items_first(list(model.items.ids))  # a warm model numbers them in its own way
     parts = thinned(interactions, split(interactions, card.split, card.train_on), card)
     if not len(parts.test):
         raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")

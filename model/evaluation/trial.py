@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model.artifact.model_directory import Artifact
 from model.config import DataCard, Protocol, Recipe, SeenRule
-from model.data.interactions import DataError, Interactions, training_histories
+from model.data.interactions import DataError, Histories, Interactions, training_histories
 from model.data.splits import Split, split
 from model.evaluation.baselines import Baseline
 from model.evaluation.neural_baselines import NeuralBaseline, Notify, Validate
@@ -99,7 +99,11 @@ class Trial:
         """Test a model, however it was trained; raises DataError where it may have seen a test event."""
         require_unseen_test_events(model.config.data, self.interactions, self.protocol)
         settings = {"name": model.name, "generation": model.tag, "seed": model.config.training.seed}
-        return self.test(model.config.model.preset, settings, scorer_of(model), self._events_as_weighed_by(model))
+        scorer = scorer_of(model)
+        if isinstance(model, Artifact) and list(model.items.ids) != self.interactions.item_ids:
+            rows = np.array([model.items.rows.get(name, -1) for name in self.interactions.item_ids], np.int64)
+            scorer = _renumbered(scorer, rows)
+        return self.test(model.config.model.preset, settings, scorer, self._events_as_weighed_by(model))
 
     def _events_as_weighed_by(self, model: Artifact | TrainedMechanism) -> HeldOutEvents:
         """Return the held-out events, their histories with the model's weights; what counts as seen is the trial's."""
@@ -173,6 +177,21 @@ def require_unseen_test_events(card: DataCard, interactions: Interactions, proto
         raise DataError("the model was trained on all events, the test events too; train with --train-on train")
     if (protocol == "temporal") != (card.split == "temporal"):
         raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not test")
+
+
+def _renumbered(scorer: Scorer, rows: NDArray[np.int64]) -> Scorer:
+    """Return a scorer of a trial's items by a model that has others beside them, or has them in another order.
+
+    rows  (N,)  the model's row of each item of the trial, -1 for one that it does not know, which comes last
+    """
+
+    def scored(histories: Histories) -> NDArray[np.float32]:
+        item = rows[histories.item].astype(np.int32)
+        scores = scorer(Histories(item, histories.weights, histories.starts))
+        own: NDArray[np.float32] = np.where(rows >= 0, scores[:, rows], scores.min(axis=1, keepdims=True))
+        return own
+
+    return scored
 
 
 def scorer_of(model: Artifact | TrainedMechanism) -> Scorer:

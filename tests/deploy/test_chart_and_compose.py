@@ -109,8 +109,11 @@ def test_the_image_starts_the_same_command(component: str) -> None:
     """The trainer of the compose file goes on for ever, and says how it is; here it is started for each round."""
     command = service(component)["command"]
     if component == "trainer":
-        assert command == ["retrain", "--every", "24h", "--metrics", "0.0.0.0:9465"]
-        command = command[:1]
+        assert command == [
+            *("retrain", "--every", "24h", "--warm", "--full-every", "7"),
+            *("--metrics", "0.0.0.0:9465"),
+        ]
+        command = ["retrain", "--warm"]
     if component == "consume":
         there = {
             "--brokers=": "--brokers=kafka-1:9092,kafka-2:9092",

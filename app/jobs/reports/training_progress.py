@@ -10,14 +10,27 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 
 from app.jobs.reports.job_progress import JobProgress, ShareColumn, TimeLeftColumn
+from app.jobs.reports.phase_times import PhaseTimes
 from model.config import Config
 from model.training.loop import EpochReport
+
+EPOCHS = "epochs"
+PHASES = {  # by the first word of a stage
+    "reading": "reading",
+    "computing": "preparing",
+    "validating": "validating",
+    "choosing": "choosing",
+    "writing": "writing",
+}
 
 
 class TrainingProgress:
     """A context manager that shows what a training does, how much of it is done and how long the rest takes.
 
-    The time left is that to the last epoch; a training that validation stops ends earlier.
+    The time left is that to the last epoch; a training that validation stops ends earlier. One that ends well says how
+    long each phase took.
+
+    phases  of the training
     """
 
     def __init__(self, epochs: int, console: Console, get_time: Callable[[], float] | None = None) -> None:
@@ -26,6 +39,7 @@ class TrainingProgress:
         self._bar = JobProgress(*columns, console=console, is_transient=True, get_time=get_time)
         self._task = self._bar.add_task("preparing", start=False, total=epochs)
         self._has_begun = False
+        self.phases = PhaseTimes() if get_time is None else PhaseTimes(get_time)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -34,6 +48,9 @@ class TrainingProgress:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.phases.end()
+        if kind is None and self.phases.seconds:
+            self._bar.say(f"took: {self.phases}")
         self._bar.stop()
 
     def set_config(self, config: Config) -> None:
@@ -50,10 +67,12 @@ class TrainingProgress:
 
     def stage(self, name: str) -> None:
         """Show what the training does beside learning from batches."""
+        self.phases.begin(PHASES.get(name.split()[0], name))
         self._bar.update(self._task, description=name)
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Show how far the epoch is."""
+        self.phases.begin(EPOCHS)
         completed = epoch + share
         if not self._has_begun:  # a training that is resumed has done some epochs before
             self._has_begun = True

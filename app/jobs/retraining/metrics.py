@@ -51,6 +51,18 @@ class TrainerMetrics:
             "Value-weighted HR@10 of both in the last round that compared on events with values",
             ["model"],
         )
+        self._phases = Gauge(
+            "lisarec_trainer_phase_seconds", "Time of the last round by phase", ["phase"], registry=registry
+        )
+        self._events = Gauge("lisarec_trainer_events", "Events that the last round read", registry=registry)
+        self._peak = Gauge(
+            "lisarec_trainer_peak_memory_bytes", "The most memory that the trainer has had", registry=registry
+        )
+        self._is_warm = Gauge(
+            "lisarec_trainer_warm",
+            "1 where the last round that made a model went on from the served one, 0 where it trained afresh",
+            registry=registry,
+        )
         for model in ("new", "served"):
             self._ndcg.labels(model).set(math.nan)
             self._value.labels(model).set(math.nan)
@@ -79,6 +91,13 @@ class TrainerMetrics:
         self._rounds.labels(outcome.outcome).inc()
         self._succeeded.set(datetime.fromisoformat(outcome.at).timestamp())
         self._seconds.set(outcome.seconds)
+        self._events.set(outcome.events)
+        self._peak.set(outcome.peak_bytes)
+        self._phases.clear()
+        for phase, seconds in outcome.phases_s.items():
+            self._phases.labels(phase).set(seconds)
+        if outcome.is_warm is not None:
+            self._is_warm.set(outcome.is_warm)
         if outcome.ndcg_at_10 is not None and outcome.served_ndcg_at_10 is not None:
             self._ndcg.labels("new").set(outcome.ndcg_at_10)
             self._ndcg.labels("served").set(outcome.served_ndcg_at_10)

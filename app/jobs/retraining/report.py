@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,9 @@ class RoundOutcome:
     served         tag of the model that was served when the round began
     valued_events  how many of the questions have a value; where none has, there are no metrics of value
     decided_by     the metric that decided; None where nothing was compared
+    is_warm        whether the new model went on from the served one; None where there is no new model
+    phases_s       seconds that the phases of the round took, in the process that ended it
+    peak_bytes     the most memory that this process has had
     """
 
     outcome: Literal["activated", "refused", "waiting"]
@@ -41,6 +44,9 @@ class RoundOutcome:
     value_difference_interval_95: tuple[float, float] | None = None
     decided_by: Criterion | None = None
     seconds: float = 0.0
+    is_warm: bool | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,12 @@ from rich.console import Console
 
 from app.jobs import generations
 from app.jobs.reports.job_progress import announced, counted
+from app.jobs.reports.phase_times import PhaseTimes, peak_bytes
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
 from app.jobs.retraining.shop_items import ItemsById, items_of_store, put_over_file
+from app.jobs.retraining.warm import model_to_continue
 from app.serving import empty_model
 from app.serving.model_locations import models_of
 from app.serving.model_registry import ModelRegistry
@@ -42,7 +44,7 @@ from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
-from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
+from model.config import EVENT_WEIGHTS, FULL_EVERY, Config, DataCard, TrainConfig, preset, warm_training
 from model.data.table import SUFFIXES
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
@@ -50,7 +52,7 @@ from model.metrics import metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.training.memory import Resources
 from model.training.threads import cores_in_use
-from model.training.train import train
+from model.training.train import train, train_warm
 from storage.archive.training_events import TrainingEvents
 from storage.records import KnownGeneration
 
@@ -68,6 +70,7 @@ OUTCOME_NOTES = (
     "served_value_hr_at_10",
     "value_difference_interval_95",
     "decided_by",
+    "is_warm",
 )
 
 
@@ -78,6 +81,7 @@ class RetrainingPlan:
     max_loss   the share of the served model's quality that a new one may lack, where that may be chance
     criterion  what that quality is: NDCG@10, or the value-weighted hit rate where enough events have values
     memory     bytes that the process may take while it trains; None: as many as it needs
+    warm       whether to go on from the served model, but for every `full_every`-th model
     """
 
     preset: str = "lisa-mini"
@@ -87,14 +91,21 @@ class RetrainingPlan:
     max_loss: float = 0.1
     criterion: Criterion = "ndcg"
     memory: int | None = None
+    warm: bool = False
+    full_every: int = FULL_EVERY
+    events_per_user: int | None = None
+    users_sample: float = 1.0
 
-    def config(self, lift_strength: float | None) -> Config:
+    def config(self, lift_strength: float | None, *, is_warm: bool = False) -> Config:
         """Return the configuration of a training on all of its data, which do not include the held-out events."""
         shape, training = preset(self.preset)
+        epochs = {"epochs": self.epochs or training.epochs}
         training = training.model_copy(
-            update={"epochs": self.epochs or training.epochs, "lift_strength": lift_strength}
+            update={**epochs, "lift_strength": lift_strength, "events_per_user": self.events_per_user}
         )
-        return Config(model=shape, training=training, data=DataCard(train_on="all"))
+        training = warm_training(training) if is_warm else training
+        card = DataCard(train_on="all", users_sample=self.users_sample)
+        return Config(model=shape, training=training, data=card)
 
 
 class RetrainingRound:
@@ -111,6 +122,7 @@ class RetrainingRound:
         self._work = self._folder / WORK
         self._archive = settings.archive
         self._begin_s = time.monotonic()
+        self._phases = PhaseTimes()
 
     def run(self) -> RoundOutcome:
         """Run the remaining steps of the round, and return its outcome.
@@ -125,18 +137,22 @@ class RetrainingRound:
             waiting = self._prepare(served)
             if waiting is not None:
                 return self._finish(waiting)
+        last = TrainerReport.read(self._models.folder).last
+        config, full_every = self._plan.config(None), self._plan.full_every if self._plan.warm else 1
+        start = model_to_continue(config, served, full_every, last)
         past, holdout = self._hold_out(served)
         validation, test = holdout.halves()
-        trained = self._train("past", None)
+        trained = self._train("past", None, start)
         gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
-        with announced("comparing the models", self._console):
+        with announced("comparing the models", self._console), self._phases.during("comparing"):
             candidate = _with_best_lift(trained, validation)
             ranks = test.ranks(candidate)
             comparison = self._compare(gate, ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
             strength = _lift_strength(candidate) or 0.0
-            comparison = self._check_final_model(gate, test, self._train("all", strength), ranks, comparison)
-        self._add_notes(**{**asdict(comparison), "questions": len(test)})
+            final = self._train("all", strength, start)
+            comparison = self._check_final_model(gate, test, final, ranks, comparison)
+        self._add_notes(**{**asdict(comparison), "questions": len(test), "is_warm": start is not None})
         if not comparison.passes:
             return self._finish(self._outcome("refused", comparison.reason, served))
         self._record_model(self._read_notes()["name"])
@@ -188,7 +204,7 @@ class RetrainingRound:
             reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"
             return self._outcome("waiting", reason, served, events=entries)
         kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
-        with announced("reading the archive", self._console):
+        with announced("reading the archive", self._console), self._phases.during("archive"):
             found = archived.newest(self._plan.max_events)
         events = found.filter(pl.col("type").is_in(kinds))
         if unknown := len(found.filter(~pl.col("type").is_in([*EVENT_WEIGHTS]))):
@@ -222,18 +238,22 @@ class RetrainingRound:
             pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._models, served)
         )
 
-    def _train(self, name: str, lift_strength: float | None) -> Artifact:
+    def _train(self, name: str, lift_strength: float | None, start: Artifact | None) -> Artifact:
         """Return a model trained on these data, which an earlier run may have trained."""
         out = self._work / name / "model"
         if model_directory.exists(out):
             return model_directory.load(out)
-        config = self._plan.config(lift_strength)
+        config = self._plan.config(lift_strength, is_warm=start is not None)
         events = "everything" if name == "all" else "the past"
-        print_line(self._console, f"training on {events}, on {cores_in_use()}")
+        begin = "" if start is None else f", from {start.name}"
+        print_line(self._console, f"training on {events}{begin}, on {cores_in_use()}")
         resume, resources = (out / LAST_CHECKPOINT).exists(), Resources(memory=self._plan.memory)
         with TrainingProgress(config.training.epochs, self._console) as progress:
             data = self._work / name / "data"
-            return train(data, out, config, resources=resources, resume=resume, progress=progress)
+            how: dict[str, Any] = {"resources": resources, "resume": resume, "progress": progress}
+            made = train(data, out, config, **how) if start is None else train_warm(start, data, out, config, **how)
+        self._phases.add(progress.phases.seconds)
+        return made
 
     def _compare(self, gate: Gate, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
         return gate.compare(ranks, served, is_first=is_first)
@@ -255,7 +275,7 @@ class RetrainingRound:
             replace(TrainerReport.read(self._models.folder), previous=previous).write(self._models.folder)
             self._models.publish(name)
             print_line(self._console, f"folding all events for {name}")
-            with counted("events folded", self._console) as on_progress:
+            with counted("events folded", self._console) as on_progress, self._phases.during("folding"):
                 folder = self._folder / name
                 asyncio.run(generations.rebuild(self._settings, folder, lambda done: on_progress(done.events)))
             asyncio.run(generations.activate(self._settings, name))
@@ -300,9 +320,16 @@ class RetrainingRound:
         self, outcome: Literal["activated", "refused", "waiting"], reason: str, served: Artifact | None, **facts: Any
     ) -> RoundOutcome:
         notes = {name: fact for name, fact in self._read_notes().items() if name in OUTCOME_NOTES}
-        details: dict[str, Any] = {"served": _tag(served)} | notes | facts
+        details: dict[str, Any] = {"served": _tag(served), **self._costs()} | notes | facts
         at = datetime.now(UTC).isoformat(timespec="seconds")
         return RoundOutcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **details)
+
+    def _costs(self) -> dict[str, Any]:
+        """Return what the round has cost this process, and print it."""
+        if self._phases.seconds:
+            print_line(self._console, f"the round took: {self._phases}")
+        seconds = {phase: round(one, 1) for phase, one in self._phases.seconds.items()}
+        return {"phases_s": seconds, "peak_bytes": peak_bytes()}
 
     def _finish(self, outcome: RoundOutcome) -> RoundOutcome:
         replace(TrainerReport.read(self._models.folder), last=asdict(outcome)).write(self._models.folder)

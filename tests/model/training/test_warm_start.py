@@ -1,0 +1,112 @@
+"""Trainings that go on from a model: what states count stays as it is, new items get codes, and it learns on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.config import ModelConfig, warm_training
+from model.evaluation import evaluate
+from model.training import train
+from model.training.warm_start import WarmStartError
+
+Make = Callable[..., Any]
+NEW = {f"i{item}" for item in range(36, 40)}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory, write_rows: Make, tiny_config: Make, silent: Make) -> Artifact:
+    """A model of the shop before it had four of its items, in another order."""
+    from tests.model.conftest import shop_rows
+
+    place = tmp_path_factory.mktemp("before")
+    rows = [row for row in shop_rows()[::-1] if row[1] not in NEW]
+    config = tiny_config(epochs=6)
+    made: Artifact = train.train(write_rows(place / "data", rows), place / "model", config, progress=silent())
+    return made
+
+
+@pytest.fixture(scope="module")
+def after(
+    before: Artifact, shop: Path, tiny_config: Make, silent: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    config = tiny_config(lift_strength=0.0)  # the weights alone are judged
+    config = config.model_copy(update={"training": warm_training(config.training)})
+    return train.train_warm(before, shop, tmp_path_factory.mktemp("after") / "model", config, progress=silent())
+
+
+def test_known_items_keep_their_rows_and_codes_and_states_keep_their_shape(before: Artifact, after: Artifact) -> None:
+    known = len(before.items)
+    assert list(after.items.ids)[:known] == list(before.items.ids)
+    assert set(list(after.items.ids)[known:]) == NEW
+    np.testing.assert_array_equal(after.history_codes[:known], before.history_codes)
+    np.testing.assert_array_equal(after.target_codes[:known], before.target_codes)
+    assert len(np.unique(after.target_codes, axis=0)) == len(after.items)
+    shapes = [
+        (one.decay_rates, one.history_codebooks, one.recent_items) for one in (before.config.model, after.config.model)
+    ]
+    assert shapes[0] == shapes[1]
+    assert after.config.event_weights == before.config.event_weights
+    assert after.config.training.warm_from == before.tag
+    assert (before.config.training.warm_count, after.config.training.warm_count) == (0, 1)
+
+
+def test_new_items_stand_where_those_do_that_are_chosen_beside_them(before: Artifact, after: Artifact) -> None:
+    """The shop's customers walk along a ring: an item's neighbours are the numbers beside its own."""
+    vectors = after.model.item_vectors().detach().numpy()
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = after.items.rows
+    near = [
+        vectors[rows[f"i{one}"]] @ vectors[rows[f"i{(one + step) % 40}"]] for one in range(36, 40) for step in (-1, 1)
+    ]
+    far = [
+        vectors[rows[f"i{one}"]] @ vectors[rows[f"i{(one + step) % 40}"]] for one in range(36, 40) for step in (15, 20)
+    ]
+    assert np.mean(near) > np.mean(far)
+
+
+def test_one_short_epoch_learns_more_than_one_from_nothing(
+    after: Artifact, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
+) -> None:
+    assert len(after.metrics["epochs"]) == 1
+    config = tiny_config(lift_strength=0.0)
+    fresh = config.model_copy(update={"training": warm_training(config.training)})
+    cold = train.train(shop, tmp_path / "cold", fresh, progress=silent())
+    report = evaluate.evaluate([after, cold], shop).to_json()
+    warm, cold_quality = (
+        report["metrics"]["ndcg_at_10_full"],
+        report["other_models"]["cold"]["metrics"]["ndcg_at_10_full"],
+    )
+    assert warm > cold_quality + 0.1
+    alone = evaluate.evaluate([cold], shop).to_json()["metrics"]["ndcg_at_10_full"]
+    assert alone == pytest.approx(cold_quality), "the order of the items changes nothing"
+
+
+def test_a_model_of_another_kind_is_refused(
+    before: Artifact, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
+) -> None:
+    wider = tiny_config().model_copy(update={"model": ModelConfig()})
+    others = tiny_config().model_copy(update={"event_weights": {"click": 2.0}})
+    for config, reason in ((wider, "another shape"), (others, "other weights of events")):
+        with pytest.raises(WarmStartError, match=reason):
+            train.train_warm(before, shop, tmp_path / "model", config, progress=silent())
+    assert not model_directory.exists(tmp_path / "model")
+
+
+def test_an_interrupted_warm_training_is_resumed_and_not_mixed_with_another(
+    before: Artifact, after: Artifact, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=2)
+    whole = train.train_warm(before, shop, tmp_path / "whole", config, progress=silent())
+    with pytest.raises(KeyboardInterrupt):
+        train.train_warm(before, shop, tmp_path / "parts", config, progress=silent(stop_after=0))
+    with pytest.raises(ValueError, match="other options"):
+        train.train_warm(after, shop, tmp_path / "parts", config, resume=True, progress=silent())
+    resumed = train.train_warm(before, shop, tmp_path / "parts", config, resume=True, progress=silent())
+    assert resumed.tag == whole.tag
