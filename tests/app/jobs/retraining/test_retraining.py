@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,15 @@ from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
 from app.jobs.retraining.report import REPORT, RoundOutcome, TrainerReport
 from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
+from app.jobs.retraining.warm import model_to_continue
 from app.serving import empty_model, switcher
 from app.serving.model_locations import models_of
 from app.serving.model_registry import LocalModels
 from app.settings import Settings
 from model.artifact import model_directory
-from model.artifact.model_directory import MANIFEST
+from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, make_key
-from model.config import PRESETS, ModelConfig, TrainConfig
+from model.config import PRESETS, Config, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
 from model.training.train import train as train_model
 from storage.folders.local_folder import LocalFolder
@@ -42,6 +44,7 @@ from tests.app.conftest import Client
 from tests.waiting import wait_until
 
 PLAN = RetrainingPlan("tiny", epochs=1, min_events=600)
+WARM_PLAN = replace(PLAN, warm=True)
 TINY = (
     ModelConfig(preset="tiny", width=16, history_codewords=8, target_codewords=32, ffn_multiple=1, hops=0),
     TrainConfig(learning_rate=0.01),
@@ -98,8 +101,8 @@ class Shop:
     def archive(self) -> None:
         archive(self.settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
 
-    def retrain(self) -> RoundOutcome:
-        return run_trainer(self.settings, PLAN, None, Console(quiet=True), self.trainer)
+    def retrain(self, plan: RetrainingPlan = PLAN) -> RoundOutcome:
+        return run_trainer(self.settings, plan, None, Console(quiet=True), self.trainer)
 
     def sample(self, metric: str, **labels: str) -> float | None:
         """What the trainer tells Prometheus."""
@@ -137,8 +140,10 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     made: list[str] = []
     for shoppers in (200, 110):
         shop.collect(shoppers)
-        outcome = shop.retrain()
+        outcome = shop.retrain(WARM_PLAN)
         assert outcome.outcome == "activated", outcome
+        assert outcome.is_warm == bool(made)
+        assert {"reading", "preparing", "epochs", "folding"} <= outcome.phases_s.keys()
         assert outcome.ndcg_at_10 is not None
         assert outcome.served_ndcg_at_10 is not None
         assert outcome.name is not None
@@ -159,6 +164,14 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     store, runner = shop.client.service.store, shop.client.runner
     known = {one.named.name for one in runner.run(store.generations.known())}
     assert known == set(made), "no states of others are left"
+
+    earlier, later = (model_directory.load(shop.models / name) for name in made)
+    assert list(later.items.ids)[: len(earlier.items)] == list(earlier.items.ids)
+    assert (later.history_codes[: len(earlier.items)] == earlier.history_codes).all()
+    assert shop.sample("warm") == 1
+    assert (shop.sample("events") or 0) > 600
+    assert (shop.sample("phase_seconds", phase="epochs") or 0) > 0
+    assert (shop.sample("peak_memory_bytes") or 0) > 1 << 20
 
     runner.run(generations.activate(shop.settings, made[0]))
     shop.follows(made[0])
@@ -292,6 +305,28 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     shop.follows(name)
     assert (shop.report()["last"]["outcome"], shop.report()["made"], shop.names()) == ("activated", [name], [name])
     assert shop.client.recommend("u3")["source"] == "personalised"
+
+
+def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
+    """So is one after a refusal, and one of another kind."""
+    shop.collect(200)
+    name = shop.retrain().name
+    assert name is not None
+    served, config = model_directory.load(shop.models / name), PLAN.config(None)
+
+    def continues(
+        model: Artifact | None, full_every: int = 7, outcome: str = "activated", config: Config = config
+    ) -> bool:
+        return model_to_continue(config, model, full_every, {"outcome": outcome}) is not None
+
+    assert continues(served)
+    assert not continues(None)
+    assert not continues(served, outcome="refused")
+    assert not continues(served, config=config.model_copy(update={"model": ModelConfig()}))
+    assert [continues(served, full_every) for full_every in (1, 2)] == [False, True]
+    of_two = served.config.training.model_copy(update={"warm_count": 2})
+    after_two = replace(served, config=served.config.model_copy(update={"training": of_two}))
+    assert [continues(after_two, full_every) for full_every in (2, 3, 4)] == [False, False, True]
 
 
 def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
