@@ -1,0 +1,110 @@
+"""Several processes train what one trains, end together, and go on with another number of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.config import Config
+from model.data.interactions import Histories
+from model.evaluation.trial import model_scorer
+from model.training import train, trainer
+from model.training.distributed.processes import ENDED, Processes
+from model.training.loop import LAST_CHECKPOINT
+from tests.model.training.train_together import EPOCHS
+
+Make = Callable[..., Any]
+SCRIPT = Path(__file__).with_name("train_together.py")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _products_in_float32() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "matmul_dtype", lambda _: torch.float32)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Make) -> Config:
+    made: Config = tiny_config(epochs=EPOCHS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(shop: Path, config: Config, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return train.train(shop, tmp_path_factory.mktemp("alone") / "model", config, progress=silent())
+
+
+def run_together(count: int, *arguments: object) -> list[tuple[int, str, str]]:
+    """Run the script in processes with the environment that torchrun gives them: their statuses and outputs."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    given |= {"TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, arguments)],
+            env=os.environ | given | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    outputs = [process.communicate() for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def assert_same(one: Artifact, other: Artifact) -> None:
+    """The same codes, and up to rounding the same losses and scores."""
+    assert one.config == other.config
+    np.testing.assert_array_equal(one.target_codes, other.target_codes)
+    for name, tolerance in (("loss", 1e-4), ("ndcg_at_10", 5e-3)):
+        values = [[epoch[name] for epoch in made.metrics["epochs"]] for made in (one, other)]
+        np.testing.assert_allclose(*values, rtol=tolerance)
+    item = np.arange(20, dtype=np.int32)
+    histories = Histories(item, np.ones(20, np.float32), np.array([0, 3, 4, 20]))
+    np.testing.assert_allclose(*(model_scorer(made)(histories) for made in (one, other)), atol=0.02)
+
+
+def test_another_number_of_processes_goes_on_and_comes_to_the_same(
+    shop: Path, config: Config, alone: Artifact, silent: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train.train(shop, tmp_path / "model", config, progress=silent(stop_after=0))
+    done = run_together(2, shop, tmp_path / "model")
+    made = model_directory.load(tmp_path / "model")
+    assert [(status, printed.split()) for status, printed, _ in done] == 2 * [(0, [made.tag])], done
+    assert_same(made, alone)
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {*model_directory.FILES, model_directory.MANIFEST}
+
+
+def test_a_killed_process_ends_the_others_and_the_next_start_goes_on(
+    shop: Path, config: Config, alone: Artifact, silent: Make, tmp_path: Path
+) -> None:
+    (first, second) = run_together(2, shop, tmp_path / "model", 0)
+    assert second[0] == -signal.SIGKILL
+    assert (first[0], first[2].strip().splitlines()[-1]) == (1, f"error: {ENDED}")
+    assert (tmp_path / "model" / LAST_CHECKPOINT).exists()
+    assert not model_directory.exists(tmp_path / "model")
+    rest = silent()
+    made = train.train(shop, tmp_path / "model", config, resume=True, progress=rest)
+    assert [report.epoch for report in rest.reports] == [1], "the epoch that had ended is kept"
+    assert_same(made, alone)
+
+
+def test_what_torchrun_has_not_started_is_alone() -> None:
+    assert Processes.joined() == Processes(0, 1)

@@ -1,0 +1,50 @@
+"""One of several processes that train a tiny model: DATA OUT [EPOCH], after which the second one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from typing_extensions import override
+
+from model.training import train, trainer
+from model.training.distributed.processes import Processes
+from model.training.loop import LAST_CHECKPOINT, EpochReport, TrainError
+from model.training.memory import Resources
+from tests.model.conftest import Silent, tiny_config
+
+EPOCHS = 2
+
+
+class KilledAfter(Silent):
+    """Progress that ends its process as kill -9 does, after an epoch."""
+
+    @override
+    def epoch(self, report: EpochReport) -> None:
+        if report.epoch == self.stop_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(data: str, out: str, last_epoch: str = "") -> None:
+    """Train, or resume what there is; print what a command prints of an error."""
+    torch.set_num_threads(1)
+    trainer.matmul_dtype = lambda _: torch.float32  # type: ignore[assignment] # sums in bfloat16 differ by more
+    processes = Processes.joined()
+    killed = bool(last_epoch) and not processes.is_first
+    progress = KilledAfter(int(last_epoch)) if killed else Silent()
+    resume = (Path(out) / LAST_CHECKPOINT).exists()
+    how = Resources(processes=processes)
+    try:
+        made = train.train(
+            Path(data), Path(out), tiny_config(epochs=EPOCHS), resources=how, resume=resume, progress=progress
+        )
+    except TrainError as exc:
+        sys.exit(f"error: {exc}")
+    print(made.tag)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
