@@ -79,11 +79,16 @@ class Processes:
         except RuntimeError as exc:
             if self.count == 1 or not (isinstance(exc, distributed.DistError) or "gloo" in str(exc)):
                 raise
-            raise TrainError(ENDED) from exc
+            raise _ended() from exc
 
 
 ALONE = Processes()
 
 
 def _end(_: int, __: FrameType | None) -> None:
-    raise TrainError(ENDED)
+    raise _ended()
+
+
+def _ended() -> TrainError:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends anyway, and says why before
+    return TrainError(ENDED)

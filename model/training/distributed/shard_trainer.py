@@ -48,11 +48,12 @@ class RowDropout(nn.Dropout):
 
 
 class _Loss(nn.Module):
-    """The loss as a module, whose forward DistributedDataParallel calls."""
+    """The loss as a module, whose forward DistributedDataParallel calls; it has no buffers to send about."""
 
     def __init__(self, network: nn.Module, loss: Callable[[PositionBatch], Tensor]) -> None:
         super().__init__()
-        self.network, self._loss = network, loss
+        self.weights = nn.ParameterList(network.parameters())
+        self._loss = loss
 
     @override
     def forward(self, batch: PositionBatch) -> Tensor:
@@ -71,8 +72,7 @@ class ShardTrainer(Trainer):
                 if isinstance(part, nn.Dropout):
                     setattr(module, name, RowDropout(part.p, self._turn))
         with processes.together():
-            loss = _Loss(self.model, self._share_of_loss)
-            self._parallel = DistributedDataParallel(loss, broadcast_buffers=False)
+            self._parallel = DistributedDataParallel(_Loss(self.model, self._share_of_loss))
 
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:

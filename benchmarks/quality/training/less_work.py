@@ -1,0 +1,231 @@
+"""What it costs in quality to train with less work, and to go on from a model, judged on validation events alone.
+
+Each way to train is one training of `lisa-mini`, with the same validation events, each with its whole history. The
+time is that of the processor, with reading and writing, as a shared machine's clock tells little. Going on is asked
+about after 5 % more events: a first model is trained on what was there before these, without the validation events.
+
+What was trained is kept in ``--out`` and not trained again.
+
+    python -m benchmarks.quality.training.less_work --data $LISAREC_DATA/online-retail --out runs/less --epochs 3
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+import typer
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import cpu
+from model.artifact import model_directory
+from model.config import (
+    EVENT_WEIGHTS,
+    WARM_EPOCH_SHARE,
+    WARM_EPOCHS,
+    WARM_LEARNING_RATE,
+    Config,
+    DataCard,
+    Protocol,
+    preset,
+    warm_training,
+)
+from model.data.interactions import Interactions
+from model.data.readers import read_interactions
+from model.data.splits import split
+from model.training.loop import EpochReport
+from model.training.threads import use_threads
+from model.training.train import train, train_warm
+
+NEW_SHARE = 0.05  # of the training events, which come after the model that is gone on from
+EVERYTHING, BEFORE, WARM = "everything", "before", "warm"
+
+console = Console(width=160)
+
+
+class Way(NamedTuple):
+    """What a training has beside the preset's settings: of the training, and of the card of its data."""
+
+    training: Mapping[str, Any]
+    card: Mapping[str, Any]
+
+
+class Found(NamedTuple):
+    """What came of a training: the best validation NDCG@10 of its epochs, how many they were, and seconds."""
+
+    ndcg_at_10: float
+    epochs: int
+    cpu_s: float
+
+
+class EpochPrinter:
+    """Prints a line for each epoch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def stage(self, name: str) -> None:
+        """Print nothing of a stage."""
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Print nothing of a batch."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """Print its quality."""
+        quality = report.ndcg_at_10 or 0.0
+        console.print(f"{self._name}: epoch {report.epoch + 1}, {quality:.4f}, {report.elapsed_s:.0f} s")
+
+
+class Trials:
+    """Trains one table in different ways."""
+
+    def __init__(self, data: Path, out: Path, protocol: Protocol, epochs: int | None) -> None:
+        self._data, self._out, self._epochs = data, out / data.name, epochs
+        self._split: Any = "temporal" if protocol == "temporal" else "loo"
+        self._interactions = read_interactions(data).stepping(EVENT_WEIGHTS)
+        self._parts = split(self._interactions, self._split)
+
+    def ways(self) -> dict[str, Way]:
+        """Return the ways to train, by name; but for going on from a model."""
+        found = {
+            EVERYTHING: Way({}, {}),
+            "--users-sample 0.5": Way({}, {"users_sample": 0.5}),
+            "--users-sample 0.25": Way({}, {"users_sample": 0.25}),
+            "--events-per-user 64": Way({"events_per_user": 64}, {}),
+            "--events-per-user 16": Way({"events_per_user": 16}, {}),
+            "512 negatives, uniform": Way({"full_softmax_items": 1, "sampled_negatives": 512}, {}),
+            "512 negatives, popular": Way(
+                {"full_softmax_items": 1, "sampled_negatives": 512, "negatives": "popular"}, {}
+            ),
+        }
+        if not self._interactions.time_is_order:
+            moment = datetime.fromtimestamp(self._quantile_us(0.5) / 1e6, UTC)
+            found["--since, the newest half"] = Way({}, {"since": moment})
+        return found
+
+    def train(self, name: str, way: Way) -> Found:
+        """Train in one way, or read what came of it."""
+        shape, training = preset("lisa-mini")
+        training = training.model_copy(update=way.training)
+        if self._epochs is not None:
+            training = training.model_copy(update={"epochs": self._epochs})
+        config = Config(model=shape, training=training, data=DataCard(split=self._split, **way.card))
+        place = self._out / name.strip("-").replace(" ", "-")
+        return self._measured(place, config, None)
+
+    def go_on(self, epochs: int, learning_rate: float, share: float) -> Found:
+        """Go on from a model of the earlier events, with these settings; train that model if there is none yet."""
+        before = self._out / BEFORE
+        if not model_directory.exists(before):
+            shape, training = preset("lisa-mini")
+            training = training.model_copy(update={"epochs": self._epochs or training.epochs})
+            data = self._earlier_events(self._out / f"{BEFORE}-data")
+            train(
+                data,
+                before,
+                Config(model=shape, training=training, data=DataCard(train_on="all")),
+                progress=EpochPrinter(BEFORE),
+            )
+        shape, training = preset("lisa-mini")
+        given = {"epochs": epochs, "learning_rate": learning_rate, "epoch_share": share}
+        training = warm_training(training).model_copy(update=given)
+        config = Config(model=shape, training=training, data=DataCard(split=self._split))
+        place = self._out / f"{WARM}-{epochs}-{learning_rate:g}-{share:g}"
+        return self._measured(place, config, model_directory.load(before))
+
+    def _measured(self, place: Path, config: Config, start: model_directory.Artifact | None) -> Found:
+        result = place.with_suffix(".json")
+        if not result.exists():
+            begin_s, progress = time.process_time(), EpochPrinter(place.name)
+            if start is None:
+                made = train(self._data, place, config, progress=progress)
+            else:
+                made = train_warm(start, self._data, place, config, progress=progress)
+            epochs = [epoch["ndcg_at_10"] for epoch in made.metrics["epochs"]]
+            found = Found(max(epochs), len(epochs), time.process_time() - begin_s)
+            result.write_text(json.dumps(found._asdict()), encoding="utf-8")
+        return Found(**json.loads(result.read_text(encoding="utf-8")))
+
+    def _quantile_us(self, share: float) -> int:
+        return int(np.quantile(self._interactions.timestamp_us[self._parts.train], share))
+
+    def _earlier_events(self, directory: Path) -> Path:
+        """Write the training events but the newest as a data directory, and return it."""
+        before = self._parts.train & (self._interactions.timestamp_us < self._quantile_us(1 - NEW_SHARE))
+        directory.mkdir(parents=True, exist_ok=True)
+        table_of(self._interactions, before).write_parquet(directory / "interactions.parquet")
+        return directory
+
+
+def table_of(interactions: Interactions, chosen: NDArray[np.bool_]) -> pl.DataFrame:
+    """Return the chosen events as the table of a data directory."""
+    users, items = (np.array(names) for names in (interactions.user_ids, interactions.item_ids))
+    return pl.DataFrame(
+        {
+            "user_id": users[interactions.user[chosen]],
+            "item_id": items[interactions.item[chosen]],
+            "timestamp": interactions.timestamp_us[chosen] / 1e6,
+            "type": np.array(interactions.type_names)[interactions.type[chosen]],
+        }
+    )
+
+
+def results_table(found: Mapping[str, Found]) -> Table:
+    """Return the quality and the time of each way, beside those of the first."""
+    table = Table("way", "epochs", "NDCG@10, validation", "difference", "CPU s", "share of it", box=box.MARKDOWN)
+    first = found[EVERYTHING]
+    for name, one in found.items():
+        table.add_row(
+            name,
+            str(one.epochs),
+            f"{one.ndcg_at_10:.4f}",
+            "" if one is first else f"{one.ndcg_at_10 - first.ndcg_at_10:+.4f}",
+            f"{one.cpu_s:.0f}",
+            f"{one.cpu_s / first.cpu_s:.2f}",
+        )
+    return table
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Data directory.")],
+    out: Annotated[Path, typer.Option(help="Where trainings are kept.")],
+    protocol: Protocol = "temporal",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Just these beside 'everything'; repeatable.")] = None,
+    warm: Annotated[
+        list[str] | None, typer.Option(help="EPOCHS,LEARNING_RATE,SHARE of a warm training; repeatable.")
+    ] = None,
+) -> None:
+    """Train what is not trained yet, and print the table."""
+    use_threads()
+    trials = Trials(data, out, protocol, epochs)
+    found = {
+        name: trials.train(name, one)
+        for name, one in trials.ways().items()
+        if way is None or name in (EVERYTHING, *way)
+    }
+    for text in warm or [f"{WARM_EPOCHS},{WARM_LEARNING_RATE},{WARM_EPOCH_SHARE}"]:
+        count, rate, share = text.split(",")
+        found[f"{WARM}: {count} epochs, rate {rate}, share {share}"] = trials.go_on(
+            int(count), float(rate), float(share)
+        )
+    console.print(results_table(found))
+    console.print(
+        f"{data.name}, {cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}, "
+        f"torch {torch.__version__}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
