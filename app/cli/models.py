@@ -241,6 +241,8 @@ def train(
     data = source.directory()
     use_threads(threads)
     processes = Processes.joined()
+    if processes.count > 1 and isinstance(recipe, MechanismRecipe):
+        raise typer.BadParameter("mechanisms train in one process; leave out torchrun")
     console.quiet = not processes.is_first  # it speaks for all
     gpu = " and the GPU" if device == "cuda" else ""
     together = f" in each of {processes.count} processes" if processes.count > 1 else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,3 @@ def read(directory: Path) -> tuple[Config, Preparation]:
     codes = (torch.from_numpy(np.array(mapped(name))) for name in ("history_codes", "target_codes"))
     histories = Histories(mapped("item"), mapped("weights"), np.array(mapped("starts")))
     return recipe, Preparation(histories, LisaMini(recipe.model, *codes), None, None, IN_MEMORY)
-
-
-def remove(directory: Path) -> None:
-    """Remove the files, when every process has read them."""
-    shutil.rmtree(directory / FOLDER, ignore_errors=True)

@@ -164,24 +164,6 @@ class TestTrainAndEvaluate:
         assert weights[0] == weights[1]
         assert weights[0] != weights[2]
 
-    def test_less_work_and_going_on_from_a_model(
-        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out, less = tmp_path / "warm", ("--users-sample", 0.5, "--events-per-user", 4, "--negatives", "popular")
-        shown = Outcome(
-            capsys, "train", "--data", shop, "--out", out, "--warm-from", model, "--since", "2020-01-01", *less
-        )
-        assert shown.status == 0, shown.err
-        assert "took: reading 0 s, preparing" in shown.out
-        config = json.loads((out / "config.json").read_text())
-        training, data = config["training"], config["data"]
-        assert (training["warm_count"], training["events_per_user"], training["negatives"]) == (1, 4, "popular")
-        assert (data["users_sample"], data["since"]) == (0.5, "2020-01-01T00:00:00Z")
-        before = json.loads((model / "config.json").read_text())
-        assert not {"warm_count", "events_per_user", "negatives"} & before["training"].keys()
-        assert not {"users_sample", "since"} & before["data"].keys(), "older versions read models without them"
-        assert Outcome(capsys, "evaluate", "--model", out, "--model", model, "--data", shop).status == 0
-
     def test_train_on_one_core_unless_asked_for_more(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Without data, since on a busy machine two threads would train for long."""
         arguments = ("train", "--data", tmp_path / "nowhere", "--out", tmp_path / "model")
@@ -400,9 +382,6 @@ def test_sizes_are_binary_however_they_are_written(text: str, size: int) -> None
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),
         (["train", "--data", "d", "--out", "m", "--memory", "much"], "4GiB"),
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--memory", "3GiB"], "leave out --memory"),
-        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--since", "2026-05-31"], "leave out --since"),
-        (["train", "--data", "d", "--out", "m", "--since", "lately"], "2026-05-31"),
-        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--warm-from", "m"], "--warm-from"),
         (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
