@@ -155,9 +155,9 @@ class RoundOptions:
     ] = "ndcg"
     memory: MemoryOption = None
     warm: Annotated[
-        bool, typer.Option("--warm", help="Go on from the served model: its items keep their codes, and it takes less.")
+        bool, typer.Option("--warm", help="Continue from the served model. Known items keep their codes.")
     ] = False
-    full_every: Annotated[int, typer.Option(min=1, help="With --warm: of so many models, one is trained afresh.")] = (
+    full_every: Annotated[int, typer.Option(min=1, help="With --warm: one of so many models is trained in full.")] = (
         FULL_EVERY
     )
     events_per_user: EventsPerUserOption = None

@@ -66,12 +66,13 @@ class LessWorkOptions:
     """How much of the data is learned from."""
 
     since: Annotated[
-        datetime | None, typer.Option(parser=_moment, help="Earlier events teach nothing.", metavar="DATE")
+        datetime | None,
+        typer.Option(parser=_moment, help="Leave out training events before this date or time.", metavar="DATE"),
     ] = None
     users_sample: UsersSampleOption = 1.0
     events_per_user: EventsPerUserOption = None
     negatives: Annotated[
-        NegativesChoice, typer.Option(help="Of catalogues above 20,000 items: what a batch's items are compared with.")
+        NegativesChoice, typer.Option(help="How negatives are drawn for a catalogue of more than 20,000 items.")
     ] = "uniform"
 
     def require_none(self) -> None:
@@ -151,9 +152,7 @@ class RecipeOptions(LessWorkOptions):
     ] = None
     warm_from: Annotated[
         Path | None,
-        typer.Option(
-            help="Go on from this model, whose items keep their codes; usually one short epoch.", metavar="DIR"
-        ),
+        typer.Option(help="Continue from this model in one short epoch. Its items keep their codes.", metavar="DIR"),
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed. The same seed and --threads give the same model.")] = 0
 

@@ -95,13 +95,9 @@ MemoryOption = Annotated[
 ]
 EventsPerUserOption = Annotated[
     int | None,
-    typer.Option(
-        min=2, help="An epoch learns from so many events of a user at most: the newest, and a stretch that changes."
-    ),
+    typer.Option(min=2, help="Events of a user per epoch at most: half are the newest, half a stretch that changes."),
 ]
-UsersSampleOption = Annotated[
-    float, typer.Option(min=0.001, max=1, help="Share of the users whose events are learned from.")
-]
+UsersSampleOption = Annotated[float, typer.Option(min=0.001, max=1, help="Share of the users to train on.")]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the numbers to this JSON file too.", metavar="FILE")
 ]

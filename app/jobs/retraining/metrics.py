@@ -51,17 +51,13 @@ class TrainerMetrics:
             "Value-weighted HR@10 of both in the last round that compared on events with values",
             ["model"],
         )
-        self._phases = Gauge(
-            "lisarec_trainer_phase_seconds", "Time of the last round by phase", ["phase"], registry=registry
+        self._phases = instruments.gauge(
+            "lisarec_trainer_phase_seconds", "Seconds that each phase of the last round took", ["phase"]
         )
-        self._events = Gauge("lisarec_trainer_events", "Events that the last round read", registry=registry)
-        self._peak = Gauge(
-            "lisarec_trainer_peak_memory_bytes", "The most memory that the trainer has had", registry=registry
-        )
-        self._is_warm = Gauge(
-            "lisarec_trainer_warm",
-            "1 where the last round that made a model went on from the served one, 0 where it trained afresh",
-            registry=registry,
+        self._events = instruments.gauge("lisarec_trainer_events", "Events that the last round read")
+        self._peak = instruments.gauge("lisarec_trainer_peak_memory_bytes", "Peak of the trainer's memory")
+        self._is_warm = instruments.gauge(
+            "lisarec_trainer_warm", "1 if the last round that made a model continued from the served one, else 0"
         )
         for model in ("new", "served"):
             self._ndcg.labels(model).set(math.nan)

@@ -145,7 +145,7 @@ class Trials:
         return self._measured(place, config, model_directory.load(before))
 
     def _measured(self, place: Path, config: Config, start: model_directory.Artifact | None) -> Found:
-        result = place.with_suffix(".json")
+        result = place.with_name(f"{place.name}.json")
         if not result.exists():
             begin_s, progress = time.process_time(), EpochPrinter(place.name)
             if start is None:
