@@ -180,7 +180,7 @@ class _Training(NamedTuple):
         self.resources.require_enough(interactions, recipe)
         on_config(recipe)
         progress.stage(f"computing the codes of {len(interactions.item_ids):,} items")
-        prepared = prepare(interactions, inputs.parts, recipe, start and inputs.first_model(start))
+        prepared = prepare(interactions, inputs.parts, recipe, None if start is None else inputs.first_model(start))
         if self.resources.processes.count > 1:
             shared_files.write(self.out, recipe, prepared)
             self.resources.processes.wait()

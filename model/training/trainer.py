@@ -113,10 +113,11 @@ class Trainer(TrainingLoop[PositionBatch]):
     @property
     def lift(self) -> Lift:
         """What the model lifts: what the last validation chose, or the usual."""
-        return self._chooser.usual if self.chosen is None else self.chosen.lift
+        return self.chooser.usual if self.chosen is None else self.chosen.lift
 
     @property
-    def _chooser(self) -> LiftChooser:
+    def chooser(self) -> LiftChooser:
+        """What chooses the lift, in a process that judges epochs."""
         assert self.lifts is not None, "another process judges the epochs"
         return self.lifts
 
@@ -127,7 +128,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         self._set_lift(self.lift)
 
     def _set_lift(self, lift: Lift) -> None:
-        self.model.set_followers(self._chooser.followers(lift), lift)
+        self.model.set_followers(self.chooser.followers(lift), lift)
 
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
@@ -158,8 +159,8 @@ class Trainer(TrainingLoop[PositionBatch]):
     @override
     def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
         """Choose the lift for these weights: a model is served with it."""
-        self.ranked = self._chooser.ranked(events, scorer, self.config.data.seen_rule)
-        self.chosen = self._chooser.choose(self.ranked)
+        self.ranked = self.chooser.ranked(events, scorer, self.config.data.seen_rule)
+        self.chosen = self.chooser.choose(self.ranked)
         lift = self.chosen.lift._asdict()
         return Validation(self.chosen.mean("ndcg_at_10"), self.chosen.mean("hr_at_10"), lift)
 

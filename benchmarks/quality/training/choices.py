@@ -152,20 +152,20 @@ def try_lift(trainer: Trainer) -> LiftTrial:
     """Let each half of the validation users choose a table of the lift for the other half."""
     ranked = trainer.ranked
     assert ranked is not None
-    users = len(ranked.ranks(trainer.lifts.usual))
+    users = len(ranked.ranks(trainer.chooser.usual))
     chosen, usual = np.empty(users, np.int64), np.empty(users, np.int64)
     lifts = []
     for choosing, asked in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
-        choice = trainer.lifts.choose(ranked, choosing)
+        choice = trainer.chooser.choose(ranked, choosing)
         lifts.append(choice.lift)
         chosen[asked] = ranked.ranks(choice.lift)[asked]
-        usual[asked] = ranked.ranks(trainer.lifts.usual._replace(strength=choice.usual_strength))[asked]
+        usual[asked] = ranked.ranks(trainer.chooser.usual._replace(strength=choice.usual_strength))[asked]
     return LiftTrial(_gains(chosen), _gains(usual), lifts)
 
 
 def _usual_lift(trainer: Trainer) -> Lift:
     assert trainer.chosen is not None
-    return trainer.lifts.usual._replace(strength=trainer.chosen.usual_strength)
+    return trainer.chooser.usual._replace(strength=trainer.chosen.usual_strength)
 
 
 def _gains(ranks: NDArray[np.int64]) -> Gains:

@@ -38,6 +38,7 @@ from model.config import (
     Config,
     DataCard,
     Protocol,
+    SplitName,
     preset,
     warm_training,
 )
@@ -92,7 +93,7 @@ class Trials:
 
     def __init__(self, data: Path, out: Path, protocol: Protocol, epochs: int | None) -> None:
         self._data, self._out, self._epochs = data, out / data.name, epochs
-        self._split: Any = "temporal" if protocol == "temporal" else "loo"
+        self._split: SplitName = "temporal" if protocol == "temporal" else "loo"
         self._interactions = read_interactions(data).stepping(EVENT_WEIGHTS)
         self._parts = split(self._interactions, self._split)
 

@@ -24,9 +24,9 @@ def write(directory: Path, recipe: Config, prepared: Preparation) -> None:
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     histories, model = prepared.histories, prepared.model
-    arrays = {"item": histories.item, "weights": histories.weights, "starts": histories.starts}
-    codes = {"history_codes": model.history_codes.numpy(), "target_codes": model.target_codes.numpy()}
-    for name, array in (arrays | codes).items():
+    arrays: dict[str, NDArray[Any]] = {"item": histories.item, "weights": histories.weights, "starts": histories.starts}
+    arrays |= {"history_codes": model.history_codes.numpy(), "target_codes": model.target_codes.numpy()}
+    for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
     (folder / CONFIG).write_text(recipe.model_dump_json(), encoding="utf-8")
 

@@ -73,11 +73,11 @@ def assert_same(one: Artifact, other: Artifact) -> None:
     assert one.config == other.config
     np.testing.assert_array_equal(one.target_codes, other.target_codes)
     for name, tolerance in (("loss", 1e-4), ("ndcg_at_10", 5e-3)):
-        values = [[epoch[name] for epoch in made.metrics["epochs"]] for made in (one, other)]
-        np.testing.assert_allclose(*values, rtol=tolerance)
+        found, expected = ([epoch[name] for epoch in made.metrics["epochs"]] for made in (one, other))
+        np.testing.assert_allclose(found, expected, rtol=tolerance)
     item = np.arange(20, dtype=np.int32)
     histories = Histories(item, np.ones(20, np.float32), np.array([0, 3, 4, 20]))
-    np.testing.assert_allclose(*(model_scorer(made)(histories) for made in (one, other)), atol=0.02)
+    np.testing.assert_allclose(model_scorer(one)(histories), model_scorer(other)(histories), atol=0.02)
 
 
 def test_another_number_of_processes_goes_on_and_comes_to_the_same(

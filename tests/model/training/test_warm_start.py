@@ -11,7 +11,7 @@ import pytest
 
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import ModelConfig, warm_training
+from model.config import ModelConfig, TrainConfig, warm_training
 from model.evaluation import evaluate
 from model.training import train
 from model.training.warm_start import WarmStartError
@@ -53,8 +53,11 @@ def test_known_items_keep_their_rows_and_codes_and_states_keep_their_shape(befor
     ]
     assert shapes[0] == shapes[1]
     assert after.config.event_weights == before.config.event_weights
-    assert after.config.training.warm_from == before.tag
-    assert (before.config.training.warm_count, after.config.training.warm_count) == (0, 1)
+    trained, continued = before.config.training, after.config.training
+    assert isinstance(trained, TrainConfig)
+    assert isinstance(continued, TrainConfig)
+    assert continued.warm_from == before.tag
+    assert (trained.warm_count, continued.warm_count) == (0, 1)
 
 
 def test_new_items_stand_where_those_do_that_are_chosen_beside_them(before: Artifact, after: Artifact) -> None:
