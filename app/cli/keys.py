@@ -1,4 +1,4 @@
-"""Commands that add, list and remove keys, and make those that seal states and sign models."""
+"""Commands that add, list and remove keys, and make and use those that seal states and sign models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ cli = typer.Typer(help="Add, list and remove API keys, and rotate the keys that 
 KeysFileOption = Annotated[
     Path | None, typer.Option("--keys", help="File of the keys. Default: LISAREC_KEYS_FILE, else keys.", metavar="FILE")
 ]
+
+SignedModel = Annotated[Path, typer.Argument(help="Model directory on this machine.", metavar="DIR")]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,51 @@ def make_model_key(
     public_file = public or settings.model_keys_file or Path("model_keys.pem")
     made = make_key(private_file, public_file)
     say(f"key {made}: 'lisarec sign DIR --key {private_file}' signs, and services load by '{public_file}'")
+
+
+def sign(
+    model: SignedModel,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of the private key that 'keys model' made; default: LISAREC_MODEL_SIGNING_KEY_FILE.",
+            metavar="FILE",
+        ),
+    ] = None,
+) -> None:
+    """Sign a model directory, so that services that ask for a signature load it.
+
+    The signature covers all files. What is changed afterwards is no longer signed.
+    """
+    from app.settings import StoreSettings
+    from model.artifact import model_directory, signatures
+
+    file = key or StoreSettings().model_signing_key_file
+    if file is None:
+        raise typer.BadParameter("give the private key with --key FILE; 'lisarec keys model' makes one")
+    private = signatures.read_signing_key(file)
+    tag = model_directory.verified_tag(model)
+    signatures.sign(model, (model / model_directory.MANIFEST).read_bytes(), private)
+    say(f"{model}: generation {tag} is signed by key {signatures.key_id(private.public_key())}")
+
+
+def verify(
+    model: SignedModel,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of public keys that it may be signed by; default: LISAREC_MODEL_KEYS_FILE.", metavar="FILE"
+        ),
+    ] = None,
+) -> None:
+    """Compare the files of a model directory with its manifest, and the manifest with its signature."""
+    from app.settings import StoreSettings
+    from model.artifact import model_directory
+
+    file = keys or StoreSettings().model_keys_file
+    tag = model_directory.verified_tag(model, file)
+    signed = "whose signature nobody asked for" if file is None else f"signed by a key of '{file}'"
+    say(f"{model}: generation {tag} is whole, {signed}")
 
 
 def _keys_file(given: Path | None) -> Path:

@@ -14,8 +14,8 @@ from app.cli.option_groups import ungrouped
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": models.train,
     "evaluate": models.evaluate,
-    "sign": models.sign,
-    "verify": models.verify,
+    "sign": keys.sign,
+    "verify": keys.verify,
     "serve": service.serve,
     "rebuild": generations.rebuild,
     "activate": generations.activate,

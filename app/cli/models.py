@@ -1,4 +1,4 @@
-"""Commands that train, evaluate and sign models."""
+"""Commands that train and evaluate models."""
 
 from __future__ import annotations
 
@@ -47,9 +47,6 @@ from model.config import preset as preset_of
 
 if TYPE_CHECKING:
     from model.evaluation.baselines import Baseline
-
-
-SignedModel = Annotated[Path, typer.Argument(help="Model directory on this machine.", metavar="DIR")]
 
 
 def _moment(text: str) -> datetime:
@@ -363,48 +360,3 @@ def evaluate(
         say(verdict)
     if grids:
         console.print(baselines_table(numbers))
-
-
-def sign(
-    model: SignedModel,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file of the private key that 'keys model' made; default: LISAREC_MODEL_SIGNING_KEY_FILE.",
-            metavar="FILE",
-        ),
-    ] = None,
-) -> None:
-    """Sign a model directory, so that services that ask for a signature load it.
-
-    The signature covers all files. What is changed afterwards is no longer signed.
-    """
-    from app.settings import StoreSettings
-    from model.artifact import model_directory, signatures
-
-    file = key or StoreSettings().model_signing_key_file
-    if file is None:
-        raise typer.BadParameter("give the private key with --key FILE; 'lisarec keys model' makes one")
-    private = signatures.read_signing_key(file)
-    tag = model_directory.verified_tag(model)
-    signatures.sign(model, (model / model_directory.MANIFEST).read_bytes(), private)
-    say(f"{model}: generation {tag} is signed by key {signatures.key_id(private.public_key())}")
-
-
-def verify(
-    model: SignedModel,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file of public keys that it may be signed by; default: LISAREC_MODEL_KEYS_FILE.", metavar="FILE"
-        ),
-    ] = None,
-) -> None:
-    """Compare the files of a model directory with its manifest, and the manifest with its signature."""
-    from app.settings import StoreSettings
-    from model.artifact import model_directory
-
-    file = keys or StoreSettings().model_keys_file
-    tag = model_directory.verified_tag(model, file)
-    signed = "whose signature nobody asked for" if file is None else f"signed by a key of '{file}'"
-    say(f"{model}: generation {tag} is whole, {signed}")

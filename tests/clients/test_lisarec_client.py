@@ -307,10 +307,10 @@ class TestRecommendations:
         assert [client.recommendations("ann").source for _ in range(3)] == ["fallback"] * 3
         assert len(front.requests) == 1
 
-    def test_are_asked_for_again_when_a_connection_was_closed(self, front: Front, connect: Connect) -> None:
+    def test_are_asked_for_again_when_a_connection_was_closed(self, front: Front, connect: Connect, ann: str) -> None:
         plays = iter([lambda _exchange: None, Exchange.forward])
         front.play = lambda exchange: next(plays)(exchange)
-        assert connect(front.url).recommendations("ann").source == "popular"
+        assert connect(front.url).recommendations(ann).source == "popular"
 
 
 class TestUsers:
