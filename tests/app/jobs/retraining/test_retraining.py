@@ -29,7 +29,6 @@ from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
 from app.jobs.retraining.warm import model_to_continue
 from app.serving import empty_model, switcher
 from app.serving.model_locations import models_of
-from app.serving.model_registry import LocalModels
 from app.settings import Settings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
@@ -387,29 +386,3 @@ def test_a_worse_model_is_refused(
 def test_the_trainer_is_alone(shop: Shop) -> None:
     with loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
         shop.retrain()
-
-
-def test_when_the_next_round_is_due(tmp_path: Path) -> None:
-    assert loop.due_in_s(LocalModels(tmp_path), 86_400) == 0
-    for outcome, served, expected_s in (
-        ("waiting", empty_model.TAG.hex(), 600),
-        ("waiting", "ab", 86_400),
-        ("refused", "ab", 86_400),
-    ):
-        last = {"outcome": outcome, "served": served, "at": datetime.now(UTC).isoformat()}
-        TrainerReport(last).write(LocalFolder(tmp_path))
-        assert expected_s - 60 < loop.due_in_s(LocalModels(tmp_path), 86_400) <= expected_s
-        ahead = datetime.now(UTC) + timedelta(days=365)  # by a clock that is right again
-        TrainerReport(last | {"at": ahead.isoformat()}).write(LocalFolder(tmp_path))
-        assert loop.due_in_s(LocalModels(tmp_path), 86_400) == expected_s
-    (tmp_path / ".retraining").mkdir()
-    (tmp_path / ".retraining" / "round.json").write_text("{}")
-    assert loop.due_in_s(LocalModels(tmp_path), 86_400) == 0
-
-
-@pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])
-def test_how_often_is_said_with_a_unit(every: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["retrain", "--every", every])
-    assert exit_.value.code == 2
-    assert "24h, 30m or 7d" in " ".join(capsys.readouterr().err.split())
