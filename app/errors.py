@@ -11,7 +11,10 @@ MAX_DETAILS = 20
 
 
 class ErrorDetail(BaseModel):
-    """One thing that is wrong. The field is never a name that the request made up, the reason never its value."""
+    """One fault in the request.
+
+    `field` is never a name that the request made up, and `reason` never repeats a value.
+    """
 
     index: int | None = None
     field: str | None = None

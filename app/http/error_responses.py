@@ -75,7 +75,7 @@ class Error(BaseModel):  # a docstring would be its description in /openapi.json
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: Error
 

@@ -67,39 +67,46 @@ ITEM_OR_ITEMS: dict[str, Any] = {
 
 
 class PostedEvent(Closed):
-    """One interaction of a user with an item, or an impression of several."""
+    """One interaction of a user with an item, or an impression of several items."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=ITEM_OR_ITEMS)
 
-    event_id: Id | None = Field(None, description="best a UUIDv7; without one, a retry may count twice")
+    event_id: Id | None = Field(
+        None, description="Makes a retry safe; a UUIDv7 is best. Without an id, a retry may count twice."
+    )
     user_id: Id
     type: Id = "click"
     items: Annotated[ShownItems | None, AfterValidator(_of_impression)] = Field(
-        None, description="of an event of type `impression`: what the user was shown, in any order"
+        None,
+        description="What the user was shown, in any order. Only for events of type `impression`, in "
+        "place of `item_id`.",
     )
     item_id: Annotated[Id | None, AfterValidator(_item_or_items)] = Field(None, validate_default=True)
     timestamp_us: Timestamp | None = Field(None, alias="timestamp")
     value: Value | None = Field(
         None,
-        description="what the event is worth, such as what was paid: logged, exported, and added up in `/v1/stats` by "
-        "the list that led here; the service may be set to take less",
+        description="What the event is worth, such as the price paid. The value is logged, exported, and added "
+        "up in `/v1/stats` by the list that led to the event. The service may be configured with a lower "
+        "maximum.",
     )
-    recommendation_id: Id | None = Field(None, description="of the answer that led here")
+    recommendation_id: Id | None = Field(None, description="The `recommendation_id` of the list that led to the event.")
     order_id: Id | None = Field(
-        None, description="the order of a purchase: what a user buys under one of these ids goes together"
+        None,
+        description="The order that a purchase belongs to. Items that a user buys under one order id "
+        "count as bought together.",
     )
 
 
 class EventCounts(BaseModel):
-    """What became of the events; accepted, duplicates and refused add up to the number sent."""
+    """How many events were accepted. `accepted`, `duplicates` and `refused` add up to the number sent."""
 
     accepted: int
     duplicates: int
-    unknown_items: int = Field(description="of the accepted: the current model has not learned their items")
-    unknown_types: int = Field(description="of the accepted: no served model has a weight for their types")
+    unknown_items: int = Field(description="Accepted events on items that the current model has not learned.")
+    unknown_types: int = Field(description="Accepted events of types that no served model has a weight for.")
     refused: int = Field(
-        description="with a key of pages: neither the shop nor a model knows their items. They are not logged; PUT the "
-        "items first"
+        description="With a page key: events on items that neither the shop nor a model has. They are not "
+        "logged; PUT the items first."
     )
 
     model_config = ConfigDict(
@@ -129,19 +136,21 @@ SealedStateText = Annotated[SealedState, PlainValidator(_sealed), WithJsonSchema
 
 
 class PortableEventsRequest(Closed):
-    """The visitor's sealed state and what the visitor did."""
+    """A visitor's sealed state and new events."""
 
     model_config = ConfigDict(strict=True)
 
-    state: SealedStateText | None = Field(None, description="as the answer before gave it; left out by a new visitor")
+    state: SealedStateText | None = Field(
+        None, description="The state from the previous answer. A new visitor leaves it out."
+    )
     events: list[Any]
 
 
 class PortableEventCounts(EventCounts):
-    """What became of the events, none of which is logged, and the state after them."""
+    """How many events were accepted, and the new state. No event is logged."""
 
-    state: str = Field(description="to be sent with the next call, in the place of the one before")
-    expires: datetime = Field(description="until when it can be opened; the next events give one that lasts longer")
+    state: str = Field(description="Send it with the next call, in place of the previous state.")
+    expires: datetime = Field(description="When the state expires. The next events return a state that lasts longer.")
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -359,7 +359,8 @@ Timestamp = Annotated[
                 {"type": "string", "format": "date-time"},
                 {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
             ],
-            "description": "RFC 3339 with a time zone, or Unix seconds; at most 5 minutes ahead of the server",
+            "description": "An RFC 3339 time with a time zone, or Unix seconds. At most 5 minutes ahead of the "
+            "server's clock.",
         }
     ),
 ]

@@ -28,13 +28,13 @@ Vector = Annotated[
 
 
 class PopularQuery(Closed):
-    """How many popular items are wanted."""
+    """Parameters of the list of popular items."""
 
     k: ResultCount = 10
 
 
 class PopularItems(BaseModel):
-    """Items by their number of training events, most first; that number is the score."""
+    """Items with the most training events first. The score is that number."""
 
     generation: str
     items: list[ScoredItem]
@@ -47,13 +47,13 @@ class PopularItems(BaseModel):
 
 
 class TrendingQuery(PopularQuery):
-    """How many trending items are wanted, and of which categories."""
+    """Parameters of the list of trending items."""
 
-    categories: Categories = Field([], description="an item needs one of them")
+    categories: Categories = Field([], description="An item needs at least one of these categories.")
 
 
 class TrendingItems(BaseModel):
-    """Items by how often they are used just now, most first: the score counts events, each half as much a week on."""
+    """Items with the most live visitors first. The score counts visitors; each counts half as much a week later."""
 
     generation: str
     items: list[ScoredItem]
@@ -66,18 +66,18 @@ class TrendingItems(BaseModel):
 
 
 class SearchQuery(Closed):
-    """What items are searched for."""
+    """Parameters of a search."""
 
     query: Annotated[str, StringConstraints(max_length=256)] = Field(
         "",
-        description="part of a title or id, or words of a title in any order; where fewer than `limit` items match, "
-        "words of four letters or more may have one typo each",
+        description="Part of a title or id, or words of a title in any order. If fewer than `limit` items "
+        "match, each word of four letters or more may have one typo.",
     )
     limit: ResultCount = 20
     user_id: Id | None = Field(
         None,
-        description="rank what matches for this user: by the recommendations' scores, less 1 for each step by which an "
-        "item matches less closely; without items that are not available",
+        description="Rank the matches for this user: by the scores of recommendations, minus 1 for each step "
+        "by which an item matches less closely. Items that are not available are left out.",
     )
 
     def for_user(self) -> PersonalSearch | None:
@@ -88,7 +88,7 @@ class SearchQuery(Closed):
 
 
 class FoundItem(BaseModel):
-    """An item as it is now; one that is not available is never recommended."""
+    """An item with its current data. An item that is not available is never recommended."""
 
     item_id: str
     title: str
@@ -96,15 +96,18 @@ class FoundItem(BaseModel):
     available: bool = True
     known: bool = Field(
         True,
-        description="false while no model has learned it; events, its title and categories tell of it until then",
+        description="False while no model has learned the item. Until then its events, title and categories "
+        "represent it.",
     )
 
 
 class Item(FoundItem):
-    """An item as it is now, with its properties."""
+    """An item with its current data and properties."""
 
-    properties: dict[str, Any] = Field({}, description="by name, as they were put")
-    available_from: str | None = Field(None, description="left out where it was not put, as are the following")
+    properties: dict[str, Any] = Field({}, description="The properties by name, as they were set.")
+    available_from: str | None = Field(
+        None, description="Left out if it is not set, as are `available_until` and `published_at`."
+    )
     available_until: str | None = None
     published_at: str | None = None
 
@@ -126,7 +129,10 @@ class Item(FoundItem):
 
 
 class Items(BaseModel):
-    """Items that match, the closest first, then the most popular, or the best for a user. Each alone has properties."""
+    """Items that match, the closest first and then the most popular, or the best for a user first.
+
+    Request a single item to see its properties.
+    """
 
     items: list[FoundItem]
 
@@ -150,20 +156,20 @@ class Items(BaseModel):
 
 
 class ItemWords(Closed):
-    """What a shop says of an item. What is left out stays as it was."""
+    """Data of an item. Fields that are left out keep their values."""
 
     model_config = ConfigDict(strict=True)
 
     title: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    categories: Categories | None = Field(None, description="all of them; an empty list takes them away")
-    available: bool | None = Field(None, description="false: never recommended, until it is true again")
-    available_from: PropertyTime | None = Field(None, description="null takes it away")
-    available_until: PropertyTime | None = Field(None, description="null takes it away")
-    published_at: PropertyTime | None = Field(None, description="null takes it away")
+    categories: Categories | None = Field(None, description="All categories of the item. An empty list removes them.")
+    available: bool | None = Field(None, description="False: the item is never recommended until this is true again.")
+    available_from: PropertyTime | None = Field(None, description="Null removes it.")
+    available_until: PropertyTime | None = Field(None, description="Null removes it.")
+    published_at: PropertyTime | None = Field(None, description="Null removes it.")
     vector: Vector | None = Field(
         None,
-        description="of its text or images, as the shop has computed it: as many numbers for all items; its direction "
-        "counts; null takes it away",
+        description="A vector from the shop's own text or image model, of the same length for all items. Only "
+        "its direction counts. Null removes it.",
     )
     properties: Properties = Field(default_factory=dict)
 
@@ -178,15 +184,15 @@ StockedId = Annotated[Id, AfterValidator(_no_list)]
 
 
 class PostedItem(ItemWords):
-    """The same, with the item it is about."""
+    """Data of an item, with its id. Fields that are left out keep their values."""
 
     item_id: StockedId
 
 
 class ItemsTaken(BaseModel):
-    """What was said is durable, and every process goes by it within a second."""
+    """The updates are durable, and every process applies them within one second."""
 
     accepted: int
-    unknown_items: int = Field(description="of these, no model has learned so many yet")
+    unknown_items: int = Field(description="How many of these items no model has learned yet.")
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "unknown_items": 0}]})

@@ -13,7 +13,7 @@ MAX_LIMITS = 4  # properties
 
 
 class Objective(BaseModel):
-    """A number of items by which scores are weighed: the odds of an item are multiplied by it to a power."""
+    """A numeric property that weighs scores. The odds of an item are multiplied by it to the power of `strength`."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -12,13 +12,13 @@ from storage.records import EPOCH
 
 
 class ServedModel(BaseModel):
-    """The generation that is served, what it was trained on and how it measured."""
+    """The generation that is served, its training configuration and its measured quality."""
 
     generation: str
     tag: str
     device: str
     items: int
-    state_bytes: int = Field(description="what is kept of one user, however long the history")
+    state_bytes: int = Field(description="The size of one user's state, whatever the length of the history.")
     config: dict[str, Any]
     metrics: dict[str, Any]
 
@@ -40,14 +40,14 @@ class ServedModel(BaseModel):
 
 
 class PlaceStats(BaseModel):
-    """Of one place of the lists that one generation made, in one experiment or outside of any."""
+    """Statistics of one place in the lists of one generation, within one experiment or outside any."""
 
     generation: str
     experiment: str | None
-    place: int = Field(description="from 1 to 20")
-    shown: int = Field(description="lists that were as long")
-    events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
-    value: dict[str, float] = Field(description="by type, the sum of these events' `value`, where they have one")
+    place: int = Field(description="The place in the list, from 1 to 20.")
+    shown: int = Field(description="Lists that were long enough to have this place.")
+    events: dict[str, int] = Field(description="Events posted with the list's `recommendation_id`, by type.")
+    value: dict[str, float] = Field(description="The sum of these events' `value` by type, if any has one.")
 
 
 ListOutcome = Literal["full", "filled", "short", "empty"]
@@ -55,24 +55,30 @@ ListOutcome = Literal["full", "filled", "short", "empty"]
 
 
 class ScenarioStats(BaseModel):
-    """Of the lists of one scenario, in one experiment or outside of any; pages after the first are no lists."""
+    """Statistics of the lists of one scenario, within one experiment or outside any.
+
+    Pages after the first do not count as lists.
+    """
 
     scenario: str
     experiment: str | None
     lists: int = 0
-    short: int = Field(0, description="of them with fewer items than were asked for, but some")
-    empty: int = Field(0, description="of them without any item")
-    filled: int = Field(0, description="of them with items that the scenario's fallback alone allows, and not short")
+    short: int = Field(0, description="Lists with some items, but fewer than requested.")
+    empty: int = Field(0, description="Lists without items.")
+    filled: int = Field(0, description="Full lists that contain items which only the scenario's `fallback` allows.")
     events: dict[str, int] = Field(
-        default_factory=dict, description="by type, what was posted with the recommendation_id of one of them"
+        default_factory=dict, description="Events posted with the `recommendation_id` of one of these lists, by type."
     )
     value: dict[str, float] = Field(
-        default_factory=dict, description="by type, the sum of these events' `value`, where they have one"
+        default_factory=dict, description="The sum of these events' `value` by type, if any has one."
     )
 
 
 class Stats(BaseModel):
-    """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
+    """Outcomes of recommendations, over all processes, with a delay of a few seconds.
+
+    They count since the store was created.
+    """
 
     places: list[PlaceStats]
     scenarios: list[ScenarioStats]
@@ -109,7 +115,7 @@ class Stats(BaseModel):
 
 
 class Activated(BaseModel):
-    """The generation that every process of the service is to serve from now on, and the one that this one served."""
+    """The generation that every process serves from now on, and the one that this process served before."""
 
     generation: str
     tag: str
@@ -121,22 +127,26 @@ class Activated(BaseModel):
 
 
 class Experiment(Closed):
-    """Generations or scenarios that are live together, each for its share of the users; shares need not add up to 1."""
+    """Models or scenarios that are served at the same time, each to its share of the users.
+
+    The shares need not add up to 1.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
     )
 
-    name: Id = Field(description="another name mixes the users anew")
-    shares: Shares = Field(description="by the name of the model, or of the scenario")
+    name: Id = Field(description="The name of the experiment. A different name assigns users anew.")
+    shares: Shares = Field(description="The share of each model or scenario, by its name.")
     over: Literal["models", "scenarios"] = Field(
         "models",
-        description="what is compared; each request of a user that names one of the scenarios gets the user's",
+        description="What is compared. With `scenarios`, a request that names one of these scenarios gets the "
+        "one that its user is assigned to.",
     )
 
 
 class Experiments(BaseModel):
-    """The experiment that every process goes by within a second or so."""
+    """The experiment that every process follows within about a second."""
 
     experiment: Experiment | None
 
@@ -148,10 +158,10 @@ class Experiments(BaseModel):
 
 
 class AuditQuery(Closed):
-    """A page of the audit log."""
+    """Parameters of a page of the audit log."""
 
     after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
-        0, description="`next` of the page before"
+        0, description="`next` of the previous page."
     )
     limit: ResultCount = 100
 
@@ -159,11 +169,13 @@ class AuditQuery(Closed):
 class AuditedAction(BaseModel):
     """What was done, by whom and when."""
 
-    number: int = Field(description="among those of the tenant, from 1")
+    number: int = Field(description="The number of the entry within the tenant, from 1.")
     time: datetime
-    actor: str = Field(description="the id of the key, `command line` or `keys file`; empty without keys")
+    actor: str = Field(
+        description="The id of the key, `command line` or `keys file`. Empty if the service has no keys."
+    )
     action: str
-    subject: str = Field(description="a name, or the keyed hash of a user's id")
+    subject: str = Field(description="A name, or the keyed hash of a user id.")
     details: dict[str, Any]
 
     @classmethod
@@ -184,7 +196,7 @@ class AuditPage(BaseModel):
     """Entries of the audit log, oldest first."""
 
     entries: list[AuditedAction]
-    next: int | None = Field(description="`after` of the next page; null after the last")
+    next: int | None = Field(description="`after` of the next page. Null after the last page.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -214,7 +226,7 @@ class AuditPage(BaseModel):
 
 
 class Health(BaseModel):
-    """What a load balancer asks for; the status code says it all."""
+    """The health of a process. The status code carries the same information."""
 
     status: Literal["ok", "ready"]
 

@@ -177,10 +177,10 @@ Properties = Annotated[
                 ]
             },
             "maxProperties": MAX_PROPERTIES,
-            "description": "by name; `null` takes one away. A property has the type that was declared for it, or that"
-            " of its first value: text, number, boolean, set (an array of texts) or time (RFC 3339 with a zone). A text"
-            f" or the texts of a set have at most {MAX_VALUE_BYTES:,} bytes. There are at most {MAX_PROPERTIES}"
-            " properties.",
+            "description": "Values by name; `null` removes a property. A property has its declared type, or the type of"
+            " its first value: text, number, boolean, set (an array of texts) or time (RFC 3339 with a time zone). A"
+            f" text, or all texts of a set together, have at most {MAX_VALUE_BYTES:,} bytes. There are at most"
+            f" {MAX_PROPERTIES} properties.",
         }
     ),
 ]
@@ -202,7 +202,10 @@ EXAMPLES = ConfigDict(json_schema_extra={"examples": [{"items": {"price": "numbe
 
 
 class DeclaredTypes(Closed):
-    """Types of properties that are to be held, null takes a property and all its values back; others stay."""
+    """Types of properties to declare.
+
+    `null` removes a property and all its values. Properties that are left out do not change.
+    """
 
     model_config = EXAMPLES
 
@@ -211,16 +214,18 @@ class DeclaredTypes(Closed):
 
 
 class HeldTypes(BaseModel):
-    """The types of all properties. A type never changes, but a property can be taken back."""
+    """The types of all properties. A type never changes, but a property can be removed."""
 
     model_config = EXAMPLES
 
-    items: dict[str, PropertyType] = Field(description="beside those that all items have: title, categories, ...")
+    items: dict[str, PropertyType] = Field(
+        description="Properties besides the fields that all items have, such as `title` and `categories`."
+    )
     users: dict[str, PropertyType]
 
 
 class PostedUserProperties(Closed):
-    """Properties of a user that are to be set; the others stay as they are."""
+    """Properties of a user to set. Properties that are left out keep their values."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"properties": {"member": True, "region": None}}]})
 
@@ -228,9 +233,9 @@ class PostedUserProperties(Closed):
 
 
 class UserProperties(BaseModel):
-    """All properties of a user, or of whom the user has become."""
+    """All properties of a user, or of the user that this one was merged into."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "properties": {"member": True}}]})
 
     user_id: str
-    properties: dict[str, Any] = Field(description="by name; none for a user of whom nothing was put")
+    properties: dict[str, Any] = Field(description="The properties by name. Empty for a user for whom none were set.")

@@ -40,8 +40,7 @@ MAX_REQUESTS = 100  # of one batch
 
 SCENARIO = Field(
     None,
-    description="the list's settings, by the name under which the shop keeps them; what the request says beside them "
-    "narrows the list",
+    description="The name of stored settings for the list. Settings in the request narrow the list further.",
 )
 
 
@@ -50,59 +49,64 @@ TWO_LISTS = "has `mode` repeat beside `because` or `basket_only`, which list som
 
 
 class ListSettings(Closed):
-    """What a request or a scenario may say of a list, and fits into a query string."""
+    """Settings of a list that a request or a scenario may have, and that fit into a query string."""
 
     k: ResultCount = 10
     mode: Mode = Field(
         "next",
-        description="`repeat` lists nothing but what the user has bought before, by how due it is to be bought again; "
-        "it needs a user, goes by as many events as `exclude_seen=all`, and leaves out nothing that was seen unless "
-        "`exclude_seen` says so",
+        description="`repeat` lists only items that the user has bought before, ordered by how due they are to "
+        "be bought again. It needs a user and looks at as many events as `exclude_seen=all`. It leaves out seen "
+        "items only if `exclude_seen` says so.",
     )
     exclude_seen: SeenRule = Field(
         "recent",
-        description="leave out what the user has seen lately, or all that the newest events are about: 10,000 of them, "
-        "unless the service is set to another number, which the answer then says in `seen_events_limit`",
+        description="Which seen items to leave out: those that the user saw recently, or all items in the "
+        "user's newest events. These are 10,000 events, unless the service is configured otherwise; "
+        "`seen_events_limit` in the answer then has the number.",
     )
     exclude_events: EventTypes = Field(
         default_factory=list,
-        description="leave out the items of the user's events of these types, pinned or not; needs a user, and goes by "
-        "as many events as `exclude_seen=all`",
+        description="Leave out the items of the user's events of these types, even if they are pinned. It "
+        "needs a user and looks at as many events as `exclude_seen=all`.",
     )
     within: Within | None = Field(
         None,
-        description="of the events of `exclude_events`, go by those of this time until now; without it by all of them",
+        description="For `exclude_events`, look only at events of this age or younger. Without it, look at all "
+        "of them.",
     )
-    categories: Categories = Field(default_factory=list, description="an item needs one of them")
-    categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
-    categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
+    categories: Categories = Field(default_factory=list, description="An item needs at least one of these categories.")
+    categories_all: FewCategories = Field(default_factory=list, description="An item needs all of these categories.")
+    categories_none: Categories = Field(default_factory=list, description="An item must have none of these categories.")
     exclude: ItemIds = Field(default_factory=list)
     filter: Expression | None = Field(
         None,
-        description="an expression of CEL that is true for items that may be recommended, such as "
-        "`item.price < params.max_price`",
+        description="A CEL expression that is true for items that may be recommended, such as `item.price < "
+        "params.max_price`.",
     )
     objective: ObjectiveOrText | None = Field(
         None,
-        description="a number of items, such as their margin, by which scores are weighed: the odds of an item are "
-        "multiplied by its value to the power of the strength, in units of the median of the values above 0; an item "
-        "without a value counts as the median, and one of 0 or less as worth nothing",
+        description="A numeric property, such as the margin, that weighs the scores. The odds of an item are "
+        "multiplied by its value to the power of the strength, in units of the median of all values above 0. An "
+        "item without a value counts as the median, and one with a value of 0 or less as worthless.",
     )
-    diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
+    diversity: Diversity = Field(0.0, description="0: the best items. 1: the least similar among the best.")
     rotation: Rotation = Field(
         0.0,
-        description="how far items stand lower that the user was shown and has not chosen: the share of its odds that "
-        "an item loses with each impression; it gets them back over `rotation_days`",
+        description="How far to lower items that the user was shown and has not chosen: the share of its odds "
+        "that an item loses with each impression. The item regains them over `rotation_days`.",
     )
-    rotation_days: RotationDays = Field(7.0, description="after so many days without an impression, an item has rested")
+    rotation_days: RotationDays = Field(
+        7.0, description="The number of days without an impression after which an item has rested."
+    )
     basket_only: Flag = Field(
-        False, description="with a `basket`, list just what was bought together with its items, for whomever it is"
+        False, description="With a `basket`, list only what was bought together with its items, whoever the user is."
     )
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
-        None, description="items of one category in all pages together"
+        None, description="The maximum number of items of one category, over all pages."
     )
     max_per: MaxPer = Field(
-        default_factory=dict, description="items with the same text in a property, in all pages together, by property"
+        default_factory=dict,
+        description="The maximum number of items with the same text in a property, over all pages, by property.",
     )
 
     @model_validator(mode="after")
@@ -115,27 +119,30 @@ class ListSettings(Closed):
 
 
 class RecommendationQuery(ListSettings):
-    """The wishes that fit into a query string."""
+    """Fields of a request that fit into a query string."""
 
     scenario: Id | None = SCENARIO
     current_item: Id | None = Field(
         None,
-        description="the item of the page, whose properties are `current` in expressions; left out unless pinned",
+        description="The item of the current page. Expressions read its properties as `current`. The list "
+        "leaves it out unless it is pinned.",
     )
     cursor: Cursor | None = Field(
-        None, description="answer in pages: empty for the first one, then that of the page before"
+        None,
+        description="Return the list in pages. Send an empty cursor for the first page, then the "
+        "cursor of the previous page.",
     )
     basket: Basket = Field(
         default_factory=list,
-        description="what is in the cart: left out, while what was bought together with it rises in the list",
+        description="The items in the cart. The list leaves them out, and what was bought together with them rises.",
     )
     because: IdOrEmpty | None = Field(
-        None, description="instead, what is most like this item; empty: like the user's newest one"
+        None, description="List the items most similar to this item instead. Empty: similar to the user's newest item."
     )
-    explain: Flag = Field(False, description="say what made the score of each item")
+    explain: Flag = Field(False, description="Explain the score of each item.")
     debug: Flag = Field(
         False,
-        description="say how many items each part of the request left out; needs the scope `scenarios:write`",
+        description="Count how many items each part of the request left out. This needs the scope `scenarios:write`.",
     )
 
     @model_validator(mode="after")
@@ -146,28 +153,32 @@ class RecommendationQuery(ListSettings):
 
 
 class RecommendationUrlQuery(RecommendationQuery):
-    """The wishes of a query string whose form differs from that in a body."""
+    """Fields of a query string whose form differs from the body."""
 
     max_per: MaxPerTexts = Field(  # type: ignore[assignment]
-        default_factory=list, description="items with the same text in a property, in all pages together: `brand:2`"
+        default_factory=list,
+        description="The maximum number of items with the same text in a property, over all pages, such as `brand:2`.",
     )
 
     objective: ObjectiveText | None = Field(  # type: ignore[assignment]
-        None, description="as in a body: a property of items, and after a colon its strength, 1 without: `margin:0.5`"
+        None,
+        description="A numeric property, optionally followed by a colon and its strength, such as "
+        "`margin:0.5`. The default strength is 1. The meaning is as in a body.",
     )
     boost: Expressions = Field(
-        default_factory=list, description="each adds its number to the scores of the items that have one"
+        default_factory=list,
+        description="Expressions. Each adds its number to the scores of the items for which it has a value.",
     )
     exclude_events: EventTypesText = Field(
-        default_factory=list, description="as in a body; several types with commas between them"
+        default_factory=list, description="As in a body; separate several types with commas."
     )
     params: ParamsText = Field(
-        "{}", description='a JSON object of what is `params` in expressions, such as `{"max_price": 50}`'
+        "{}", description='A JSON object with the values of `params` in expressions, such as `{"max_price": 50}`.'
     )
 
 
 class Pin(Closed):
-    """An item at a fixed place of the list, whatever its score; the first place is 1."""
+    """An item at a fixed place of the list, whatever its score. The first place is 1."""
 
     model_config = ConfigDict(strict=True)
 
@@ -198,23 +209,23 @@ USER_OR_HISTORY: dict[str, Any] = {
 
 
 class RecommendationRequest(RecommendationQuery):
-    """Who asks, a known user or a history, and what may be answered."""
+    """A request for recommendations for a user, a history or a sealed state."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=USER_OR_HISTORY)
 
     user_id: Id | None = None
-    history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
+    history: ItemIds | None = Field(None, description="Item ids, oldest first. Nothing is stored.")
     state: SealedStateText | None = Field(
-        None, description="of a visitor who keeps it, as `POST /v1/portable/events` gave it; nothing is stored"
+        None, description="The sealed state that a visitor keeps, from `POST /v1/portable/events`. Nothing is stored."
     )
-    candidates: ItemIds | None = Field(None, description="rank just these")
+    candidates: ItemIds | None = Field(None, description="Rank only these items.")
     boost: Boost = Field(
         default_factory=dict,
-        description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them; "
-        "or expressions of CEL, each of which adds its number to the scores of the items that have one, such as "
-        "`item.margin > 0.3 ? 0.7 : 0.0`",
+        description="Boosts by category, added to the scores of its items: 0.7 doubles the odds of an item, "
+        "-0.7 halves them. Or CEL expressions, each of which adds its number to the scores of the items for "
+        "which it has a value, such as `item.margin > 0.3 ? 0.7 : 0.0`.",
     )
-    params: Params = Field(default_factory=dict, description="by name, what is `params` in expressions")
+    params: Params = Field(default_factory=dict, description="The values of `params` in expressions, by name.")
     pin: Pins = Field(default_factory=list)
 
     @property
@@ -287,47 +298,52 @@ class RecommendationBatch(Closed):
 
 
 class ItemListQuery(Closed):
-    """What a list that belongs to an item may be answered for."""
+    """Parameters of a list that belongs to an item."""
 
     scenario: Id | None = SCENARIO
     k: ResultCount = 10
-    categories: Categories = Field([], description="an item needs one of them")
+    categories: Categories = Field([], description="An item needs at least one of these categories.")
     exclude: ItemIds = Field([])
-    filter: Expression | None = Field(None, description="as of recommendations; `current` is this item")
-    params: ParamsText = Field("{}", description="as of recommendations")
-    debug: Flag = Field(False, description="as of recommendations")
+    filter: Expression | None = Field(None, description="As for recommendations. `current` is this item.")
+    params: ParamsText = Field("{}", description="As for recommendations.")
+    debug: Flag = Field(False, description="As for recommendations.")
 
 
 class SimilarQuery(ItemListQuery):
-    """What similar items may be answered for."""
+    """Parameters of a list of similar items."""
 
-    explain: Flag = Field(False, description="say which codewords each item shares")
+    explain: Flag = Field(False, description="Explain which codewords each item shares.")
 
 
 Source = Literal["personalised", "popular", "blended", "similar", "together", "repeat"]
 
 
 class Recommendations(TypedDict):
-    """The best items that were allowed, best first; fewer than k where fewer were, and then `short` says why."""
+    """A list of items, best first.
+
+    It has fewer than `k` items if no more were allowed; `short` then says why.
+    """
 
     recommendation_id: str
     user_id: str | None
     generation: str
     source: Source
     items: Sequence[ScoredItem]
-    cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
-    scenario: NotRequired[Annotated[str, Field(description="whose settings the list has")]]
+    cursor: NotRequired[
+        Annotated[str | None, Field(description="The cursor of the next page. Null after the last page.")]
+    ]
+    scenario: NotRequired[Annotated[str, Field(description="The scenario whose settings the list has.")]]
     experiment: NotRequired[str]
     seen_events_limit: NotRequired[
         Annotated[
             int,
             Field(
-                description="with exclude_seen=all, exclude_events or mode=repeat: only so many of the user's newest "
-                "events were looked at"
+                description="With `exclude_seen=all`, `exclude_events` or `mode=repeat`: only this many of the "
+                "user's newest events were looked at."
             ),
         ]
     ]
-    because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
+    because: NotRequired[Annotated[NamedItem, Field(description="The item that these are most similar to.")]]
     short: NotRequired[Short]
     debug: NotRequired[Removals]
 

@@ -48,14 +48,14 @@ def _default(value: object) -> Param:
 
 
 class ScenarioParam(Closed):
-    """A parameter that requests have to bring, or may leave out where it has a default."""
+    """A parameter that requests must set, or may leave out if it has a default."""
 
     model_config = ConfigDict(strict=True)
 
     type: ParamType
     default: Annotated[Param, PlainValidator(_default), AS_IT_IS] | None = None
-    min: Bound | None = Field(None, description="of a number: the least that a request may say")
-    max: Bound | None = Field(None, description="of a number: the most that a request may say")
+    min: Bound | None = Field(None, description="The minimum of a number.")
+    max: Bound | None = Field(None, description="The maximum of a number.")
 
     def __str__(self) -> str:
         bounds = [f"{word} {bound:g}" for word, bound in (("from", self.min), ("to", self.max)) if bound is not None]
@@ -113,7 +113,7 @@ EXAMPLE: dict[str, Any] = {
 
 
 class ScenarioSettings(ListSettings):
-    """Settings of a list. Their fields mean what they mean in a request for recommendations."""
+    """Settings of a list. The fields have the same meaning as in a request for recommendations."""
 
     model_config = ConfigDict(
         strict=True, json_schema_extra={"examples": [EXAMPLE], "dependentRequired": {"fallback": ["filter"]}}
@@ -121,15 +121,15 @@ class ScenarioSettings(ListSettings):
 
     fallback: Expression | None = Field(
         None,
-        description="fills a list that `filter` leaves short: an expression in its place, `true` for any item; the "
-        "other settings and the request's own filter hold of what fills it too",
+        description="An expression that replaces `filter` to fill a list that would be short; `true` allows "
+        "any item. The other settings and the request's own filter still apply.",
     )
     boost: Annotated[Boost, AS_IT_IS] = Field(default_factory=dict)
     pin: Pins = Field(default_factory=list)
     params: ScenarioParams = Field(
         default_factory=dict,
-        description="which parameters the expressions need, by name: of what type, what a request that leaves one out "
-        "means, and between which bounds a number is",
+        description="The parameters that the expressions need, by name: the type, the default if a request "
+        "leaves it out, and the bounds of a number.",
     )
 
     @model_validator(mode="after")
@@ -154,14 +154,16 @@ class ScenarioVersion(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [VERSION_EXAMPLE]})
 
     name: str
-    version: int = Field(description="from 1")
+    version: int = Field(description="The number of the version, from 1.")
     changed_at: datetime
-    changed_by: str = Field(description="the id of the key, and its note if it has one; empty without keys")
-    settings: ScenarioSettings | None = Field(description="null where this version removed the scenario")
+    changed_by: str = Field(
+        description="The id of the key, and its note if it has one. Empty if the service has no keys."
+    )
+    settings: ScenarioSettings | None = Field(description="Null if this version removed the scenario.")
 
 
 class ScenarioVersions(BaseModel):
-    """The versions of a scenario that are kept, the newest one first."""
+    """The stored versions of a scenario, newest first."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"versions": [VERSION_EXAMPLE]}]})
 
@@ -169,7 +171,7 @@ class ScenarioVersions(BaseModel):
 
 
 class ScenarioList(BaseModel):
-    """The scenarios of the tenant, as they are now, in order of names."""
+    """The current scenarios of the tenant, in order of their names."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"scenarios": [VERSION_EXAMPLE]}]})
 
@@ -177,19 +179,19 @@ class ScenarioList(BaseModel):
 
 
 class Rollback(Closed):
-    """The version whose settings a scenario is to have again."""
+    """The version to restore."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"version": 2}]})
 
-    version: Annotated[int, Field(ge=1)] | None = Field(None, description="by default the one before the newest")
+    version: Annotated[int, Field(ge=1)] | None = Field(None, description="Defaults to the version before the newest.")
 
 
 class ScenarioPreview(Closed):
-    """Settings that are not kept, and the request whose list is to have them."""
+    """Settings that are not stored, and the request to try them with."""
 
     model_config = ConfigDict(strict=True)
 
-    scenario: Id | None = Field(None, description="the kept one whose settings hold where `settings` has none")
+    scenario: Id | None = Field(None, description="A stored scenario whose settings apply where `settings` has none.")
     settings: ScenarioSettings
     request: RecommendationRequest
 

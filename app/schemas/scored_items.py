@@ -15,7 +15,7 @@ class TargetCodeword(TypedDict):
 
 
 class HistoryCodeword(TypedDict):
-    """One of the item's codewords of the histogram, and the share of the user's history that has it too."""
+    """One of the item's history codewords, and the share of the user's history that has it too."""
 
     codebook: int
     codeword: int
@@ -23,55 +23,66 @@ class HistoryCodeword(TypedDict):
 
 
 class RecentItem(TypedDict):
-    """One of the user's recent items that has something to do with the item."""
+    """One of the user's recent items that is related to the item."""
 
     item_id: str
     title: NotRequired[str]
-    shared: Annotated[int, Field(description="how many target codewords both have")]
-    shared_history: Annotated[int, Field(description="how many history codewords both have")]
-    adds: Annotated[float, Field(description="what the shared target codewords add to the score")]
-    follows: Annotated[float, Field(description="what is added since the item has often followed this one")]
+    shared: Annotated[int, Field(description="The number of target codewords that both items have.")]
+    shared_history: Annotated[int, Field(description="The number of history codewords that both items have.")]
+    adds: Annotated[float, Field(description="What the shared target codewords add to the score.")]
+    follows: Annotated[float, Field(description="What is added because the item has often followed this one.")]
 
 
 class Explanation(TypedDict):
-    """What the score is the sum of (from `codewords` to `follows`, and from `boost` to `basket`), and why it is so."""
+    """The parts of a score, and the reasons for it.
 
-    codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
-    other_codewords: Annotated[float, Field(description="what the others add")]
-    bias: Annotated[float, Field(description="what the item has for everybody")]
-    follows: Annotated[float, Field(description="what is added since the item has often followed recent ones")]
-    history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
-    recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
-    boost: NotRequired[Annotated[float, Field(description="what the request adds for its categories")]]
+    The score is the sum of the parts from `codewords` to `follows` and from `boost` to `basket`.
+    """
+
+    codewords: Annotated[list[TargetCodeword], Field(description="The three target codewords that add most.")]
+    other_codewords: Annotated[float, Field(description="What the other codewords add.")]
+    bias: Annotated[float, Field(description="The item's bias, the same for every user.")]
+    follows: Annotated[float, Field(description="What is added because the item has often followed recent items.")]
+    history: Annotated[
+        list[HistoryCodeword], Field(description="The three history codewords that most of the user's history has.")
+    ]
+    recent_items: Annotated[list[RecentItem], Field(description="The three recent items that add most.")]
+    boost: NotRequired[Annotated[float, Field(description="What the request's boost adds.")]]
     objective: NotRequired[
-        Annotated[float, Field(description="what is added for the item's value, below 0 for less than the median")]
+        Annotated[
+            float, Field(description="What is added for the item's value. Below 0 if the value is below the median.")
+        ]
     ]
     rotation: NotRequired[
-        Annotated[float, Field(description="what the item loses since it was shown and not chosen; 0 or less")]
+        Annotated[float, Field(description="What the item loses because it was shown and not chosen; 0 or less.")]
     ]
-    basket: NotRequired[Annotated[float, Field(description="what is added since it goes with the basket")]]
+    basket: NotRequired[Annotated[float, Field(description="What is added because the item goes with the basket.")]]
 
 
 class Repeat(TypedDict):
-    """What makes an item due that the user has bought before."""
+    """Why an item that the user has bought before is due."""
 
-    times: Annotated[int, Field(description="how often the user has bought it")]
-    last_days: Annotated[float, Field(description="how many days ago for the last time")]
-    interval_days: Annotated[float, Field(description="after how many days the user buys it again, in the median")]
+    times: Annotated[int, Field(description="How often the user has bought it.")]
+    last_days: Annotated[float, Field(description="The number of days since the last purchase.")]
+    interval_days: Annotated[float, Field(description="The median number of days after which the user buys it again.")]
 
 
 class ScoredItem(TypedDict):
-    """The higher the score, the better; scores of one answer compare with each other only."""
+    """An item with its score. A higher score is better; scores compare only within one answer."""
 
     item_id: str
     score: float
     title: NotRequired[str]
-    pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
+    pinned: NotRequired[
+        Annotated[Literal[True], Field(description="The request or the scenario put the item at this place.")]
+    ]
     fallback: NotRequired[
-        Annotated[Literal[True], Field(description="the scenario's `fallback` allows it, its filter does not")]
+        Annotated[
+            Literal[True], Field(description="Only the scenario's `fallback` allows the item; its filter does not.")
+        ]
     ]
     cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
-    repeat: NotRequired[Annotated[Repeat, Field(description="with `mode` repeat: why it is due")]]
+    repeat: NotRequired[Annotated[Repeat, Field(description="With `mode` `repeat`: why the item is due.")]]
     explanation: NotRequired[Explanation]
 
 
@@ -105,29 +116,39 @@ CurrentItem = Literal["missing", "unknown"]
 
 
 class Short(TypedDict):
-    """Why a list has fewer items than were requested."""
+    """Why a list has fewer items than requested."""
 
     reason: Annotated[
         Part,
         Field(
-            description="after what fewer than `k` items were left: a field of the request; `filter` with its "
-            "scenario's `fallback`; `cursor` are the pages before; `available` and `dates` are those of items; "
-            "`catalogue` has fewer itself; the `log` that `mode` repeat goes by cannot be read now"
+            description="The part of the request that left fewer than `k` items. `filter` includes its "
+            "scenario's `fallback`. `cursor` means the previous pages. `available` and `dates` are those of the "
+            "items. `catalogue`: it has fewer items itself. `log`: the log that `mode` `repeat` needs cannot be "
+            "read now."
         ),
     ]
-    left: Annotated[int, Field(description="how many items were left by all but `max_per` and `max_per_category`")]
+    left: Annotated[
+        int, Field(description="The number of items that all parts except `max_per` and `max_per_category` left.")
+    ]
     current_item: NotRequired[
-        Annotated[CurrentItem, Field(description="the filter names `current`, and the request's `current_item` is so")]
+        Annotated[
+            CurrentItem,
+            Field(description="The filter uses `current`, but the request's `current_item` is missing or unknown."),
+        ]
     ]
 
 
 class Removed(TypedDict):
-    """How many items one part of a request left out, of those that the parts before it had left."""
+    """How many items one part of a request left out, of those that the earlier parts had left."""
 
     part: Part
     condition: NotRequired[
         Annotated[
-            str, Field(description="of a filter: what `&&` joins is counted one by one; of `max_per` the property")
+            str,
+            Field(
+                description="For a filter: one of the conditions that `&&` joins, which count one by one. "
+                "For `max_per`: the property."
+            ),
         ]
     ]
     items: int
@@ -137,20 +158,26 @@ WithoutValueReason = Literal["no current_item", "unknown current_item", "no user
 
 
 class WithoutValue(TypedDict):
-    """A name in an expression that has no value, which makes an error of what needs it."""
+    """A name in an expression that has no value. Parts of the expression that need it are errors."""
 
     name: str
-    reason: Annotated[WithoutValueReason, Field(description="`not set`: of this item, or of this user")]
+    reason: Annotated[
+        WithoutValueReason,
+        Field(description="Why there is no value. `not set`: not for this item, or not for this user."),
+    ]
 
 
 class Removals(TypedDict):
-    """What became of the items of the catalogue, part by part."""
+    """What each part of a request left of the catalogue."""
 
-    items: Annotated[int, Field(description="of the catalogue")]
+    items: Annotated[int, Field(description="The number of items in the catalogue.")]
     removed: list[Removed]
     left: int
     without_value: NotRequired[
-        Annotated[list[WithoutValue], Field(description="names of `current` and `user` in the request's expressions")]
+        Annotated[
+            list[WithoutValue],
+            Field(description="Names of `current` and `user` in the request's expressions that have no value."),
+        ]
     ]
 
 

@@ -13,20 +13,20 @@ class ShownItem(TypedDict):
     """An item that the user was shown and has not chosen since."""
 
     item_id: str
-    count: Annotated[int, Field(description="of impressions, at most 255")]
-    last: Annotated[datetime, Field(description="time of the newest impression")]
+    count: Annotated[int, Field(description="The number of impressions, at most 255.")]
+    last: Annotated[datetime, Field(description="The time of the newest impression.")]
 
 
 class UserState(BaseModel):
-    """What the service remembers of a user, whatever the length of the history."""
+    """The state of a user. Its size does not depend on the length of the history."""
 
     user_id: str
     generation: str
     event_count: int
     last_item_id: str | None
-    recent_items: list[str] = Field(description="newest first")
-    shown_items: list[ShownItem] = Field(description="at most 56, newest first: those that `rotation` lowers")
-    histogram: list[list[list[float]]] = Field(description="[R][B][W]: uses of each codeword, decayed")
+    recent_items: list[str] = Field(description="Newest first.")
+    shown_items: list[ShownItem] = Field(description="The items that `rotation` lowers: at most 56, newest first.")
+    histogram: list[list[list[float]]] = Field(description="[R][B][W]: decayed uses of each codeword.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -46,21 +46,21 @@ class UserState(BaseModel):
 
 
 class UserEventsQuery(Closed):
-    """A page of a user's log."""
+    """Parameters of a page of a user's log."""
 
     after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
-        0, description="`next` of the page before"
+        0, description="`next` of the previous page."
     )
     limit: ResultCount = 100
 
 
 class LoggedEvent(TypedDict):
-    """An event as it was taken in; what it did not say is left out. It can be posted again as it stands."""
+    """An event as it was logged, without fields that were not sent. It can be posted again as it stands."""
 
     event_id: str
     user_id: str
     item_id: NotRequired[str]
-    items: NotRequired[Annotated[list[str], Field(description="of an impression, in the place of `item_id`")]]
+    items: NotRequired[Annotated[list[str], Field(description="The items of an impression, in place of `item_id`.")]]
     type: str
     timestamp: float
     value: NotRequired[float]
@@ -69,7 +69,7 @@ class LoggedEvent(TypedDict):
 
 
 class LoggedUndo(TypedDict):
-    """From here on, the event that was posted with this user and id no longer counts."""
+    """An undo. From here on, the event with this user and id no longer counts."""
 
     undo: str
     user_id: str
@@ -77,11 +77,11 @@ class LoggedUndo(TypedDict):
 
 
 class UserEvents(BaseModel):
-    """Events and undos in log order. Who has become the user shows in the events' own user ids."""
+    """Events and undos in log order. After a merge, an event's `user_id` is the id that it was posted for."""
 
     user_id: str
     events: list[LoggedEvent | LoggedUndo]
-    next: int | None = Field(description="`after` of the next page; null after the last")
+    next: int | None = Field(description="`after` of the next page. Null after the last page.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -110,11 +110,11 @@ class UserEvents(BaseModel):
 
 
 class Undone(BaseModel):
-    """The event does not count, and its id stays known: sent again, it is a duplicate."""
+    """The event no longer counts. Its id stays known: the same event sent again is a duplicate."""
 
     user_id: str
     event_id: str
-    changed: bool = Field(description="false where it was undone before")
+    changed: bool = Field(description="False if it was undone before.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -124,19 +124,19 @@ class Undone(BaseModel):
 
 
 class MergeRequest(Closed):
-    """Who becomes the user."""
+    """The visitor to merge into the user."""
 
     model_config = ConfigDict(strict=True)
 
-    visitor: Id = Field(alias="from", description="from now on another name of the user")
+    visitor: Id = Field(alias="from", description="The visitor's id, which is another name of the user from now on.")
 
 
 class Merged(BaseModel):
-    """The visitor is the user: what was and will be posted or asked for the one is the other's."""
+    """The visitor is the user: past and future calls with either id mean the same user."""
 
     user_id: str
     visitor: str = Field(serialization_alias="from")
-    changed: bool = Field(description="false where it was so before")
+    changed: bool = Field(description="False if they were merged before.")
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"user_id": "ada", "from": "visitor-7", "changed": True}]}
@@ -144,9 +144,11 @@ class Merged(BaseModel):
 
 
 class Erasure(BaseModel):
-    """The user is forgotten; copies in files go by the deadline."""
+    """The user is erased. Copies in files are gone by the deadline."""
 
     user_id: str
-    files_by: datetime = Field(description="when the archive and the log's own files have nothing left of the user")
+    files_by: datetime = Field(
+        description="The time when the archive and the log's own files have nothing left of the user."
+    )
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "files_by": "2024-11-15T18:20:00Z"}]})

@@ -41,11 +41,12 @@ PROPERTIES = json_request(
     dependencies=[NO_QUERY],
 )
 async def put_property_types(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
-    """Declare types of properties of items and users, or take some back, all of them or none.
+    """Declare the types of properties of items and users, or remove properties. All changes are applied, or none.
 
-    A property that is not declared has the type of its first value. A type never changes: another one is a 422, as are
-    more than 64 properties of items, or of users. `null` takes a property back with all its values, in every process
-    within a second; its name is then free for another type. While a scenario names it, that is a 409.
+    A property that is not declared takes the type of its first value. A type never changes: declaring another type is a
+    422, as are more than 64 properties of items or more than 64 of users. `null` removes a property and all its values
+    in every process within one second; the name can then have another type. Removing a property that a scenario names
+    is a 409.
     """
     held = await declare_types(service.store, service.scenarios, caller.tenant, body)
     service.switcher.hold(held)
@@ -54,7 +55,7 @@ async def put_property_types(body: JsonBody, service: ServiceDep, caller: Caller
 
 @router.get("/v1/admin/properties", dependencies=[NO_QUERY])
 async def get_property_types(service: ServiceDep, caller: CallerDep) -> HeldTypes:
-    """The types of the properties of items and users, declared or not."""
+    """Return the types of all properties of items and users, declared or not."""
     return shown_types(await service.store.properties.held(caller.tenant))
 
 
@@ -65,9 +66,10 @@ async def activate_generation(
     services: ServicesDep,
     caller: CallerDep,
 ) -> Activated:
-    """Serve the model of that name from the models folder: this process at once, all others within a second or so.
+    """Serve the model with this name from the models folder.
 
-    Each model that may have to be loaded counts as 500 requests, but all as half of the key's minute at most.
+    This process switches at once, all others within about a second. Each model that may have to be loaded costs 500
+    requests. The whole call costs at most half of the key's requests per minute.
     """
     await charge_operation(services, caller, LOADED_MODEL)
     previous = service.served_model.generation
@@ -85,7 +87,7 @@ async def activate_generation(
     dependencies=[NO_QUERY],
 )
 async def put_experiment(body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
-    """Serve several models from the models folder, or scenarios, at the same time: each to its share of the users."""
+    """Start an experiment: serve several models or scenarios at the same time, each to its share of the users."""
     experiment = experiment_of(body)
     if experiment.over == "models":
         await charge_operation(services, caller, LOADED_MODEL * len(experiment.shares))
@@ -101,13 +103,13 @@ async def put_experiment(body: JsonBody, service: ServiceDep, services: Services
 
 @router.get("/v1/admin/experiment", response_model_exclude_unset=True, dependencies=[NO_QUERY])
 async def get_experiment(service: ServiceDep) -> Experiments:
-    """The experiment that this process goes by."""
+    """Return the experiment that this process follows, or null."""
     return Experiments(experiment=service.switcher.experiment)
 
 
 @router.delete("/v1/admin/experiment", dependencies=[NO_QUERY])
 async def end_experiment(service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
-    """Serve the active model to everybody again."""
+    """End the experiment. All users get the active model again."""
     await service.switcher.end_experiment()
     await audit(services, caller, "experiment.end")
     return Experiments(experiment=None)
@@ -117,10 +119,11 @@ async def end_experiment(service: ServiceDep, services: ServicesDep, caller: Cal
 async def get_audit(
     query: Annotated[AuditQuery, Query()], service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """Who has done what, oldest first, in pages: keys, models, experiments, scenarios, erasures, merges, exports.
+    """List the audit log in pages, oldest first: who did what with keys, models, experiments, scenarios and user data.
 
-    Nothing changes or removes an entry. A user is a keyed hash, which `lisarec audit --user` makes of an id. It counts
-    as 1, and 1 for 100 entries of the limit.
+    It records changes of keys, models, experiments and scenarios, and erasures, merges and exports. No entry can be
+    changed or removed. A user appears as a keyed hash; `lisarec audit --user` computes it from an id. A call costs 1
+    request, and 1 more for each 100 entries of `limit`.
     """
     await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
     found = await service.store.audit.entries(caller.tenant, after=query.after, limit=query.limit + 1)

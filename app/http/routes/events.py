@@ -29,17 +29,19 @@ BODY = json_request(
 
 @router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
 async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
-    """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none.
+    """Log and fold one event, or an array of up to 1,000: all of them durably, or none.
 
-    An event of type `impression` says what a user was shown: `items`, up to 50, in the place of `item_id`. It moves
-    nothing but lists with `rotation`.
+    An event of type `impression` records what a user was shown. It has `items`, up to 50, in place of `item_id`. It
+    affects only lists with `rotation`.
 
-    A 503 `partly_applied` lists which are durable, and how many of them are accepted: these are counted already, and
-    are duplicates when all are sent again. Types that no served model has a weight for are logged, and step no state.
-    With a key of pages, events on items that neither the shop nor a served model has are not logged (`refused`).
+    A 503 `partly_applied` lists the events that are durable and says how many of them were accepted. These already
+    count, and are duplicates when you send all events again. Events of a type that no served model weighs are logged,
+    but move no state. With a page key, events on items that neither the shop nor a served model has are not logged
+    (`refused`).
 
-    Each event counts as a request against the key's rate. A key of pages posts at most 100 events at once (413
-    `too_many_events`) and 20 new users (422 `too_many_new_users_at_once`); a key and its tenant bring a limited number
-    of new users an hour (429 `too_many_new_users`, and 422 where one request has more than that).
+    Each event counts as one request against the key's rate. A page key posts at most 100 events at once (413
+    `too_many_events`) and at most 20 new users at once (422 `too_many_new_users_at_once`). A key and its tenant can add
+    a limited number of new users per hour. Beyond it the answer is 429 `too_many_new_users`, or 422 if a single request
+    has more new users than that.
     """
     return await append_events(services, caller, body)

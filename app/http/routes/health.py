@@ -20,17 +20,18 @@ router = GuardedRouter(tags=["operations"], dependencies=[NO_QUERY])
 @router.head("/healthz", include_in_schema=False, dependencies=[NO_SCOPE])  # some balancers probe with it
 @router.get("/healthz", dependencies=[NO_SCOPE])
 async def get_health() -> Health:
-    """The process lives."""
+    """Report that the process is alive."""
     return Health(status="ok")
 
 
 @router.head("/readyz", include_in_schema=False, dependencies=[NO_SCOPE])
 @router.get("/readyz", dependencies=[NO_SCOPE])
 async def get_readiness(services: ServicesDep) -> Health:
-    """The model is loaded, the process is not shutting down, its GPU answers, and its store is the right one.
+    """Report whether the process is ready to serve.
 
-    A store that cannot be reached does not matter: popular items flow. One that was replaced, removed or has lost
-    events that it acknowledged does: 503 until somebody has put that right.
+    It is ready when the model is loaded, the process is not draining, its GPU responds, and its store is the right one.
+    An unreachable store does not end readiness, because the service then returns popular items. A store that was
+    replaced, was removed or has lost acknowledged events answers 503 until an operator repairs it.
     """
     if services.draining:
         raise Draining
@@ -47,7 +48,7 @@ async def get_readiness(services: ServicesDep) -> Health:
     responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
 )
 async def get_metrics(services: ServicesDep, charge: ChargeDep) -> PlainTextResponse:
-    """The numbers of this service, all of its worker processes together, for Prometheus."""
+    """Return the metrics of all worker processes together, in Prometheus' text format."""
     await charge(METRICS)
     services.sample()
     # A thread, because the files of many workers take milliseconds to read.

@@ -59,7 +59,7 @@ POST = json_request(
 async def get_popular_items(
     query: Annotated[PopularQuery, Query()], service: ServiceDep, charge: ChargeDep
 ) -> PopularItems:
-    """The items with the most training events."""
+    """List the items with the most training events. The score is that number."""
     await charge(1 + query.k // cost.LISTED_ITEMS)
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular_items(query.k))
 
@@ -68,7 +68,10 @@ async def get_popular_items(
 async def get_trending_items(
     query: Annotated[TrendingQuery, Query()], service: ServiceDep, charge: ChargeDep
 ) -> TrendingItems:
-    """The items with the most live events of late, of all processes, some seconds ago; none where nothing was used."""
+    """List the items with the most live visitors lately, over all processes, with a delay of a few seconds.
+
+    The list is empty while no item has been used.
+    """
     await charge(1 + query.k // cost.LISTED_ITEMS)
     items = service.trending.items(query.k, query.categories)
     return TrendingItems(generation=service.served_model.generation, items=items)
@@ -78,9 +81,9 @@ async def get_trending_items(
 async def search_items(
     query: Annotated[SearchQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
 ) -> Items:
-    """Items whose title or id matches the query, the closest first, or those a user is likely to want of the closest.
+    """Search items by title or id, closest match first, or rank the closest matches for a user.
 
-    Without a query, all match. Words of the query may stand in any order, and the last one may be unfinished.
+    Without a query, all items match. The words of a query may be in any order, and the last word may be incomplete.
     """
     service, thread = services.by_tenant[caller.tenant], services.shared_thread
     catalogue, words = service.catalogue, len(Search.of(query.query).words)
@@ -95,9 +98,9 @@ async def search_items(
 
 @router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
 async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) -> ItemsTaken:
-    """Say something of one item, or of up to 1,000 in an array: all of it is noted, durably, or nothing.
+    """Update one item, or an array of up to 1,000: all of them durably, or none.
 
-    What an item leaves out stays as it was: said before, or learned with the model.
+    Fields that you leave out keep their values, whether an earlier update set them or the model learned them.
     """
     return await charged_calls.update_items(services, caller, body)
 
@@ -106,7 +109,7 @@ async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) ->
     "/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY], response_model_exclude_none=True
 )
 async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
-    """The item as this process goes by it, at most a second behind the others."""
+    """Return the item as this process knows it, at most a second behind the others."""
     return service.item_updates.item(item_id)
 
 
@@ -118,7 +121,7 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
     response_model_exclude_none=True,
 )
 async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep, charge: ChargeDep) -> Item:
-    """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
+    """Update an item, whether or not a model has learned it. Fields that you leave out keep their values."""
     await charge(cost.update_charge([body]))
     return await service.item_updates.put(item_id, body)
 
@@ -127,7 +130,7 @@ async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep, 
 async def get_similar_items(
     item_id: ItemId, query: Annotated[SimilarQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
+    """List the items whose codes are nearest to this item's. The score is minus half the squared distance."""
     return Response(await charged_calls.similar(services, caller, item_id, query), media_type="application/json")
 
 
@@ -135,5 +138,5 @@ async def get_similar_items(
 async def get_items_together(
     item_id: ItemId, query: Annotated[ItemListQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """The items that were bought in one order with this item, more often than their popularity tells."""
+    """List the items that were bought in one order with this item more often than their popularity predicts."""
     return Response(await charged_calls.together(services, caller, item_id, query), media_type="application/json")

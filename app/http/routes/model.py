@@ -10,11 +10,14 @@ router = GuardedRouter(tags=["model"], dependencies=[needs("recs:read")])
 
 @router.get("/v1/stats", dependencies=[NO_QUERY])
 async def get_stats(service: ServiceDep) -> Stats:
-    """How often each place of the recommendations was shown, and what events came of it, by generation."""
+    """Return how often each place of a list was shown and which events followed, by generation.
+
+    It also has the outcomes of each scenario's lists.
+    """
     return await service.signals.click_through.stats()
 
 
 @router.get("/v1/model", dependencies=[NO_QUERY])
 async def get_model(service: ServiceDep) -> ServedModel:
-    """The generation that answers: its configuration, and how training went."""
+    """Return the generation that is served: its configuration and its training metrics."""
     return service.served_model

@@ -50,7 +50,7 @@ PORTABLE_EVENT["properties"]["item_id"] = POSTED["properties"]["user_id"] | {"ti
 PORTABLE_EVENT["description"] = "One interaction of the visitor with an item."
 PORTABLE_EVENTS = {
     "title": "PortableEvents",
-    "description": "The visitor's sealed state and what the visitor did.",
+    "description": "A visitor's sealed state and new events.",
     "type": "object",
     "properties": {
         "state": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "State"},
@@ -67,7 +67,7 @@ PORTABLE_EVENTS = {
 }
 PORTABLE_REQUEST = _without(SCHEMAS.pop("RecommendationRequest"), *OF_USERS) | {
     "title": "PortableRecommendationRequest",
-    "description": "What may be answered to the visitor whose sealed state this is.",
+    "description": "A request for recommendations for a sealed state.",
 }
 EVENT = {"event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "item_id": "tea-2"}
 EVENTS = json_request(
@@ -84,25 +84,26 @@ REQUEST = json_request(
 
 @router.post("/events", openapi_extra=EVENTS, responses=RESPONSES)
 async def post_portable_events(body: RawBody, services: ServicesDep, caller: CallerDep) -> PortableEventCounts:
-    """Fold events into the sealed state that the visitor keeps, and answer with the new one. Nothing is logged.
+    """Fold events into the sealed state that a visitor keeps, and return the new state. Nothing is logged.
 
-    The events are those of `POST /v1/events` without `user_id`, and count as there. An id that is one of the 20 newest
-    of the state is a duplicate. The answer has 4,996 characters of state, whatever the history.
+    The events are those of `POST /v1/events` without `user_id`, and cost the same. An event is a duplicate if its id is
+    one of the 20 newest in the state. The returned state has 4,996 characters, whatever the length of the history.
 
-    422 `invalid_sealed_state` for what this key cannot open, whatever the reason, and 422 `sealed_state_expired`: the
-    visitor begins anew without a state. 409 `sealing_not_configured` where the service has no keys that seal.
+    A state that this key cannot open is a 422 `invalid_sealed_state`, whatever the reason; an expired one is a 422
+    `sealed_state_expired`. In both cases, start again without a state. A service without sealing keys answers 409
+    `sealing_not_configured`.
     """
     return await append_portable_events(services, caller, body)
 
 
 @router.post("/recommendations", response_model=Recommendations, openapi_extra=REQUEST, responses=RESPONSES)
 async def post_portable_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
-    """The best items for the visitor whose sealed state this is; for one without a state, popular ones.
+    """Recommend items for a sealed state, or popular items without one.
 
-    It takes what `POST /v1/recommendations` takes for one user, but a key of pages brings no `filter`, no `max_per`, no
-    `objective` and no `boost` by expressions: it names a `scenario`. `exclude_seen=all` and `exclude_events` go by the
-    events that the state carries, and `seen_events_limit` says how many these are where there were more. A state has no
-    log, so there is no `mode` repeat (422).
+    The body is that of `POST /v1/recommendations` for one user. A page key names a `scenario` and must not send
+    `filter`, `max_per`, `objective` or expressions in `boost`. `exclude_seen=all` and `exclude_events` use the events
+    that the state carries. If there were more events, `seen_events_limit` says how many the state carries. A state has
+    no log, so `mode` `repeat` is a 422.
     """
     return Response(await recommend_portable(services, caller, body), media_type="application/json")
 

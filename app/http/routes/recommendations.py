@@ -49,7 +49,7 @@ BODY = json_request(
 async def get_recommendations(
     user_id: UserId, query: Annotated[RecommendationUrlQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """The user's best items; popular ones for who is unknown."""
+    """Recommend items for a user. An unknown user gets popular items."""
     request = RecommendationRequest(user_id=user_id, **query.model_dump(exclude_unset=True))
     return Response(await recommend(services, caller, request), media_type="application/json")
 
@@ -62,9 +62,9 @@ async def get_recommendations(
     dependencies=[NO_QUERY],
 )
 async def post_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
-    """The best items for a user or for a history that is not stored; or for up to 100 of them at once.
+    """Recommend items for a user, or for a history that is not stored; up to 100 such requests at once.
 
-    A call costs what it makes the service compute, in plain requests for ten items: it counts as so many against the
-    key's rate, and one that costs too much is refused (422 `too_costly`, which says what each part costs).
+    The cost of a call depends on what the service has to compute. It is a number of plain requests for ten items, which
+    counts against the key's rate. A call that costs too much is a 422 `too_costly`, which says what each part costs.
     """
     return Response(await recommend_body(services, caller, body), media_type="application/json")

@@ -35,14 +35,14 @@ PREVIEW = json_request(
 
 @router.get("/scenarios", response_model_exclude_unset=True)
 async def get_scenarios(service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioList:
-    """All scenarios, at most 100."""
+    """List all scenarios, at most 100."""
     await charge_operation(services, caller, SCENARIOS)
     return ScenarioList(scenarios=await service.scenarios.scenarios())
 
 
 @router.get("/scenarios/{name}", response_model_exclude_unset=True, responses=errors(404))
 async def get_scenario(name: Name, service: ServiceDep) -> ScenarioVersion:
-    """The scenario as it is now."""
+    """Return the current version of the scenario."""
     return await service.scenarios.scenario(name)
 
 
@@ -52,10 +52,10 @@ async def get_scenario(name: Name, service: ServiceDep) -> ScenarioVersion:
 async def put_scenario_settings(
     name: Name, body: JsonBody, services: ServicesDep, caller: CallerDep
 ) -> ScenarioVersion:
-    """Keep settings of a list under the name: a new version, unless nothing changes.
+    """Store settings of a list under this name. This creates a new version, unless nothing changes.
 
-    Every process goes by it within a second. An expression that cannot be used is a 422 that says where in the text,
-    as is a scenario of more than 16,384 bytes, and the 101st. Declare the types of properties first.
+    Every process applies it within one second. An invalid expression is a 422 that names the position in the text. A
+    scenario of more than 16,384 bytes is a 422, as is the 101st scenario. Declare the types of properties first.
     """
     version = await put_scenario(services, caller, name, body)
     await audit(services, caller, "scenario.put", name, {"version": version.version})
@@ -64,7 +64,10 @@ async def put_scenario_settings(
 
 @router.delete("/scenarios/{name}", response_model_exclude_unset=True, responses=errors(404))
 async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
-    """Remove the scenario. Its versions stay, and a rollback brings it back, until its place is needed."""
+    """Remove the scenario.
+
+    Its versions remain until their space is needed; until then a rollback restores the scenario.
+    """
     await charge_operation(services, caller, SCENARIOS)
     version = await service.scenarios.put(name, None, caller.name)
     await audit(services, caller, "scenario.remove", name, {"version": version.version})
@@ -75,7 +78,7 @@ async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep
 async def get_scenario_versions(
     name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> ScenarioVersions:
-    """The newest 50 versions, also of a scenario that was removed: who changed what, and when."""
+    """List the newest 50 versions, also of a removed scenario: who changed what, and when."""
     await charge_operation(services, caller, SCENARIOS)
     return ScenarioVersions(versions=await service.scenarios.versions(name))
 
@@ -89,7 +92,7 @@ async def get_scenario_versions(
 async def roll_back_scenario(
     name: Name, body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> ScenarioVersion:
-    """Give the scenario the settings of an earlier version again, as a new version."""
+    """Restore the settings of an earlier version, as a new version."""
     await charge_operation(services, caller, SCENARIOS)
     wanted = parse(Rollback, body, INVALID).version
     version = await service.scenarios.roll_back(name, wanted, caller.name)
@@ -101,5 +104,5 @@ async def roll_back_scenario(
     "/preview", response_model=Recommendations, openapi_extra=PREVIEW, responses=errors(400, 404, 408, 409, 413, 415)
 )
 async def preview_list(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
-    """The list that a request would get with settings that are not kept, or with some of a scenario's changed."""
+    """Return the list that a request would get with unsaved settings, or with changes to a stored scenario."""
     return Response(await preview_scenario(services, caller, body), media_type="application/json")

@@ -32,9 +32,9 @@ MERGE = json_request(MergeRequest, {"a visitor who has logged in": {"from": "vis
 
 @router.get("/v1/users/{user_id}", responses=errors(404), dependencies=[NO_QUERY])
 async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
-    """The state that the user's recommendations are made from; 404 for a user without events.
+    """Return the state that the user's recommendations are made from.
 
-    503 `state_not_ready` for some seconds after an undo in a long log.
+    A user without events is a 404. After an undo in a long log, the answer is a 503 `state_not_ready` for some seconds.
     """
     return await service.users.state(user_id)
 
@@ -43,10 +43,10 @@ async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
 async def get_user_events(
     user_id: UserId, query: Annotated[UserEventsQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """The user's log, oldest first, in pages.
+    """List the user's log in pages, oldest first.
 
-    It counts as 1, and 1 for 100 entries of the limit. What is in the archive counts by its files, 5 each, but at most
-    as half of what the key has in a minute.
+    A call costs 1 request, and 1 more for each 100 entries of `limit`. Archive files that have to be read cost 5 more
+    each, together at most half of the key's requests per minute.
     """
     page = await charged_calls.user_events(services, caller, user_id, query)
     # The framework would go through all of it three times more, while everybody waits.
@@ -55,7 +55,10 @@ async def get_user_events(
 
 @router.get("/v1/users/{user_id}/properties", dependencies=[NO_QUERY])
 async def get_user_properties(user_id: UserId, service: ServiceDep, caller: CallerDep) -> UserProperties:
-    """The properties of the user, who need not have any events; after a merge those of both."""
+    """Return the properties of the user, who need not have any events.
+
+    After a merge, these are the properties of both.
+    """
     return await user_properties(service.store, caller.tenant, user_id)
 
 
@@ -68,20 +71,21 @@ async def get_user_properties(user_id: UserId, service: ServiceDep, caller: Call
 async def put_user_properties(
     user_id: UserId, body: JsonBody, services: ServicesDep, caller: CallerDep
 ) -> UserProperties:
-    """Set properties of the user; those that are left out stay, and `null` takes one away.
+    """Set properties of the user. Properties that you leave out keep their values, and `null` removes one.
 
-    They have types of their own, apart from those of items. A merge keeps the user's values, and the visitor's fill
-    what is missing. Erasing the user takes them away, too. A user of whom nothing is known counts as a new one.
+    Properties of users have types of their own, separate from those of items. A merge keeps the user's values, and the
+    visitor's values fill those that are missing. Erasing the user also removes the properties. A user about whom
+    nothing is known counts as a new user.
     """
     return await charged_calls.put_user_properties(services, caller, user_id, body)
 
 
 @router.delete("/v1/users/{user_id}/events/{event_id}", responses=errors(404), dependencies=[NO_QUERY])
 async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, caller: CallerDep) -> Undone:
-    """Take back the event that was posted with this user and id: the state is as if it had never come.
+    """Undo an event: the state is as if the event had never been posted.
 
-    Undo, merge and erasure count by the logs that they go through: 1, and 1 for 25 entries, but at most half of what
-    the key has in a minute.
+    Undo, merge and erasure cost 1 request, and 1 more for each 25 log entries that they read, but at most half of the
+    key's requests per minute.
     """
     return await charged_calls.undo(services, caller, user_id, event_id)
 
@@ -93,7 +97,10 @@ async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, 
     dependencies=[NO_QUERY],
 )
 async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, caller: CallerDep) -> Merged:
-    """Let a visitor become this user: the visitor's events follow the user's, and later ones are the user's too."""
+    """Merge a visitor into this user.
+
+    The visitor's events follow the user's, and later events of either id belong to the user.
+    """
     merged = await charged_calls.merge(services, caller, user_id, body)
     if merged.changed:
         visitor = await audited_user(services, caller, merged.visitor)
@@ -103,7 +110,11 @@ async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, cal
 
 @router.delete("/v1/users/{user_id}", status_code=202, dependencies=[NO_QUERY])
 async def erase_user(user_id: UserId, services: ServicesDep, caller: CallerDep) -> Erasure:
-    """Forget the user: state, log and ids at once, copies in files by the deadline. Later events are a new user's."""
+    """Erase the user.
+
+    The state, the log and the ids are erased at once, copies in files by a deadline. Later events with this id belong
+    to a new user.
+    """
     erasure = await charged_calls.erase(services, caller, user_id)
     await audit(services, caller, "user.erase", await audited_user(services, caller, user_id))
     return erasure
