@@ -138,7 +138,7 @@ def visitor_of(body: object, user_id: str) -> str:
     except ValidationError as exc:
         raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
     if visitor == user_id:
-        raise InvalidRequest("a user cannot become themselves; name the visitor in 'from'")
+        raise InvalidRequest("a user cannot be merged into itself; name the visitor in 'from'")
     return visitor
 
 

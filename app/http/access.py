@@ -80,7 +80,7 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     caller = Caller(key.tenant, key, Requester(is_disconnected, key.id))
     require_scope(caller, required)
     if key.is_public and Headers(scope=request).get("origin") not in key.origins:
-        raise Forbidden("this key is for pages of other origins")
+        raise Forbidden("this key does not allow pages of this origin")
     await services.rate_limiter.count(key)
     return caller
 

@@ -124,19 +124,19 @@ PROBLEMS: dict[type[Exception], Problem] = {
     ArtifactError: Problem(
         409,
         "model_unusable",
-        "the model is incomplete, damaged, of another version or not signed, the log says why; nothing changed",
+        "the model is incomplete, damaged, of another version or not signed; nothing changed, see the service's log",
     ),
     InvalidSealedState: Problem(
-        422, "invalid_sealed_state", "the state cannot be opened here; nothing was done, begin anew without one"
+        422, "invalid_sealed_state", "the sealed state cannot be opened; nothing was done, start again without a state"
     ),
     SealedStateExpired: Problem(
-        422, "sealed_state_expired", "the state was sealed too long ago; nothing was done, begin anew without one"
+        422, "sealed_state_expired", "the sealed state has expired; nothing was done, start again without a state"
     ),
     SealingNotConfigured: Problem(
         409,
         "sealing_not_configured",
-        "this service has no keys that seal states: 'lisarec keys seal' makes a file of them, and "
-        "LISAREC_SEAL_KEYS_FILE names it",
+        "this service has no seal keys: create a file of them with 'lisarec keys seal', and name it in "
+        "LISAREC_SEAL_KEYS_FILE",
     ),
     Unauthenticated: Problem(401, "unauthenticated"),
     Forbidden: Problem(403, "forbidden"),
@@ -145,11 +145,11 @@ PROBLEMS: dict[type[Exception], Problem] = {
     TooManyNewUsersAtOnce: Problem(422, "too_many_new_users_at_once"),
     TooManyEvents: Problem(413, "too_many_events"),
     TooCostly: Problem(422, "too_costly"),
-    Overloaded: Problem(503, "overloaded", "this process has more to do than it can; nothing was done, try again"),
+    Overloaded: Problem(503, "overloaded", "this process is overloaded; nothing was done, try again"),
     StateNotReady: Problem(503, "state_not_ready", "the user's long log is being folded; ask again in some seconds"),
     DeviceLost: Problem(503, "device_lost", "the GPU of this process no longer answers; ask another one"),
     Draining: Problem(503, "draining", "this process is shutting down; ask another one"),
-    StorageBusy: Problem(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
+    StorageBusy: Problem(503, "storage_busy", "too many writes wait for the store; nothing was applied, try again"),
     PartlyApplied: Problem(
         503, "partly_applied", "not all events were applied: {reason}; send all of them again, with their ids"
     ),
@@ -172,13 +172,13 @@ STORAGE_REASONS: dict[FailureCause, str] = {
     "locked": "the store is locked by another program",
     "damaged": "the store is damaged",
     "wrong_store": "the store has other data than before",
-    "unsafe": "the store would lose what it takes",
+    "unsafe": "the store could lose acknowledged events",
     "too_few_replicas": "too few copies of the store confirm it",
     "archive": "the archive of older events cannot be read",
     "contention": "the same users are changed too often at once",
     "busy": "too much waits for the store",
     "closed": "this process is shutting down",
-    "failed": "the store could not take or give this, the service's log says why",
+    "failed": "the store failed to read or write, the service's log says why",
 }
 """What the message of a response says of why the store fails: the kind of failure, and nothing of the store itself."""
 

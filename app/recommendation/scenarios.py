@@ -61,7 +61,7 @@ def with_settings(
     resolved = ScenarioRequest.model_construct(fields_set, **{**given, **merged})
     if resolved.mode == "repeat" and (fault := resolved.repeat_fault) is not None:
         raise InvalidRequest(
-            "the request does not go with its scenario", [ErrorDetail(field=f"{path}mode", reason=fault)]
+            "the request conflicts with its scenario", [ErrorDetail(field=f"{path}mode", reason=fault)]
         )
     return resolved
 
@@ -150,7 +150,7 @@ def _merged(name: str, given: Any, setting: Any, path: str) -> Any:
         return max(given, setting, key=SEEN_RULES.index)
     if name in FIXED and given != setting:
         raise InvalidRequest(
-            "the scenario fixes what the request says otherwise",
+            "the request sets a field that its scenario fixes",
             [ErrorDetail(field=f"{path}{name}", reason="is set by the scenario; leave it out")],
         )
     return setting
@@ -163,10 +163,10 @@ def _lower(*limits: int | None) -> int | None:
 def _params(given: Mapping[str, Param], declared: Mapping[str, ScenarioParam], path: str) -> dict[str, Param]:
     params = {name: one.default for name, one in declared.items() if one.default is not None} | dict(given)
     faults = [
-        ErrorDetail(field=f"{path}params", reason=f"{'is to have' if name in given else 'lacks'} {name}, {one}")
+        ErrorDetail(field=f"{path}params", reason=f"{'must have' if name in given else 'lacks'} {name}, {one}")
         for name, one in declared.items()
         if name not in params or not one.takes(params[name])
     ]
     if faults:
-        raise InvalidRequest("the scenario needs parameters that the request does not have so", faults)
+        raise InvalidRequest("the request lacks parameters of its scenario, or has invalid ones", faults)
     return params

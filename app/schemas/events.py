@@ -45,14 +45,14 @@ def _different(items: list[str]) -> list[str]:
 
 def _of_impression(items: list[str] | None, info: ValidationInfo) -> list[str] | None:
     if items is not None and info.data.get("type", IMPRESSION) != IMPRESSION:
-        raise PydanticCustomError("items_of_another", "is what an event of type impression has, and no other")
+        raise PydanticCustomError("items_of_another", "is allowed only in an event of type impression")
     return items
 
 
 def _item_or_items(item_id: str | None, info: ValidationInfo) -> str | None:
     """Make sure that there is an item, or items if these are valid; not both."""
     if "items" in info.data and (item_id is None) == (info.data["items"] is None):
-        raise PydanticCustomError("item_or_items", "is required, or items of an event of type impression; not both")
+        raise PydanticCustomError("item_or_items", "is required, or items in an event of type impression, but not both")
     return item_id
 
 

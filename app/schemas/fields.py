@@ -135,7 +135,8 @@ def _shown_before(value: object) -> tuple[str, ...]:
             raise BadCursor
     except BadCursor:
         raise PydanticCustomError(
-            "not_a_cursor", "is none; take `cursor` of the page before as it is, or an empty one for the first page"
+            "not_a_cursor",
+            "is not a cursor; send that of the previous page unchanged, or an empty one for the first page",
         ) from None
     return tuple(ids)
 

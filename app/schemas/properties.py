@@ -82,7 +82,7 @@ def _properties(values: object, info: ValidationInfo) -> dict[str, PropertyValue
     if not isinstance(values, dict) or len(values) > MAX_PROPERTIES:
         raise PydanticCustomError("no_properties", f"is no object of at most {MAX_PROPERTIES} names and values")
     if not all(map(is_property_name, values)):
-        raise PydanticCustomError("no_name", f"has a name that cannot be one: {NAME_RULE}")
+        raise PydanticCustomError("no_name", f"has an invalid name: {NAME_RULE}")
     assert info.context is not None
     types: TypesSoFar = info.context["types"]
     return {name: None if value is None else _value(name, value, types) for name, value in values.items()}
@@ -151,7 +151,7 @@ def _types(types: object) -> dict[str, PropertyType | None]:
     if not isinstance(types, dict) or len(types) > MAX_PROPERTIES:
         raise PydanticCustomError("no_types", f"is no object of at most {MAX_PROPERTIES} names and types")
     if not all(map(is_property_name, types)):
-        raise PydanticCustomError("no_name", f"has a name that cannot be one: {NAME_RULE}")
+        raise PydanticCustomError("no_name", f"has an invalid name: {NAME_RULE}")
     if not all(one is None or (isinstance(one, str) and one in TYPES) for one in types.values()):
         raise PydanticCustomError("no_type", f"has a type that is none of {', '.join(TYPES)}, nor null")
     return types

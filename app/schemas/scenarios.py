@@ -135,7 +135,7 @@ class ScenarioSettings(ListSettings):
     @model_validator(mode="after")
     def _fallback_of_a_filter(self) -> Self:
         if self.fallback is not None and self.filter is None:
-            raise PydanticCustomError("no_filter", "fallback takes the place of a filter, and there is none")
+            raise PydanticCustomError("no_filter", "has `fallback` without `filter`, which it replaces")
         return self
 
 

@@ -43,7 +43,7 @@ async def declare_types(store: UserStore, scenarios: ScenarioRegistry, tenant: s
     try:
         await store.properties.declare(tenant, changes)
     except PropertyRefused as exc:
-        hint = f"; null takes {exc.name} back with all its values" if exc.held else ""
+        hint = f"; null removes {exc.name} with all its values" if exc.held else ""
         raise InvalidRequest(REFUSED, [ErrorDetail(reason=f"{exc}{hint}")]) from None
     return await store.properties.held(tenant)
 
@@ -56,7 +56,7 @@ def _require_unused(gone: Set[tuple[PropertyOwner, str]], scenarios: Iterable[Sc
         for owner, name in sorted(properties_of(one.settings) & gone)
     ]
     if needed:
-        raise PropertyInUse("a scenario needs what was to be taken back; nothing changed", needed[:MAX_DETAILS])
+        raise PropertyInUse("a scenario uses the property to remove; nothing changed", needed[:MAX_DETAILS])
 
 
 def shown_types(held: HeldProperties) -> HeldTypes:

@@ -175,7 +175,7 @@ def _parse(text: str) -> ScenarioVersion | None:
     try:
         return ScenarioVersion.model_validate_json(text)
     except ValidationError:
-        logger.error("a scenario is of another version of lisarec; this process goes by what it was before")
+        logger.error("another version of lisarec wrote a scenario; this process keeps the version that it read before")
         return None
 
 

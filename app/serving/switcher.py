@@ -300,4 +300,4 @@ def experiment_of(body: object) -> Experiment:
     try:
         return Experiment.model_validate(body)
     except ValidationError as exc:
-        raise InvalidRequest("the body is no experiment", details_of(exc)) from None
+        raise InvalidRequest("the body is not a valid experiment", details_of(exc)) from None

@@ -159,7 +159,7 @@ class _ListMaker:
         known, failed_reads = await self._with_states(user_ids), self._metrics.store.failed_reads
         lists = await self._service.switcher.recommender.recommend(self._requests(known)) if known else []
         if self._metrics.store.failed_reads > failed_reads:
-            raise StorageUnavailable("users could not be read, who would have had the lists of strangers")
+            raise StorageUnavailable("some users could not be read, and would get the lists of unknown users")
         return dict(zip(known, lists, strict=True))
 
     async def _with_states(self, user_ids: Sequence[str]) -> list[str]:

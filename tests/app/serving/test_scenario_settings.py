@@ -127,7 +127,7 @@ def test_a_parameter_is_within_its_bounds(shop: Shop, price: float, form: str) -
         assert all(int(name.removeprefix("item-")) / 10 < price for name in item_ids(response.json()))
     else:
         assert_refused(response, 422)
-        assert "is to have max_price, a number from 1 to 3" in response.text
+        assert "must have max_price, a number from 1 to 3" in response.text
 
 
 def test_a_parameter_that_nothing_names_is_refused(shop: Shop) -> None:

@@ -125,8 +125,8 @@ def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
         assert response.json()["error"]["details"][0]["field"] == field
     faults: dict[str, dict[str, Any]] = {
         "lacks max, a number": {},
-        "is to have max, a number": {"max": SECRET, "brands": []},
-        "is to have sizes, a numbers": {"max": 1, "brands": [], "sizes": [SECRET]},
+        "must have max, a number": {"max": SECRET, "brands": []},
+        "must have sizes, a numbers": {"max": 1, "brands": [], "sizes": [SECRET]},
         "lacks brands, a set": {"max": 1},
     }
     for reason, given_params in faults.items():
