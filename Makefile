@@ -15,11 +15,12 @@ RUN := $(VENV)/bin/python -m
 KERNELS := $(CURDIR)/var/kernels
 TOOLS := var/tools
 DIST := dist
+CLIENTS_DIST := dist-clients
 
 suite test-quick: export NUMBA_CACHE_DIR := $(KERNELS)
 
 .PHONY: demo install test test-containers test-quick suite lint style types docs bench bench-containers bench-faults bench-machines \
-	bench-redis bench-shop clean container-images dist sbom
+	bench-redis bench-shop clean container-images dist dist-clients sbom
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
@@ -80,6 +81,13 @@ dist: $(TOOLS)/.installed
 	rm -f $(DIST)/*.whl $(DIST)/*.tar.gz
 	$(TOOLS)/bin/python -m hatchling build -d $(DIST)
 
+# the packages of the clients, for PyPI and for npm
+dist-clients: $(TOOLS)/.installed
+	rm -rf $(CLIENTS_DIST)
+	mkdir -p $(CLIENTS_DIST)
+	cd clients/lisarec_client && $(CURDIR)/$(TOOLS)/bin/python -m hatchling build -d $(CURDIR)/$(CLIENTS_DIST)
+	cd clients/npm && npm ci --ignore-scripts && npm pack --pack-destination $(CURDIR)/$(CLIENTS_DIST)
+
 # a CycloneDX bill of materials: every package of the image's Python, with version and hashes
 sbom: $(TOOLS)/.installed
 	mkdir -p $(DIST)
@@ -138,7 +146,7 @@ models/%/manifest.json: | $(VENV)/.service-installed
 	$(RUN) app train --data $(LISAREC_DATA)/$* --out models/$*
 
 clean:
-	rm -rf $(VENV) build dist var .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist dist-clients var .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and alone: its own index need not have the versions of everything else
 $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/bin/python

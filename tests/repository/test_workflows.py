@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,8 +29,11 @@ SCHEMAS = {
 WRITES = {
     "release.yml": {
         "dist": {"id-token", "attestations"},
+        "clients": {"id-token", "attestations"},
         "image": {"id-token", "attestations", "packages"},
         "pypi": {"id-token"},
+        "pypi-client": {"id-token"},
+        "npm": {"id-token"},
         "github": {"contents"},
     }
 }
@@ -113,6 +118,8 @@ class TestRelease:
         script = "\n".join(line for line in script.splitlines() if "gh release" not in line and "sha256sum" not in line)
         environment = {
             "GITHUB_REF_NAME": tag,
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_REPOSITORY": "o/lisarec",
             "IMAGE": "ghcr.io/o/lisarec",
             "DIGEST": "sha256:1",
             "PATH": "/usr/bin:/bin",
@@ -137,3 +144,25 @@ class TestRelease:
         assert self.run("github", step, tmp_path, "v1.2.3") == 0
         notes = (tmp_path / "notes.md").read_text().split()
         assert notes == ["###", "Added", "-", "yes", "Image:", "`ghcr.io/o/lisarec@sha256:1`"]
+
+    def test_the_npm_package_names_the_repository_that_its_provenance_has(self, tmp_path: Path) -> None:
+        source = ROOT / "clients" / "npm" / "package.json"
+        shutil.copy(source, tmp_path)
+        assert (
+            self.run("clients", "Name the repository, which npm compares with the provenance", tmp_path, "v1.2.3") == 0
+        )
+        repository = {"type": "git", "directory": "clients/npm", "url": "git+https://github.com/o/lisarec.git"}
+        named = json.loads((tmp_path / "package.json").read_text())
+        assert named == {**json.loads(source.read_text()), "repository": repository}
+
+    def test_each_index_gets_the_packages_that_are_its_own(self, tmp_path: Path) -> None:
+        names = {"pypi": "lisarec-1.2.3", "pypi-client": "lisarec_client-1.2.3"}
+        others = "lisarec-client-1.2.3.tgz", "lisarec.cdx.json"
+        for job, name in names.items():
+            dist = tmp_path / job / "dist"
+            dist.mkdir(parents=True)
+            packages = {f"{name}-py3-none-any.whl", f"{name}.tar.gz"}
+            for file in (*packages, *others):
+                (dist / file).touch()
+            assert self.run(job, "Keep what an index takes", dist.parent, "v1.2.3") == 0
+            assert {file.name for file in dist.iterdir()} == packages
