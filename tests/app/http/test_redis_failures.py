@@ -131,7 +131,7 @@ class TestLostData:
         copy = redis_server.copy_data(tmp_path / "copy")
         redis_server.restart_with(None)
         self.assert_refused(client, "wrong_store")
-        (line,) = [one.getMessage() for one in caplog.records if one.name.endswith("trust")]
+        (line,) = [one.getMessage() for one in caplog.records if one.name.endswith("data_loss_check")]
         assert "lisarec repair --accept-loss" in line
         redis_server.restart_with(copy)
         wait_until_taken(client, click("ada", "a"))
