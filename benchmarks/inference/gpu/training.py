@@ -147,4 +147,4 @@ def _precision(is_mixed: bool) -> AbstractContextManager[object]:
     """Let products be of the type that the hardware multiplies fastest, or float32."""
     if is_mixed:
         return nullcontext()
-    return mock.patch("model.training.train.matmul_dtype", return_value=torch.float32)
+    return mock.patch("model.training.trainer.matmul_dtype", return_value=torch.float32)

@@ -42,5 +42,5 @@ def test_jobs_log_json_where_programs_read_their_lines(command: list[str], tmp_p
         check=True,
     )
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert {line["logger"] for line in lines} == {f"app.jobs.{'archive' if '--once' in command else 'retraining'}"}
+    assert {line["logger"] for line in lines} == {f"app.jobs.{'archive' if '--once' in command else 'retraining.loop'}"}
     assert done.stdout == ""
