@@ -166,7 +166,9 @@ class Settings(StoreSettings):
     max_head_bytes: int = Field(32 << 10, ge=1, description="Bytes of a request's address and headers together.")
     head_timeout_s: float = Field(10.0, gt=0, description="Seconds for address and headers to arrive.")
     answer_timeout_s: float = Field(30.0, gt=0, description="Seconds for a client to take its answer.")
-    max_cost: int = Field(200, ge=1, description="Cost of one call, in plain requests for recommendations.")
+    max_cost: int = Field(
+        200, ge=1, description="Most that one call may cost, in plain requests; a costlier call gets 422 `too_costly`."
+    )
     new_users_per_hour: int = Field(
         100_000, ge=0, description="New users an hour of each tenant, where the service has keys."
     )

@@ -56,18 +56,23 @@ def check(
 
     The exit status is 1 when the tables cannot be read.
     """
-    from app.jobs.datasets.mapped_copy import blocking, in_words
+    from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
     from model.data.exports.checks import examine
 
     mapping = options.mapping()
     tables = examine(data, mapping)
     stops = {stem: blocking(table, mapping) for stem, table in tables.items()}
     for stem, table in tables.items():
-        say(f"{table.path}: {len(table.bad):,} lines of {stem}, {int((~table.bad).sum()):,} of which can be read")
+        readable = int((~table.bad).sum())
+        known = "" if table.stops and readable else f", {readable:,} of which can be read"  # not without columns
+        say(f"{table.path}: {len(table.bad):,} lines of {stem}{known}")
         for finding in table.findings:
-            say(f"  {'error' if finding in stops[stem] else 'note'}: {in_words(finding)}")
+            kind = "error" if finding in stops[stem] else "left out" if finding.stops else "note"
+            say(f"  {kind}: {in_words(finding)}")
     if any(stops.values()):
         raise typer.Exit(1)
+    for line in warnings(tables.values()):
+        say(line)
     arguments = f"--data {quote(str(data))}{options.arguments()}"
     say(f"these tables can be read; try 'lisarec train {arguments} --out models/shop'")
 

@@ -244,7 +244,7 @@ def train(
     together = f" in each of {processes.count} processes" if processes.count > 1 else ""
     say(f"training {options.preset} on {cores_in_use()}{gpu}{together} (--threads {threads})")
     try:
-        with TrainingProgress(recipe.training.epochs, console) as progress:
+        with TrainingProgress(recipe.training.epochs, recipe.training.patience, console) as progress:
             how: dict[str, Any] = {"resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
                 made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, device=device, **how)
@@ -260,7 +260,10 @@ def train(
     if isinstance(made, Artifact):
         if lift := made.metrics.get("lift"):
             count = lift["followers"]
-            say(f"lift {lift['strength']:g} by {count} followers of each item, which take {8 * count} bytes of it")
+            say(
+                f"the {count} items that follow an item most often gain score after it (lift {lift['strength']:g}); "
+                f"this takes {8 * count} bytes an item"
+            )
         then = f"{len(made.items):,} items, generation {made.tag}; try 'lisarec serve --model {out}'"
     else:
         then = f"generation {made.tag}; try 'lisarec evaluate --model {out} --data {source.data}{source.arguments()}'"

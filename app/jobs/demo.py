@@ -59,7 +59,7 @@ def train_quickly(data: Path, model: Path, console: Console) -> None:
     shape, training = preset("lisa-mini")
     config = Config(model=shape, training=training.model_copy(update={"epochs": EPOCHS}))
     console.print(f"Training on {data}, on {cores_in_use()} ...", highlight=False, markup=False)
-    with TrainingProgress(EPOCHS, console) as progress:
+    with TrainingProgress(EPOCHS, training.patience, console) as progress:
         train(data, model, config, progress=progress)
 
 

@@ -25,7 +25,7 @@ from app.jobs.replay import (
 from app.schemas.properties import NAME_RULE, is_property_name
 from model.data.interactions import DataError
 from model.data.item_vectors import vectors_in
-from model.data.readers import AVAILABLE, categories_in, read_item_table
+from model.data.readers import YES_OR_NO, categories_in, read_item_table
 from model.data.table import VECTOR, Table
 from storage.records import ITEM_TIMES, PropertyType
 
@@ -77,7 +77,7 @@ def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
     parse: Mapping[str, Callable[[str], Any]] = {
         "title": str,
         "categories": lambda cell: list(categories_in(cell)),
-        "available": lambda cell: AVAILABLE[cell.lower()],
+        "available": lambda cell: YES_OR_NO[cell.lower()],
     }
     for name in parse.keys() & set(table.frame.columns):
         for item, cell in zip(items, table.frame[name].to_list(), strict=True):
@@ -108,8 +108,8 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
         _warn_of_numbers(table, name)
         _warn_of_times(table, name)
     if type_ == "boolean":
-        bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
-        table.refuse(bad, f"{name} is a boolean, and {{!r}} is none of true, false, 1, 0", name)
+        bad = ~cells.fill_null("").str.to_lowercase().is_in([*YES_OR_NO, ""])
+        table.refuse(bad, f"{name} is a boolean, and {{!r}} is neither yes nor no: write true or false", name)
     numbers = table.numbers(name).tolist() if type_ == "number" else None
     for place, (item, cell) in enumerate(zip(items, cells.to_list(), strict=True)):
         if cell:
@@ -170,7 +170,7 @@ def column_type(cells: pl.Series) -> PropertyType:
 
 def _value(cell: str, type_: PropertyType) -> str | bool | list[str]:
     if type_ == "boolean":
-        return AVAILABLE[cell.lower()]
+        return YES_OR_NO[cell.lower()]
     return list(categories_in(cell)) if type_ == "set" else cell
 
 

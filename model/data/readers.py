@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,14 @@ from model.data.table import Table, TableInPieces, find_table, read_table
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value", "order_id")
-AVAILABLE = {"true": True, "1": True, "false": False, "0": False}
+YES_OR_NO: Mapping[str, bool] = {
+    **dict.fromkeys(
+        ("true", "1", "x", "yes", "y", "ja", "j", "oui", "sí", "sì", "si", "wahr", "vrai", "verdadero", "vero", "waar"),
+        True,
+    ),
+    **dict.fromkeys(("false", "0", "no", "n", "nein", "non", "nee", "falsch", "faux", "falso", "onwaar"), False),
+}
+"""What a cell of yes or no may say, in small letters: in English, German, French, Spanish, Italian and Dutch."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,8 @@ def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
         table.refuse(again, f"item_id {{!r}} stands here a second time, and first in {first}", "item_id")
     if "available" in table.frame.columns:
         cells = table.frame["available"]
-        bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
-        table.refuse(bad, "available {!r} is none of true, false, 1, 0", "available")
+        bad = ~cells.fill_null("").str.to_lowercase().is_in([*YES_OR_NO, ""])
+        table.refuse(bad, "available {!r} is neither yes nor no: write true or false", "available")
     return table
 
 

@@ -11,6 +11,8 @@ from model.data.exports.examination import Examination, Finding
 from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 
+MAX_LOST_SHARE = 0.1  # of the lines of a table, without a warning
+
 
 def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
     """Return a directory that has the tables as a data directory has them, and what was left out of them.
@@ -24,7 +26,7 @@ def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path
         return data, []
     found = examine(data, mapping)
     _require_readable(found.values(), mapping)
-    return _written(found, cache), [*_left_out(found)]
+    return _written(found, cache), [*_left_out(found), *warnings(found.values())]
 
 
 def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
@@ -33,12 +35,22 @@ def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path
         return file, []
     found = {"items": examine_items(file, mapping)}
     _require_readable(found.values(), mapping)
-    return _written(found, cache) / "items.csv", [*_left_out(found)]
+    return _written(found, cache) / "items.csv", [*_left_out(found), *warnings(found.values())]
 
 
 def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:
-    """Return the findings for which the table cannot be read."""
-    return [one for one in found.findings if one.stops and not (one.count and mapping.skips_bad_lines)]
+    """Return the findings for which the table cannot be read, those of lines too where none is left."""
+    may_skip = mapping.skips_bad_lines and not found.is_lost
+    return [one for one in found.findings if one.stops and not (one.count and may_skip)]
+
+
+def warnings(found: Iterable[Examination]) -> list[str]:
+    """Return what to print of the tables that much is left out of."""
+    return [
+        f"warning: {one.path}: {one.lost_share:.0%} of the lines cannot be read, and are left out"
+        for one in found
+        if one.lost_share > MAX_LOST_SHARE
+    ]
 
 
 def in_words(finding: Finding) -> str:

@@ -31,10 +31,16 @@ class TrainingProgress:
     long each phase took.
 
     phases  of the training
+
+    patience  the epochs without a better one on validation that end a training
     """
 
-    def __init__(self, epochs: int, console: Console, get_time: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, epochs: int, patience: int, console: Console, get_time: Callable[[], float] | None = None
+    ) -> None:
         self._epochs = epochs
+        self._patience = patience
+        self._ended = 0  # epochs, of those that ended here
         columns = TextColumn("{task.description}", markup=False), BarColumn(), ShareColumn(), TimeLeftColumn()
         self._bar = JobProgress(*columns, console=console, is_transient=True, get_time=get_time)
         self._task = self._bar.add_task("preparing", start=False, total=epochs)
@@ -49,6 +55,9 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.phases.end()
+        if kind is None and 0 < self._ended < self._epochs:
+            epochs = f"{self._patience} epochs" if self._patience > 1 else "an epoch"
+            self._bar.say(f"stopped after epoch {self._ended}: validation did not improve for {epochs}")
         if kind is None and self.phases.seconds:
             self._bar.say(f"took: {self.phases}")
         self._bar.stop()
@@ -83,6 +92,7 @@ class TrainingProgress:
 
     def epoch(self, report: EpochReport) -> None:
         """Print the line of an epoch that has ended."""
+        self._ended = report.epoch + 1
         validation = ""
         if report.ndcg_at_10 is not None and report.hr_at_10 is not None:
             validation = f", validation HR@10 {report.hr_at_10:.4f} NDCG@10 {report.ndcg_at_10:.4f}"

@@ -248,7 +248,7 @@ class RetrainingRound:
         begin = "" if start is None else f", from {start.name}"
         print_line(self._console, f"training on {events}{begin}, on {cores_in_use()}")
         resume, resources = (out / LAST_CHECKPOINT).exists(), Resources(memory=self._plan.memory)
-        with TrainingProgress(config.training.epochs, self._console) as progress:
+        with TrainingProgress(config.training.epochs, config.training.patience, self._console) as progress:
             data = self._work / name / "data"
             how: dict[str, Any] = {"resources": resources, "resume": resume, "progress": progress}
             made = train(data, out, config, **how) if start is None else train_warm(start, data, out, config, **how)

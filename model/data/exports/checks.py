@@ -15,15 +15,18 @@ from model.data.exports.cells import WITH_DECIMAL_COMMA, DecimalSign, amounts_in
 from model.data.exports.examination import Examination, opened
 from model.data.exports.mapping import TableMapping, require_columns, suggested_columns
 from model.data.interactions import DataError
-from model.data.readers import AVAILABLE, OPTIONAL, REQUIRED
+from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service takes no events that are further ahead of its clock
 MAX_NAMED_TYPES = 5
+MAX_LOST_OF_ITEMS = 0.5
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
-ID_FIX = "an id has 1 to 128 of A-Z a-z 0-9 _ . : @ - and is not . or ..; write others so"
+ID_FIX = (
+    "an id has 1 to 128 of A-Z a-z 0-9 _ . : @ - and is not . or ..; replace other characters, for example a space "
+    "by `_`"
+)
 ZONE_FIX = "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC"
-LEAVE_OUT = "mend these lines, or leave them out with --skip-bad-lines"
 
 
 def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
@@ -36,7 +39,7 @@ def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
     if (data / ARCHIVE_MANIFEST).is_file():
         raise DataError(f"{str(data)!r} is an archive of the service: there is nothing to check or to map in it")
     paths = {"interactions": data} if data.is_file() else _tables(data)
-    found = {stem: opened(path, skips_empty_lines=not mapping.is_plain) for stem, path in paths.items()}
+    found = {stem: _opened(path, mapping) for stem, path in paths.items()}
     require_columns(mapping, [one.frame.columns for one in found.values()])
     _examine_interactions(found["interactions"], mapping)
     if "items" in found:
@@ -47,10 +50,14 @@ def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
 
 def examine_items(path: Path, mapping: TableMapping) -> Examination:
     """Look through a table of items; raises DataError as `examine`."""
-    found = opened(path, skips_empty_lines=not mapping.is_plain)
+    found = _opened(path, mapping)
     require_columns(mapping, [found.frame.columns])
     _examine_items(found, mapping)
     return found
+
+
+def _opened(path: Path, mapping: TableMapping) -> Examination:
+    return opened(path, skips_empty_lines=not mapping.is_plain, skips_bad_lines=mapping.skips_bad_lines)
 
 
 def _tables(directory: Path) -> dict[str, Path]:
@@ -75,12 +82,13 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         _read_values(found, mapping)
     if "order_id" in found.frame.columns:
         is_long = found.frame["order_id"].str.len_chars() > MAX_ORDER_ID_CHARS
-        found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} letters", LEAVE_OUT, column="order_id")
+        found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} letters", found.remedy, column="order_id")
     _find_unknown_types(found)
     if not found.stops:
         _find_duplicates(found)
-        if found.good.is_empty():
-            found.note("no line is an interaction", "export the table again, with its lines", stops=True)
+        if found.frame.is_empty():
+            found.note("the table has no lines", "export the table again, with its lines", stops=True)
+        _find_loss(found)
 
 
 def _examine_items(found: Examination, mapping: TableMapping) -> None:
@@ -90,14 +98,21 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
         _find_bad_ids(found, "item_id")
         ids = found.frame["item_id"]
         again = ids.is_duplicated() & ~ids.is_first_distinct()
-        found.find(again, "the item stands here a second time", LEAVE_OUT, column="item_id")
+        found.find(again, "the item stands here a second time", found.remedy, column="item_id")
     if "available" in found.frame.columns:
         cells = found.frame["available"].fill_null("").str.to_lowercase()
-        is_odd = ~cells.is_in([*AVAILABLE, ""])
-        found.find(is_odd, "available is none of true, false, 1, 0", LEAVE_OUT, column="available")
+        is_odd = ~cells.is_in([*YES_OR_NO, ""])
+        found.find(is_odd, "available is neither yes nor no: write true or false", found.remedy, column="available")
     for column in found.frame.columns:
         if column not in ITEM_COLUMNS:
             _read_property(found, column, mapping)
+    if not found.stops:
+        _find_loss(found)
+
+
+def _find_loss(found: Examination) -> None:
+    if found.is_lost:
+        found.note("none of the lines can be read", "mend what is wrong with most of them", stops=True)
 
 
 def _rename(
@@ -135,16 +150,16 @@ def _find_repeated_headers(found: Examination, header: dict[str, str]) -> None:
         return
     same = [pl.col(name) == own.strip() for name, own in header.items()]
     is_header = found.frame.select(same=pl.all_horizontal(same))["same"]
-    found.find(is_header, "the header is repeated", LEAVE_OUT)
+    found.find(is_header, "the header is repeated", found.remedy)
 
 
 def _find_bad_ids(found: Examination, column: str) -> None:
     if column not in found.frame.columns:
         return
     cells = found.frame[column].fill_null("")
-    found.find(cells == "", f"{column} is empty", LEAVE_OUT)
+    found.find(cells == "", f"{column} is empty", found.remedy)
     is_bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
-    found.find(is_bad, f"{column} is no id", f"{ID_FIX}, or leave the lines out with --skip-bad-lines", column=column)
+    found.find(is_bad, f"{column} is no id", f"{ID_FIX}; {found.remedy}", column=column)
 
 
 def _read_times(found: Examination, mapping: TableMapping) -> None:
@@ -155,7 +170,7 @@ def _read_times(found: Examination, mapping: TableMapping) -> None:
     else:
         problem = f"the clocks of {mapping.timezone} leave this timestamp out, when they go forward in spring"
         found.find(
-            times.by_no_clock, problem, f"the zone may be another one, such as UTC; {LEAVE_OUT}", column="timestamp"
+            times.by_no_clock, problem, f"the zone may be another one, such as UTC; {found.remedy}", column="timestamp"
         )
     found.find(
         times.either_way,
@@ -166,7 +181,7 @@ def _read_times(found: Examination, mapping: TableMapping) -> None:
     found.find(
         times.us.is_null(),
         "timestamp is no time",
-        f"times are Unix seconds, or 2025-12-24 18:30; {LEAVE_OUT}",
+        f"times are Unix seconds, or 2025-12-24 18:30; {found.remedy}",
         column="timestamp",
     )
     is_far = times.us.abs() > LAST_SECOND * 1_000_000
@@ -202,7 +217,7 @@ def _read_values(found: Examination, mapping: TableMapping) -> None:
     else:
         numbers = amounts_in(cells, mapping.decimal)
     is_bad = (cells != "") & numbers.is_null()
-    found.find(is_bad, "value is no number", LEAVE_OUT, column="value")
+    found.find(is_bad, "value is no number", found.remedy, column="value")
     found.find(
         numbers < 0,
         "value is negative",
@@ -271,13 +286,15 @@ def _read_property_times(found: Examination, column: str, known: pl.Series, mapp
 
 
 def _compare_items(interactions: Examination, items: Examination) -> None:
-    if interactions.stops or items.stops:
+    """Find events of items that the other table has on no line, unless too little of it can be read to tell."""
+    if interactions.stops or items.stops or items.lost_share > MAX_LOST_OF_ITEMS:
         return
-    is_unknown = ~interactions.frame["item_id"].is_in(items.good["item_id"].to_list())
+    is_unknown = ~interactions.frame["item_id"].is_in(items.frame["item_id"].to_list())
     interactions.find(
         is_unknown,
         f"the item is not in {items.path.name}",
-        "add it there if it has a title",
+        "such items are learned and recommended without a title: add them there, with available=false where they are "
+        "no longer sold, and tell the service with 'lisarec items import'",
         column="item_id",
         stops=False,
     )

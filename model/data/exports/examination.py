@@ -15,6 +15,8 @@ from model.data.table import VECTOR, Table, read_table, uncompressed
 
 EXAMPLES = 3  # of each finding
 SHOWN_CHARS = 80  # of a cell
+MEND_OR_LEAVE_OUT = "mend these lines, or leave them out with --skip-bad-lines"
+MEND_TO_KEEP = "mend these lines to keep them"
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,34 @@ class Examination:
     frame     its columns as texts
     bad       the rows that cannot be read, one bool each
     findings  in the order in which they were found
+    remedy    what to do about lines that cannot be read
+
+    skips_bad_lines  whether such lines are left out
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, skips_bad_lines: bool = False) -> None:
         self.path = table.path
         self.frame = table.frame
         self.bad = pl.repeat(False, len(table.frame), dtype=pl.Boolean, eager=True)
         self.findings: list[Finding] = []
+        self.remedy = MEND_TO_KEEP if skips_bad_lines else MEND_OR_LEAVE_OUT
         self._table = table
 
     @property
     def stops(self) -> bool:
         """Whether the table as a whole cannot be read."""
         return any(finding.stops and not finding.count for finding in self.findings)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there are lines, and none of them can be read."""
+        return bool(len(self.bad)) and bool(self.bad.all())
+
+    @property
+    def lost_share(self) -> float:
+        """The share of the lines that have something and cannot be read."""
+        lost = sum(finding.count for finding in self.findings if finding.stops)
+        return lost / max(1, lost + len(self.bad) - int(self.bad.sum()))
 
     @property
     def good(self) -> pl.DataFrame:
@@ -94,18 +111,19 @@ class Examination:
         return f"{self._table.place(row)}: {(self.frame[column][row] or '')[:SHOWN_CHARS]!r}"
 
 
-def opened(path: Path, *, skips_empty_lines: bool) -> Examination:
+def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Examination:
     """Read all columns of a table as texts, also where lines are broken; raises DataError where that cannot be done."""
     if not path.is_file():
         raise DataError(f"{str(path)!r} is no file")
     if path.suffix == ".parquet":
-        return Examination(_with_vectors_as_texts(read_table(path, (), (VECTOR,), has_others=True, has_vectors=True)))
+        table = read_table(path, (), (VECTOR,), has_others=True, has_vectors=True)
+        return Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
     text = delimited_text(path, uncompressed(path))
     try:
         frame, is_ragged = text.frame(), False
     except DataError:
         frame, is_ragged = text.ragged_frame(), True
-    found = Examination(Table(path, frame, ""))
+    found = Examination(Table(path, frame, ""), skips_bad_lines=skips_bad_lines)
     if text.encoding != "UTF-8":
         found.note(f"the text is {text.encoding}, and is read as that")
     if is_ragged:

@@ -367,7 +367,7 @@ class TestImport:
     @pytest.mark.parametrize(
         ("table", "says"),
         [
-            ("item_id\tavailable\na\tmaybe\n", "line 2: available 'maybe' is none of true, false, 1, 0"),
+            ("item_id\tavailable\na\tmaybe\n", "line 2: available 'maybe' is neither yes nor no: write true or false"),
             ("item_id\na\na\n", "line 3: item_id 'a' stands here a second time, and first in line 2"),
             ("title\na\n", "'item_id' is missing"),
             ("item_id\ttitle\na\t" + "x" * 2000 + "\n", "title String should have at most 1024 characters"),

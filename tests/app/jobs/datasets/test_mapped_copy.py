@@ -9,6 +9,7 @@ import pytest
 from app.cli.main import main
 from app.jobs.datasets.mapped_copy import data_directory, table_of_items
 from app.jobs.import_items import read
+from model.data.exports.checks import examine_items
 from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions, read_items
@@ -100,6 +101,7 @@ def test_without_options_the_missing_columns_and_the_option_that_names_them_are_
     (missing,) = [line for line in lines if "no user_id" in line]
     assert "no user_id and no item_id and no timestamp; it has 'Kundennummer', 'Artikel'" in missing
     assert "--columns 'Kundennummer=user_id,Artikel=item_id,Bestelldatum=timestamp'" in missing
+    assert "of which can be read" not in "".join(lines)  # nobody knows before the columns have names
 
 
 def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +160,72 @@ def test_one_table_of_events_is_enough_and_bad_lines_may_be_left_out(tmp_path: P
         assert problem in str(refused.value)
     tolerant = TableMapping(COLUMNS, "Europe/Berlin", ",", skips_bad_lines=True)
     directory, left_out = data_directory(table, tolerant, tmp_path / "cache")
-    assert "7 of 11 lines are left out" in "".join(left_out)
+    assert "7 of 11 lines are left out" in left_out[0]
+    assert left_out[1:] == [f"warning: {table}: 60% of the lines cannot be read, and are left out"]
     found = read_interactions(directory)
     assert found.user_ids == ["4711", "4712", "4713"]
     assert len(found) == 4
+
+
+def test_what_skip_bad_lines_leaves_out_is_said_to_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = checked(capsys, shop(tmp_path), *OPTIONS, "--skip-bad-lines")
+    assert status == 0
+    about = "\n".join(lines)
+    assert "left out: 1 line: user_id is empty (line 7) -> mend these lines to keep them" in about
+    assert "or leave them out" not in about
+    assert lines[-2] == f"warning: {tmp_path / 'interactions.csv'}: 60% of the lines cannot be read, and are left out"
+
+
+def shop_with_items(directory: Path, items: str) -> Path:
+    events = "user_id,item_id,timestamp\n" + "".join(f"u,i{number},{number}\n" for number in range(20))
+    (directory / "interactions.csv").write_text(events)
+    (directory / "items.csv").write_text("item_id,available\n" + items)
+    return directory
+
+
+@pytest.mark.parametrize("options", [(), ("--skip-bad-lines",)])
+def test_a_table_of_items_without_a_readable_line_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    data = shop_with_items(tmp_path, "i1,perhaps\ni2,perhaps\n")
+    status, lines = checked(capsys, data, *options)
+    assert status == 1
+    about = "\n".join(lines)
+    assert "items.csv: 2 lines of items, 0 of which can be read" in about
+    assert "error: 2 lines: available is neither yes nor no: write true or false (line 2: 'perhaps'; line 3" in about
+    assert "error: none of the lines can be read" in about
+    assert "is not in items.csv" not in about
+    tolerant = TableMapping(skips_bad_lines=True)
+    for refused in (
+        lambda: data_directory(data, tolerant, tmp_path),
+        lambda: table_of_items(data / "items.csv", tolerant, tmp_path),
+    ):
+        with pytest.raises(DataError, match="2 lines: available is neither yes nor no"):
+            refused()
+
+
+def test_items_of_lines_that_are_left_out_are_not_called_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "".join(f"i{number},yes\n" for number in range(17)) + "i17,perhaps\ni18,perhaps\n"
+    about = "\n".join(checked(capsys, shop_with_items(tmp_path, lines), "--skip-bad-lines")[1])
+    assert "note: 1 line: the item is not in items.csv (line 21: 'i19') -> such items are learned" in about
+    assert "warning: " in about
+    lines = "i1,yes\n" + "i2,perhaps\n" * 2
+    assert "is not in" not in "".join(checked(capsys, shop_with_items(tmp_path, lines), "--skip-bad-lines")[1])
+
+
+def test_yes_and_no_of_six_languages_are_read_alike(tmp_path: Path) -> None:
+    yes = ("true", "1", "x", "Yes", "JA", "oui", "sí", "SÌ", "Si", "WAHR")
+    no = ("false", "0", "no", "Nein", "non", "nee", "FALSCH")
+    (tmp_path / "items.csv").write_text(
+        "item_id,available\n" + "".join(f"i{row},{cell}\n" for row, cell in enumerate((*yes, *no, "")))
+    )
+    found = [item.get("available") for item in read(tmp_path / "items.csv", {})]
+    assert found == [True] * len(yes) + [False] * len(no) + [None]
+    assert not examine_items(tmp_path / "items.csv", TableMapping()).findings
 
 
 def test_items_are_imported_with_their_numbers_and_times(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class TestLines:
 class TestTraining:
     def test_says_the_stage_the_epoch_the_share_and_the_time_left(self) -> None:
         output, clock = Output(), Clock()
-        progress = TrainingProgress(4, output.console, clock)
+        progress = TrainingProgress(4, 2, output.console, clock)
 
         def line() -> str:
             clock.now_s += SILENCE_S
@@ -119,7 +119,7 @@ class TestTraining:
 
     def test_goes_by_the_epochs_that_the_data_chooses(self) -> None:
         output, clock = Output(), Clock()
-        progress = TrainingProgress(7, output.console, clock)
+        progress = TrainingProgress(7, 2, output.console, clock)
         training = TrainConfig(epochs=5, regularisation="by-density")
         progress.set_config(Config(training=training, data=DataCard(events_per_item=6.96)))
         progress.batch(0, 0.5, 7.0)
@@ -130,12 +130,22 @@ class TestTraining:
 
     def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
         output, clock = Output(), Clock()
-        progress = TrainingProgress(4, output.console, clock)
+        progress = TrainingProgress(4, 2, output.console, clock)
         progress.batch(2, 0.5, 7.0)
         clock.now_s += 100
         progress.batch(3, 0.0, 7.0)
         progress.break_silence()
         assert output.lines == ["epoch 4 of 4, loss 7.000, 75 % done, 0:03:20 left"]
+
+    def test_says_why_it_ends_before_the_last_epoch(self) -> None:
+        output = Output()
+        with TrainingProgress(4, 2, output.console) as progress:
+            for epoch in range(3):
+                progress.epoch(EpochReport(epoch, 7.0, 0.125 - epoch / 100, 0.25, 1.0))
+        assert output.lines[3] == "stopped after epoch 3: validation did not improve for 2 epochs"
+        with TrainingProgress(3, 2, output.console) as progress:
+            progress.epoch(EpochReport(2, 7.0, 0.125, 0.25, 1.0))
+        assert sum("stopped" in line for line in output.lines) == 1
 
 
 def test_what_is_announced_and_counted_stands_in_lines() -> None:
