@@ -68,7 +68,8 @@ def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) 
     device = machine.get("device", "cpu")
     use_threads(machine.get("threads", DEFAULT_THREADS))
     console = Console(quiet=not machine.get("verbose", False))
-    with directory_of(Path(data), table) as directory, TrainingProgress(recipe.training.epochs, console) as progress:
+    shown = TrainingProgress(recipe.training.epochs, recipe.training.patience, console)
+    with directory_of(Path(data), table) as directory, shown as progress:
         train_model(
             directory,
             Path(out),
