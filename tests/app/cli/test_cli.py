@@ -186,8 +186,7 @@ class TestTrainAndEvaluate:
         lifts = [json.loads((path / "metrics.json").read_text())["lift"] for path in (model, out)]
         assert lifts[0] == lifts[1]
         strength, count = lifts[1]["strength"], lifts[1]["followers"]
-        gain = f"the {count} items that follow an item most often gain score after it (lift {strength:g})"
-        assert f"{gain}; this takes {8 * count} bytes an item" in " ".join(shown.out.split())
+        assert f"score after it (lift {strength:g}); this takes {8 * count} bytes" in " ".join(shown.out.split())
         refused(Outcome(capsys, "evaluate", "--model", out, "--data", shop), "train with --train-on train")
 
     def test_codes_may_be_learned_and_the_model_is_served_all_the_same(
