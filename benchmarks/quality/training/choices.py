@@ -31,10 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import cpu
+from benchmarks.quality.training.epoch_printer import EpochPrinter
 from model.config import DEFAULT_THREADS, Config, DataCard, preset
 from model.lisa.item_followers import Lift
 from model.metrics import gains, mean_interval_95
-from model.training.loop import LAST_CHECKPOINT, EpochReport
+from model.training.loop import LAST_CHECKPOINT
 from model.training.memory import Resources
 from model.training.threads import use_threads
 from model.training.train import prepare_training
@@ -88,25 +89,6 @@ class Run:
         return best
 
 
-class EpochPrinter:
-    """Prints a line for each epoch."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def stage(self, name: str) -> None:
-        """Print nothing of a stage."""
-
-    def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Print nothing of a batch."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Print its quality."""
-        console.print(
-            f"{self._name}: epoch {report.epoch + 1}, {report.ndcg_at_10 or 0.0:.4f}, {report.elapsed_s:.0f} s"
-        )
-
-
 def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
     """Train once, to the last epoch, or read what came of it."""
     folder = out / data.name / f"dropout-{pair.dropout:g}-epochs-{pair.epochs}-seed-{seed}"
@@ -122,7 +104,7 @@ def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
         resume = (folder / LAST_CHECKPOINT).exists()
         inputs = prepare_training(data, folder, config, Resources(device), resume)
         trainer = Trainer(prepare(inputs.interactions, inputs.parts, inputs.recipe), inputs.recipe, folder, device)
-        trainer.fit(EpochPrinter(f"{data.name}, {pair}, seed {seed}"), resume)
+        trainer.fit(EpochPrinter(f"{data.name}, {pair}, seed {seed}", console), resume)
         _keep(trainer, folder)
     return _read(folder)
 

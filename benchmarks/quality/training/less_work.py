@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import cpu
+from benchmarks.quality.training.epoch_printer import EpochPrinter
 from model.artifact import model_directory
 from model.config import (
     EVENT_WEIGHTS,
@@ -45,7 +46,6 @@ from model.config import (
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 from model.data.splits import split
-from model.training.loop import EpochReport
 from model.training.threads import use_threads
 from model.training.train import train, train_warm
 
@@ -68,24 +68,6 @@ class Found(NamedTuple):
     ndcg_at_10: float
     epochs: int
     cpu_s: float
-
-
-class EpochPrinter:
-    """Prints a line for each epoch."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def stage(self, name: str) -> None:
-        """Print nothing of a stage."""
-
-    def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Print nothing of a batch."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Print its quality."""
-        quality = report.ndcg_at_10 or 0.0
-        console.print(f"{self._name}: epoch {report.epoch + 1}, {quality:.4f}, {report.elapsed_s:.0f} s")
 
 
 class Trials:
@@ -136,7 +118,7 @@ class Trials:
                 data,
                 before,
                 Config(model=shape, training=training, data=DataCard(train_on="all")),
-                progress=EpochPrinter(BEFORE),
+                progress=EpochPrinter(BEFORE, console),
             )
         shape, training = preset("lisa-mini")
         given = {"epochs": epochs, "learning_rate": learning_rate, "epoch_share": share}
@@ -148,7 +130,7 @@ class Trials:
     def _measured(self, place: Path, config: Config, start: model_directory.Artifact | None) -> Found:
         result = place.with_name(f"{place.name}.json")
         if not result.exists():
-            begin_s, progress = time.process_time(), EpochPrinter(place.name)
+            begin_s, progress = time.process_time(), EpochPrinter(place.name, console)
             if start is None:
                 made = train(self._data, place, config, progress=progress)
             else:
