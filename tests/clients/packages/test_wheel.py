@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -55,16 +56,18 @@ class Installation:
         self.environment |= {"PYTHONPATH": sysconfig.get_path("purelib"), "NUMBA_CACHE_DIR": str(place / "kernels")}
         self.environment |= {"OMP_NUM_THREADS": "1"}
 
-    def run(self, *command: str, cwd: Path) -> str:
-        done = self.popen(*command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def run(self, *command: str, cwd: Path, **environment: str) -> str:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        done = self.popen(*command, cwd=cwd, environment=environment, text=True, **pipes)
         said, errors = done.communicate(timeout=600)
         assert done.returncode == 0, said + errors
         return str(said)
 
-    def popen(self, *command: str, cwd: Path, **options: Any) -> subprocess.Popen[Any]:
-        return subprocess.Popen(
-            [str(self.python.parent / command[0]), *command[1:]], cwd=cwd, env=self.environment, **options
-        )
+    def popen(
+        self, *command: str, cwd: Path, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
+    ) -> subprocess.Popen[Any]:
+        command = (str(self.python.parent / command[0]), *command[1:])
+        return subprocess.Popen(command, cwd=cwd, env=self.environment | environment, **options)
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +136,9 @@ def test_it_trains_serves_and_recommends(installed: Installation, tmp_path: Path
             for user in range(40)
             for step in range(6)
         )
-    trained = installed.run(
-        "lisarec", "train", "--data", "events.csv", "--out", "models/shop", "--epochs", "1", cwd=tmp_path
-    )
+    # the kernels of a training would be compiled for longer than so few events take without
+    options = "--data", "events.csv", "--out", "models/shop", "--epochs", "1"
+    trained = installed.run("lisarec", "train", *options, cwd=tmp_path, NUMBA_DISABLE_JIT="1")
     assert "models/shop: 20 items" in trained
     # first, as it compiles kernels for longer than a service is waited for on a busy machine
     asked = "import lisarec; print([one['item_id'] for one in lisarec.load('models/shop').recommend(['item-3'], k=3)])"
