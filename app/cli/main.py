@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -72,8 +73,9 @@ cli.add_typer(keys.cli, name="keys")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A failure prints one line with the way out and exits 1; wrong usage exits 2."""
+    given = sys.argv[1:] if arguments is None else [*arguments]
     try:
-        cli(arguments, prog_name="lisarec")
+        cli(given, prog_name="lisarec", obj=given)
     except Exception as exc:
         if not isinstance(exc, _expected_failures()):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -271,6 +272,19 @@ def train(
 
 
 @dataclass(frozen=True)
+class RuleOptions:
+    """The rules by which models are measured."""
+
+    protocol: Annotated[
+        Protocol | None, typer.Option(help="Protocol. Default: the one that the model was trained for.")
+    ] = None
+    seen: Annotated[
+        SeenRule | None,
+        typer.Option(help="Seen items that must not be recommended. Default: the rule that the model was chosen with."),
+    ] = None
+
+
+@dataclass(frozen=True)
 class BaselineOptions:
     """Which baselines are fitted."""
 
@@ -320,21 +334,17 @@ def evaluate(
         ),
     ],
     source: DataOptions,
-    protocol: Annotated[
-        Protocol | None, typer.Option(help="Protocol. Default: the one that the model was trained for.")
-    ] = None,
-    seen: Annotated[
-        SeenRule | None,
-        typer.Option(help="Seen items that must not be recommended. Default: the rule that the model was chosen with."),
-    ] = None,
+    rules: RuleOptions,
     *,
     threads: ThreadsOption = DEFAULT_THREADS,
     baselines: BaselineOptions,
     reports: ReportOptions,
+    context: typer.Context,
 ) -> None:
     """Measure a model on the events held out of its data, and compare it with others."""
-    from app.jobs.reports.quality_page import write_page
+    from app.jobs.reports.quality_page import Provenance, write_page
     from app.jobs.reports.quality_table import baselines_table, metrics_table, other_models_table, verdicts_of
+    from app.observability.version import own_version
     from model.evaluation.evaluate import evaluate as evaluate_models
     from model.evaluation.evaluate import load_model
     from model.mechanisms.train import TrainedMechanism
@@ -347,14 +357,16 @@ def evaluate(
     if reports.report is not None and isinstance(first, TrainedMechanism):
         raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
     with announced("reading the data", console) as notify:
-        evaluation = evaluate_models(loaded, data, protocol, seen, grids, notify)
+        evaluation = evaluate_models(loaded, data, rules.protocol, rules.seen, grids, notify)
     numbers = evaluation.to_json()
     if reports.json_file is not None:
         reports.json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     if reports.ranks is not None:
         evaluation.write_ranks(reports.ranks)
     if reports.report is not None and not isinstance(first, TrainedMechanism):
-        page = write_page(reports.report, evaluation, first, reports.report_seed)
+        command = shlex.join(["lisarec", *context.find_root().obj])
+        made = Provenance(command, datetime.now(UTC), own_version())
+        page = write_page(reports.report, evaluation, loaded, made, reports.report_seed)
         say(f"{page} is ready; open it in a browser")
     console.print(metrics_table(numbers))
     if evaluation.others:
@@ -363,3 +375,4 @@ def evaluate(
         say(verdict)
     if grids:
         console.print(baselines_table(numbers))
+    say(numbers["verdict"])

@@ -12,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.evaluation.comparison import Comparison, Variant
+from model.evaluation.leaderboard import Leaderboard
 from model.evaluation.trial import METRIC_SUFFIXES, Result, Trial
 from model.metrics import (
     FREQUENCY_EDGES,
@@ -63,6 +64,11 @@ class Report:
         """The baseline of the highest NDCG@10, if there are any."""
         return max(self.baselines, key=lambda result: result.ndcg_at_10, default=None)
 
+    @property
+    def leaderboard(self) -> Leaderboard:
+        """All models and baselines, with the verdict."""
+        return Leaderboard.of([self.first, *self.others], self.baselines)
+
     def by_history_length(self, result: Result) -> list[Bucket]:
         """Return the quality by the length of the histories."""
         return buckets(result.ranks, self.trial.events.histories.lengths, HISTORY_EDGES)
@@ -98,6 +104,7 @@ class Report:
         first = self.models[0]
         numbers = {
             "name": self.first.name,
+            "verdict": self.leaderboard.verdict,
             **self.rules(),
             **self._numbers(first),
             "by_history_length": [bucket._asdict() for bucket in self.by_history_length(first)],

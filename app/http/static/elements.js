@@ -8,6 +8,9 @@ export function make(name, properties = {}, ...children) {
   return made;
 }
 
+/** What a visitor does to an item: where the main pointer is a finger, there is no click. */
+export const press = matchMedia("(pointer: coarse)").matches ? "tap" : "click";
+
 export const count = (number) => number.toLocaleString("en");
 
 /** Names with their values, in a description list. */

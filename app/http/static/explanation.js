@@ -32,7 +32,7 @@ export function explain(item) {
   if (followed.length) words.push(" often comes after ", ...listed(followed.map(named)), ".");
   if (followed.length && like.length) words.push(" It");
   if (like.length) words.push(" shares codewords with ", ...listed(like.map(named)), ".");
-  if (!recent.length) words.push(" has no codeword of the newest clicks.");
+  if (!recent.length) words.push(" shares no codeword with the newest items.");
   if (shares.length) words.push(` Its marked codewords make up ${listed(shares).join("")} of the history.`);
   words.push(" ", make("small", { textContent: sum(item) }));
   return { words, bins: history.map(({ codebook, codeword }) => [codebook, codeword]) };

@@ -3,16 +3,22 @@
 import { make } from "./elements.js";
 
 function fading(rate) {
-  return rate === 0 ? "Never fades" : `Fades by half in ${(Math.LN2 / rate).toPrecision(2)} clicks`;
+  return rate === 0 ? "Never fades" : `Fades by half in ${(Math.LN2 / rate).toPrecision(2)} events`;
 }
 
+const FULLEST = 3; // squares that the words about a map name
 const NOISE = 1e-5; // more than the rounding of a state's numbers, in which a click is 1
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const bin = (book, word) => `codeword ${word + 1} of codebook ${book + 1}`;
 
 export class HeatMap {
-  /** Lay out empty maps of a served model's states. */
-  constructor(place, { generation, config }) {
+  #reading;
+  #pointedAt = null; // cell
+
+  /** Lay out empty maps of a served model's states. What stands in a square that is pointed at is put into `reading`. */
+  constructor(place, reading, { generation, config }) {
     const { decay_rates: rates, history_codebooks: books, history_codewords: words } = config.model;
+    this.#reading = reading;
     this.generation = generation;
     this.shown = null; // the state
     this.maps = rates.map((rate, r) => {
@@ -24,13 +30,17 @@ export class HeatMap {
           return cell;
         }),
       );
-      const picture = make("div", { className: "map", role: "img" });
+      const picture = make("div", { className: "map", tabIndex: 0 });
+      picture.setAttribute("role", "img");
       picture.style.setProperty("--words", words);
       picture.append(...cells.flat());
-      return { title, cells, picture, keeps: Math.exp(-rate) };
+      picture.addEventListener("keydown", (press) => this.#walk(press, cells));
+      picture.addEventListener("blur", () => this.#pointAt(null));
+      return { title, cells, picture, scale: make("small"), keeps: Math.exp(-rate) };
     });
-    place.replaceChildren(...this.maps.flatMap(({ title, picture }) => [make("h3", { textContent: title }), picture]));
-    place.onmouseover = ({ target }) => this.#name(target);
+    place.replaceChildren(...this.maps.flatMap(({ title, scale, picture }) => [make("h3", {}, title, " ", scale), picture]));
+    place.onpointerover = ({ target }) => this.#pointAt(target.dataset.rate === undefined ? null : target);
+    place.onpointerleave = ({ pointerType }) => pointerType === "mouse" && this.#pointAt(null); // a finger always leaves
     this.show(null);
   }
 
@@ -41,7 +51,7 @@ export class HeatMap {
     const hasBeenWatched = before !== null || state?.event_count === 1;
     // an event of an item without codes changes nothing, and lets nothing fade
     const hasStepped = grew && hasBeenWatched && `${state.histogram}` !== `${before?.histogram}`;
-    this.maps.forEach(({ title, cells, picture, keeps }, r) => {
+    this.maps.forEach(({ title, cells, picture, scale, keeps }, r) => {
       const uses = state?.histogram[r];
       const most = uses ? Math.max(...uses.flat(), Number.MIN_VALUE) : 1;
       const touched = [];
@@ -55,10 +65,12 @@ export class HeatMap {
           if (isTouched) touched.push(bin(b, w));
         }),
       );
-      const what = touched.length ? `the last click added to ${touched.join(", ")}` : "no click since it was shown last";
-      picture.ariaLabel = `${title}: ${what}`;
+      scale.textContent = uses ? `colour from 0 to ${most.toFixed(2)}` : "";
+      const added = touched.length ? `the last event added to ${touched.join(", ")}` : "no event since it was shown last";
+      picture.ariaLabel = `${title}: ${uses ? `used most are ${fullest(uses)}` : "empty"}; ${added}`;
     });
     this.shown = state;
+    this.#pointAt(this.#pointedAt);
   }
 
   /** Let only these bins stand out, [codebook, codeword] each; all of them again for null. */
@@ -71,10 +83,33 @@ export class HeatMap {
     });
   }
 
-  #name(cell) {
-    const { rate, codebook, codeword } = cell.dataset;
-    if (rate === undefined) return;
-    const uses = this.shown?.histogram[rate][codebook][codeword] ?? 0;
-    cell.title = `${bin(+codebook, +codeword)}: ${uses.toFixed(3)}`;
+  /** Say what stands in the cell; nothing for null. */
+  #pointAt(cell) {
+    this.#pointedAt?.classList.remove("pointed-at");
+    this.#pointedAt = cell;
+    cell?.classList.add("pointed-at");
+    const { rate, codebook, codeword } = cell?.dataset ?? {};
+    const uses = this.shown?.histogram[rate]?.[codebook][codeword] ?? 0;
+    const words = cell ? `${bin(+codebook, +codeword)}: ${uses.toFixed(3)}` : "";
+    this.#reading.textContent = words.charAt(0).toUpperCase() + words.slice(1);
   }
+
+  /** Go from square to square with the arrows. */
+  #walk(press, cells) {
+    const move = MOVES[press.key];
+    if (!move) return;
+    press.preventDefault();
+    const isHere = this.#pointedAt !== null && cells.flat().includes(this.#pointedAt);
+    const { codebook, codeword } = isHere ? this.#pointedAt.dataset : { codebook: 0, codeword: 0 };
+    const [row, column] = isHere ? [+codebook + move[0], +codeword + move[1]] : [0, 0];
+    const cell = cells[row]?.[column];
+    if (cell) this.#pointAt(cell);
+  }
+}
+
+/** The squares that were used most, in words. */
+function fullest(uses) {
+  const all = uses.flatMap((row, b) => row.map((value, w) => [value, bin(b, w)]));
+  const most = all.filter(([value]) => value > 0).sort(([one], [other]) => other - one);
+  return most.slice(0, FULLEST).map(([value, name]) => `${name} with ${value.toFixed(2)}`).join(", ") || "none";
 }

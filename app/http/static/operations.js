@@ -1,9 +1,7 @@
 // What an operator wants to know, live, from what Prometheus reads.
 
 import { count, describe, make } from "./elements.js";
-
-const KEPT = 60; // samples that a line shows
-const SVG = "http://www.w3.org/2000/svg";
+import { recent, sparkline } from "./sparkline.js";
 
 /** Sums of the exposition's samples: name and a condition on labels -> number; and the samples of a name. */
 export function readMetrics(exposition) {
@@ -57,7 +55,7 @@ export class Operations {
   constructor(list) {
     this.list = list;
     this.before = null;
-    this.lines = new Map(); // name -> the newest numbers
+    this.lines = new Map(); // name -> the newest numbers, each with its time
   }
 
   /** Take what /metrics said at a moment; rates are shown from the second time on. */
@@ -86,23 +84,10 @@ export class Operations {
   }
 
   #line(name, value, inWords) {
-    const values = [...(this.lines.get(name) ?? []), value || 0].slice(-KEPT);
+    const values = recent([...(this.lines.get(name) ?? []), { value, atMs: this.before.atMs }]);
     this.lines.set(name, values);
-    return [name, inWords(value), line(values)];
+    return [name, inWords(value), sparkline(name, values, inWords)];
   }
-}
-
-function line(values) {
-  const most = Math.max(...values) || 1;
-  const picture = document.createElementNS(SVG, "svg");
-  picture.setAttribute("viewBox", `0 0 ${KEPT - 1} 1`);
-  picture.setAttribute("preserveAspectRatio", "none");
-  picture.setAttribute("aria-hidden", "true");
-  const drawn = document.createElementNS(SVG, "polyline");
-  const first = KEPT - values.length;
-  drawn.setAttribute("points", values.map((value, place) => `${first + place},${1 - value / most}`).join(" "));
-  picture.append(drawn);
-  return picture;
 }
 
 function lag(now) {

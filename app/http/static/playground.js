@@ -3,10 +3,12 @@
 import { Cart } from "./cart.js";
 import { count, describe, element, make } from "./elements.js";
 import { explain } from "./explanation.js";
+import { FirstSteps } from "./first_steps.js";
 import { HeatMap } from "./heat_map.js";
 import { Operations } from "./operations.js";
 import { Rules } from "./rules.js";
 import { call, useKey, uuid7 } from "./service.js";
+import { showTiming } from "./timing.js";
 
 const WISHES = { k: 10, explain: true };
 const SEARCH_LIMIT = 20;
@@ -24,6 +26,7 @@ const reasons = new WeakMap(); // row of the list -> why it is there
 let pointedOut; // row
 let acting = Promise.resolve(); // each act waits for the one before: what is known is of one user after one click
 let watching; // what reads the metrics, once something was to be seen
+const firstSteps = new FirstSteps();
 
 /** Somebody nobody knows. `isOurs`: nobody else is this user; `clicks` are ids of events that this page has posted. */
 function newVisitor() {
@@ -60,7 +63,7 @@ function say(failure) {
 const lacksKey = (failure) => [401, 403].includes(failure?.status);
 
 function act(work) {
-  acting = acting.then(work).then(() => say(null), say);
+  acting = acting.then(work).then(() => say(null), say).then(() => firstSteps.show());
 }
 
 async function click(itemId) {
@@ -70,6 +73,7 @@ async function click(itemId) {
   user.clicks.push(event.event_id); // before it is sent: of an answer that is lost nobody knows whether it counts
   remember();
   await call("POST", "/v1/events", event);
+  firstSteps.chose();
   await refresh(beganMs, performance.now() - beganMs);
 }
 
@@ -180,8 +184,9 @@ function showRecommendations({ items, source }) {
   const list = element("recommendations");
   const were = tops(list);
   const rows = items.map((item, place) => {
-    const row = itemRow(item.item_id, item.title, moved(item.item_id, place), text(item.score.toFixed(2), "figure"));
-    return explained(row, item);
+    const rank = make("span", { className: "place" }, text(String(place + 1), "rank"), moved(item.item_id, place));
+    const score = make("span", { className: "score" }, text("score ", "unseen"), text(item.score.toFixed(2), "figure"));
+    return explained(itemRow(item.item_id, item.title, rank, score), item);
   });
   replaceRows(list, rows);
   pointOut(null); // first of all the click is to be seen
@@ -215,6 +220,7 @@ function pointOut(row) {
   if (row === pointedOut) return;
   pointedOut = row;
   const { description, bins } = reasons.get(row) ?? { bins: null };
+  if (row) firstSteps.explained();
   element("why").replaceChildren(...(description ?? element("what").content).cloneNode(true).childNodes);
   heatMap.pointOut(bins);
 }
@@ -232,24 +238,6 @@ function slide(list, were) {
     const begin = from === undefined ? { opacity: 0 } : { transform: `translateY(${from - are.get(itemId)}px)` };
     row.animate([begin, {}], { duration: SLIDE_MS, easing: "ease-out" });
   }
-}
-
-/** Steps from the click to the list; what the service does not account for is the way there and back, and the page. */
-function showTiming(spans, eventMs, tookMs) {
-  const steps = [...(eventMs === null ? [] : [["event", eventMs]]), ...spans];
-  const rest = Math.max(0, tookMs - steps.reduce((sum, [, took]) => sum + took, 0));
-  const all = [...steps, ["the rest", rest]];
-  const bars = all.map(([name, took]) => {
-    const bar = make("i", { className: name.replace(" ", "-") });
-    bar.style.flexGrow = took;
-    return bar;
-  });
-  const words = all.map(([name, took]) =>
-    make("li", { className: name.replace(" ", "-"), textContent: `${name} ${took.toFixed(took < 10 ? 2 : 0)} ms` }),
-  );
-  element("time-bar").replaceChildren(...bars);
-  const whole = eventMs === null ? "from asking to the list" : "from click to list";
-  element("timing").replaceChildren(...words, make("li", { textContent: `${whole} ${tookMs.toFixed(0)} ms` }));
 }
 
 let isSearching = false;
@@ -339,7 +327,8 @@ async function showModel() {
     ["a user's state", `${count(model.state_bytes)} bytes, however long the history`],
     ["histogram", `${rates.length} rates × ${books} codebooks × ${words} codewords`],
   ]);
-  heatMap = new HeatMap(element("histogram"), model);
+  heatMap = new HeatMap(element("histogram"), element("square"), model);
+  element("axes").textContent = `Each row is one of ${books} codebooks, each column one of ${words} codewords.`;
 }
 
 // ---------------------------------------------------------------- operations

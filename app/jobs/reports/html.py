@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+
+PLOT_WIDTHS = {"on-wide": 680, "on-narrow": 320}  # pixels
+SHADES = ("first", "second", "third", "fourth")  # of the lines of a plot
+LONGEST_WORD = 14  # characters, that a cell keeps whole
+MARKUP = re.compile(r"<[^>]*>")
 
 
 class Html(str):
@@ -33,9 +39,16 @@ def section(title: str, *children: Html) -> Html:
     return tag("section", tag("h2", title), *children)
 
 
-def figure(plot: Html, caption: str) -> Html:
-    """Return a plot with what it shows."""
-    return tag("figure", tag("div", plot, class_="plot"), tag("figcaption", caption))
+def figure(draw: Callable[[int], Html], caption: str, legend: Iterable[str] = ()) -> Html:
+    """Return a plot with what it shows, drawn once for wide screens and once for narrow ones; one of them is seen.
+
+    draw    makes the plot in a width in pixels
+    legend  names of the lines, at most four
+    """
+    plots = [tag("div", draw(width), class_=f"plot {name}") for name, width in PLOT_WIDTHS.items()]
+    names = [tag("li", tag("i", class_=f"{shade} mark"), name) for shade, name in zip(SHADES, legend, strict=False)]
+    lines = [tag("ul", *names, class_="legend")] if names else []
+    return tag("figure", *lines, *plots, tag("figcaption", caption))
 
 
 def details(numbers: Html) -> Html:
@@ -43,9 +56,34 @@ def details(numbers: Html) -> Html:
     return tag("details", tag("summary", "The numbers"), numbers)
 
 
-def table(columns: Iterable[str], rows: Iterable[Sequence[str]], caption: str | None = None) -> Html:
-    """Return a table, wide ones of which scroll; the first cell of a row is its heading."""
-    head = tag("tr", *(tag("th", name, scope="col") for name in columns))
-    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+def with_note(text: str, note: str) -> Html:
+    """Return a text with a quieter one below it, if that is not empty."""
+    return concatenated(tag("span", text), *([tag("small", note)] if note else []))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str | None = None) -> Html:
+    """Return a table whose rows become cards where they have too little room; a row's first cell is its heading.
+
+    The roles say again what the elements are, because browsers forget it of elements that are shown as cards.
+    """
+    heads = [tag("th", name, scope="col", role="columnheader") for name in columns]
+    body = [tag("tr", *_cells(row, columns), role="row") for row in rows]
     about = [] if caption is None else [tag("caption", caption)]
-    return tag("div", tag("table", *about, tag("thead", head), tag("tbody", *body)), class_="wide")
+    parts = [
+        *about,
+        tag("thead", tag("tr", *heads, role="row"), role="rowgroup"),
+        tag("tbody", *body, role="rowgroup"),
+    ]
+    return tag("div", tag("table", *parts, role="table", class_=f"columns-{len(columns)}"), class_="wide")
+
+
+def _cells(row: Sequence[str], columns: Sequence[str]) -> list[Html]:
+    heading = tag("th", row[0], scope="row", role="rowheader", class_=_fit(row[0]))
+    named = zip(row[1:], columns[1:], strict=True)
+    return [heading, *(tag("td", cell, role="cell", data_column=name, class_=_fit(cell)) for cell, name in named)]
+
+
+def _fit(cell: str) -> str | None:
+    """Return the class of a cell with a word so long that it has to break; all others keep theirs whole."""
+    text = MARKUP.sub(" ", cell) if isinstance(cell, Html) else cell
+    return "breaks" if any(len(word) > LONGEST_WORD for word in text.split()) else None

@@ -1,7 +1,11 @@
-"""One self-contained HTML page about the quality of a model: it loads nothing and runs no script."""
+"""One self-contained HTML page about the quality of models: it loads nothing and runs no script."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,84 +13,98 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.jobs.reports.example_lists import example_lists
-from app.jobs.reports.html import Html, concatenated, details, figure, section, table, tag
-from app.jobs.reports.quality_table import (
-    interval_text,
-    margin_text,
-    named,
-    number_text,
-    other_models_rows,
-    settings_text,
-    verdicts_of,
-)
-from app.jobs.reports.svg import Point, bars, heat_map, lines
+from app.jobs.reports.html import SHADES, Html, concatenated, details, figure, section, table, tag, with_note
+from app.jobs.reports.page_style import style_for
+from app.jobs.reports.quality_table import interval_text
+from app.jobs.reports.side_by_side import metrics_section, side_by_side
+from app.jobs.reports.svg import Point, heat_map, lines
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
+from model.evaluation.comparison import Variant
+from model.evaluation.evaluate import AnyModel, by_variant
+from model.evaluation.leaderboard import Leaderboard
 from model.evaluation.report import Report
 from model.evaluation.trial import Result
 from model.metrics import Bucket
 
 MOST_RECOMMENDED = 10
+MOST_LINES = len(SHADES)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-STYLE = """
-:root { color-scheme: light dark; --page: #fff; --text: #1b1f24; --quiet: #57606a; --rule: #d5dae0;
-        --first: #0b62c4; --second: #a8500a; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #14171b; --text: #e6e9ed; --quiet: #9aa4af; --rule: #363c44; --first: #6cb2ff; --second: #f0a35e; } }
-body { background: var(--page); color: var(--text); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
-       max-width: 46rem; padding: 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-p, caption, figcaption { color: var(--quiet); } caption { text-align: left; } figure { margin: 1rem 0; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; overflow-wrap: normal; }
-th, td { border-bottom: 1px solid var(--rule); padding: .25rem .6rem .25rem 0; text-align: left; vertical-align: top; }
-dl { border: 1px solid var(--rule); border-radius: .4rem; display: grid; gap: .2rem 1rem;
-     grid-template-columns: max-content 1fr; padding: .8rem 1rem; }
-dt { color: var(--quiet); } dd { margin: 0; }
-svg { display: block; height: auto; width: 100%; } svg text { fill: var(--text); font-size: 12px; }
-.grid { stroke: var(--rule); } .whisker { stroke: var(--text); stroke-width: 1.5; }
-.first.fill { fill: var(--first); } .second.fill { fill: var(--second); }
-.stroke { fill: none; stroke-width: 2; } .first.stroke, .first.whisker { stroke: var(--first); }
-.second.stroke, .second.whisker { stroke: var(--second); }
-"""
+TABLE_CLASS = re.compile(r'class="columns-(\d+)"')
 
 
-def write_page(directory: Path, report: Report, model: Artifact, seed: int = 0) -> Path:
+@dataclass(frozen=True)
+class Provenance:
+    """What made a report, and when.
+
+    command  as a shell takes it
+    made_at  with its time zone
+    version  of lisarec
+    """
+
+    command: str
+    made_at: datetime
+    version: str
+
+
+def write_page(directory: Path, report: Report, models: Sequence[AnyModel], made: Provenance, seed: int = 0) -> Path:
     """Write ``index.html`` into the directory, made where it is missing; the other arguments are those of ``page``."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "index.html"
-    file.write_text(page(report, model, seed), encoding="utf-8")
+    file.write_text(page(report, models, made, seed), encoding="utf-8")
     return file
 
 
-def page(report: Report, model: Artifact, seed: int = 0) -> str:
+def page(report: Report, models: Sequence[AnyModel], made: Provenance, seed: int = 0) -> str:
     """The whole document.
 
-    model  the report's first
-    seed   draws the users whose lists are shown
+    models  the report's; codewords and losses are those of the first, if it is one that is served
+    seed    draws the users whose lists are shown
     """
     numbers = report.to_json()
-    title = f"Quality of {model.name}"
+    first = models[0]
+    assert isinstance(first, Artifact)
+    title = f"Quality of {' and '.join(by_variant(models))}"
     sections = [
+        _verdict(report.leaderboard, made),
+        side_by_side(report, numbers),
         _rules(numbers),
-        _metrics(numbers),
+        metrics_section(report, numbers),
         _seeds(numbers),
-        _other_models(numbers),
-        _baselines(numbers),
         _by_history_length(report),
         _by_item_frequency(report),
-        _recommended(report, model),
-        example_lists(report, model.items, seed),
-        _codewords(model),
-        _training(model),
+        _recommended(report, first.items),
+        example_lists(report, first.items, seed),
+        _codewords(first),
+        _training(first),
+        _validation(models),
     ]
+    body = tag("body", tag("h1", title), *filter(None, sections))
     head = tag(
         "head",
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width">'),
+        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
         tag("title", title),
-        tag("style", Html(STYLE)),
+        tag("style", Html(style_for(int(count) for count in TABLE_CLASS.findall(body)))),
     )
-    return "<!doctype html>\n" + tag("html", head, tag("body", tag("h1", title), *filter(None, sections)), lang="en")
+    return "<!doctype html>\n" + tag("html", head, body, lang="en")
+
+
+def _verdict(board: Leaderboard, made: Provenance) -> Html:
+    about = (
+        f"{board.in_plain_words} NDCG@10 is 1 where the item that came next is always listed first, "
+        "and 0 where it is never among the first ten."
+    )
+    facts = {
+        "Command": tag("code", made.command),
+        "Made": tag("time", f"{made.made_at:%Y-%m-%d %H:%M %Z}", datetime=made.made_at.isoformat()),
+        "Version": f"lisarec {made.version}",
+    }
+    return concatenated(tag("p", board.verdict, class_="verdict"), tag("p", about), _facts(facts))
+
+
+def _facts(facts: dict[str, str]) -> Html:
+    return tag("dl", *(concatenated(tag("dt", name), tag("dd", value)) for name, value in facts.items()))
 
 
 def _rules(numbers: dict[str, Any]) -> Html:
@@ -101,20 +119,7 @@ def _rules(numbers: dict[str, Any]) -> Html:
         "Table": f"SHA-256 {numbers['data_sha256']}",
         "Generation": numbers["generation"],
     }
-    return tag("dl", *(concatenated(tag("dt", name), tag("dd", str(value))) for name, value in rules.items()))
-
-
-def _metrics(numbers: dict[str, Any]) -> Html:
-    rows = [
-        (name, f"{value:.4f}", interval_text(numbers["interval_95"].get(name)))
-        for name, value in numbers["metrics"].items()
-    ]
-    rows += [(name, number_text(value), "") for name, value in numbers.get("recommended", {}).items()]
-    about = (
-        "Intervals by bootstrap over users. Coverage: share of the catalogue in somebody's top k. Novelty: mean "
-        "self-information of the top 10, in bits. Popularity: their mean training events."
-    )
-    return section("Metrics", tag("p", about), table(("metric", "value", "95 % interval"), rows))
+    return section("How it was measured", _facts({name: str(value) for name, value in rules.items()}))
 
 
 def _seeds(numbers: dict[str, Any]) -> Html | None:
@@ -130,49 +135,9 @@ def _seeds(numbers: dict[str, Any]) -> Html | None:
     return section("Several seeds", tag("p", about), table(("metric", "mean", "standard deviation"), rows))
 
 
-def _other_models(numbers: dict[str, Any]) -> Html | None:
-    if "other_models" not in numbers:
-        return None
-    headings, rows = other_models_rows(numbers)
-    about = "Differences are paired: the same users, with 95 % bootstrap intervals. Above 0 the first model is better."
-    verdicts = [tag("p", verdict) for verdict in verdicts_of(numbers)]
-    return section("Beside other models", *verdicts, tag("p", about), table(headings, rows))
-
-
-def _baselines(numbers: dict[str, Any]) -> Html | None:
-    if "baselines" not in numbers:
-        return None
-    scorers = {"this model": numbers} | numbers["baselines"]
-    hit_rate, ndcg = (named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10"))
-    points = [
-        Point(name, result["metrics"][ndcg], result["interval_95"][ndcg], interval_text(result["interval_95"][ndcg]))
-        for name, result in scorers.items()
-    ]
-    rows = [("this model", *(f"{numbers['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)), "", "", "")]
-    rows += [
-        (
-            name,
-            *(f"{result['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)),
-            *(margin_text(result["model_minus_baseline"][metric]) for metric in (hit_rate, ndcg)),
-            settings_text(result["settings"]),
-        )
-        for name, result in numbers["baselines"].items()
-    ]
-    columns = ("", hit_rate, ndcg, f"model minus it, {hit_rate}", f"model minus it, {ndcg}", "chosen on validation")
-    skipped = [tag("p", f"{name} is left out: {reason}.") for name, reason in numbers["skipped_baselines"].items()]
-    about = "Differences are paired: the same users, with 95 % bootstrap intervals. Above 0 the model is better."
-    return section(
-        "Beside the baselines",
-        figure(bars(points, f"{ndcg} of this model and the baselines"), f"{ndcg}, with 95 % intervals"),
-        tag("p", about),
-        table(columns, rows),
-        *skipped,
-    )
-
-
 def _by_history_length(report: Report) -> Html:
     compared = {name: report.by_history_length(result) for name, result in _compared(report).items()}
-    x_title = "events before the held-out one; each group begins at the number shown"
+    x_title = "events before the held-out one"
     return section("By history length", *_bucket_plot(compared, x_title, "history length"))
 
 
@@ -180,14 +145,18 @@ def _by_item_frequency(report: Report) -> Html:
     compared = {name: report.by_item_frequency(result) for name, result in _compared(report).items()}
     rules = report.rules()
     cold = f"{rules['cold_targets']:,} of the {rules['users']:,} held-out events are of items that training never saw."
-    x_title = "training events of the held-out item; each group begins at the number shown"
+    x_title = "training events of the held-out item"
     return section("By item frequency", tag("p", cold), *_bucket_plot(compared, x_title, "training events"))
 
 
 def _compared(report: Report) -> dict[str, Result]:
-    """The model and the best baseline, by the names that plots give them."""
+    """The best baseline and the first seed of every model, of which those that a plot has lines for come first."""
+    models = {standing.name: standing.variant.results[0] for standing in report.leaderboard.models}
     best = report.best_baseline
-    return {"this model": report.models[0]} | ({best.name: best} if best else {})
+    named = list((models | ({best.name: best} if best else {})).items())
+    return dict(
+        named if len(named) <= MOST_LINES else [*named[: MOST_LINES - 1], named[-1], *named[MOST_LINES - 1 : -1]]
+    )
 
 
 def _bucket_plot(compared: dict[str, list[Bucket]], x_title: str, property_name: str) -> tuple[Html, Html]:
@@ -195,35 +164,55 @@ def _bucket_plot(compared: dict[str, list[Bucket]], x_title: str, property_name:
         (name, [Point(f"{b.first:,}", b.ndcg_at_10, b.ndcg_at_10_interval_95, f"({b.users:,} users)") for b in buckets])
         for name, buckets in compared.items()
     ]
-    of_model, *_ = compared.values()
+    of_any, *_ = compared.values()
     rows = [
         (
             bucket.label,
             f"{bucket.users:,}",
-            *(f"{buckets[place].ndcg_at_10:.4f}" for buckets in compared.values()),
-            interval_text(bucket.ndcg_at_10_interval_95),
-            f"{bucket.hr_at_10:.4f}",
+            *(
+                with_note(f"{buckets[place].ndcg_at_10:.4f}", interval_text(buckets[place].ndcg_at_10_interval_95))
+                for buckets in compared.values()
+            ),
         )
-        for place, bucket in enumerate(of_model)
+        for place, bucket in enumerate(of_any)
     ]
-    columns = (property_name, "users", *(f"NDCG@10, {name}" for name in compared), "95 % interval", "HR@10")
-    plot = lines(series, f"NDCG@10 by {property_name}", x_title)
-    return figure(plot, "NDCG@10, with 95 % intervals"), details(table(columns, rows))
+    columns = (property_name, "users", *(f"NDCG@10, {name}" for name in compared))
+    caption = "NDCG@10, with 95 % intervals. Each group begins at the number below it."
+    return _line_plot(series, f"NDCG@10 by {property_name}", x_title, caption), details(table(columns, rows))
 
 
-def _recommended(report: Report, model: Artifact) -> Html | None:
-    recommended = report.models[0].recommended
-    if recommended is None:
+def _line_plot(
+    series: Sequence[tuple[str, Sequence[Point]]], title: str, x_title: str, caption: str, from_zero: bool = True
+) -> Html:
+    """Return a figure of the first series, and of what the others are called."""
+    shown, others = series[:MOST_LINES], [name for name, _ in series[MOST_LINES:]]
+    left_out = f" Not drawn: {', '.join(others)}." if others else ""
+
+    def draw(width: int) -> Html:
+        return lines(shown, title, x_title, width, from_zero=from_zero)
+
+    return figure(draw, caption + left_out, [name for name, _ in shown])
+
+
+def _recommended(report: Report, items: ItemTable) -> Html | None:
+    variants = [report.first, *report.others]
+    if any(variant.results[0].recommended is None for variant in variants):
         return None
+    columns = [_most_recommended(variant, items) for variant in variants]
+    rows = [(str(row + 1), *(column[row] for column in columns)) for row in range(min(map(len, columns)))]
+    about = "The items that stand in most users' top 10, the share of these users, and the items' training events."
+    return section("Recommended most", tag("p", about), table(["", *(one.name for one in variants)], rows))
+
+
+def _most_recommended(variant: Variant, items: ItemTable) -> list[Html]:
+    recommended = variant.results[0].recommended
+    assert recommended is not None
     top = recommended[:, :10]
-    often = np.bincount(top[top >= 0], minlength=len(model.items))
-    items = model.items
-    rows = [
-        (items.titles[item] or items.ids[item], f"{often[item] / len(top):.1%}", f"{items.counts[item]:,}")
+    often = np.bincount(top[top >= 0], minlength=len(items))
+    return [
+        with_note(items.titles[item] or items.ids[item], f"{often[item] / len(top):.1%}, {items.counts[item]:,} events")
         for item in np.argsort(-often, kind="stable")[:MOST_RECOMMENDED]
     ]
-    about = "The items that stand in most users' top 10."
-    return section("Recommended most", tag("p", about), table(("item", "users", "training events"), rows))
 
 
 def _codewords(model: Artifact) -> Html:
@@ -234,10 +223,13 @@ def _codewords(model: Artifact) -> Html:
         (str(book), f"{np.exp(bits):.1f} of {shares.shape[1]}", str(int((row == 0).sum())))
         for book, (bits, row) in enumerate(zip(entropy, shares, strict=True))
     ]
-    about = "Share of the training events whose item has the codeword; an evenly used codebook is evenly coloured."
+    about = (
+        f"Share of the training events of {model.name} whose item has the codeword: from 0, clear, to "
+        f"{shares.max():.1%}, the strongest colour. An evenly used codebook is evenly coloured."
+    )
     return section(
         "Use of codewords",
-        figure(heat_map(shares, "Use of the history codewords", "book", "word"), about),
+        figure(lambda width: heat_map(shares, "Use of the history codewords", "book", "word", width), about),
         details(table(("history codebook", "effective codewords (exp of the entropy)", "unused"), rows)),
     )
 
@@ -255,14 +247,8 @@ def _training(model: Artifact) -> Html | None:
     if not epochs:
         return None
     loss = [Point(str(epoch["epoch"] + 1), epoch["loss"]) for epoch in epochs]
-    figures = [figure(lines([("loss", loss)], "Training loss by epoch", "epoch", from_zero=False), "Training loss")]
-    validated = [epoch for epoch in epochs if epoch["ndcg_at_10"] is not None]
-    if validated:
-        series = [
-            (name, [Point(str(epoch["epoch"] + 1), epoch[key]) for epoch in validated])
-            for name, key in (("HR@10", "hr_at_10"), ("NDCG@10", "ndcg_at_10"))
-        ]
-        figures.append(figure(lines(series, "Validation by epoch", "epoch"), "Validation, over the whole catalogue"))
+    caption = f"Training loss of {model.name}"
+    plot = _line_plot([(model.name, loss)], "Training loss by epoch", "epoch", caption, from_zero=False)
     columns = ("epoch", "loss", "HR@10", "NDCG@10", "seconds")
     rows = [
         (
@@ -273,4 +259,17 @@ def _training(model: Artifact) -> Html | None:
         )
         for epoch in epochs
     ]
-    return section("Training", *figures, details(table(columns, rows)))
+    return section("Training", plot, details(table(columns, rows)))
+
+
+def _validation(models: Sequence[AnyModel]) -> Html | None:
+    """Return the validation of the first seed of each model after every epoch."""
+    series = []
+    for name, seeds in by_variant(models).items():
+        measured = [epoch for epoch in seeds[0].metrics.get("epochs", []) if epoch["ndcg_at_10"] is not None]
+        if measured:
+            series.append((name, [Point(str(epoch["epoch"] + 1), epoch["ndcg_at_10"]) for epoch in measured]))
+    if not series:
+        return None
+    caption = "NDCG@10 on validation events, over the whole catalogue"
+    return section("Validation", _line_plot(series, "Validation by epoch", "epoch", caption))

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 
 import httpx
@@ -141,7 +142,11 @@ class TestTrainAndEvaluate:
         of_each = [each["metrics"]["ndcg_at_50_full"] for each in found["models"]]
         assert found["spread"]["ndcg_at_50_full"]["standard_deviation"] == pytest.approx(statistics.stdev(of_each))
         assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
-        assert (report / "index.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+        page = (report / "index.html").read_text(encoding="utf-8")
+        assert page.startswith("<!doctype html>")
+        assert f"lisarec evaluate --model {model} --model {other} --data {shop} --baselines --json" in page
+        assert f">{escape(found['verdict'])}</p>" in page
+        assert shown.out.splitlines()[-1] == found["verdict"]
 
     def test_other_models_are_compared_with_the_first(
         self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,20 +17,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from playwright.sync_api import Browser
 
 from app.jobs.datasets.synthetic_shop import generate
 from app.jobs.reports.html import Html, tag
-from app.jobs.reports.quality_page import codeword_shares, page, write_page
+from app.jobs.reports.quality_page import Provenance, codeword_shares, page, write_page
 from app.jobs.reports.quality_table import baselines_table, metrics_table, other_models_table
-from app.jobs.reports.svg import Axis, Point, Spot, bars, heat_map, lines, scatter
+from app.jobs.reports.svg import BAR_THICKNESS, Axis, Point, Spot, bars, heat_map, lines, scatter
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig, TrainConfig
 from model.evaluation.baselines import Baseline, Ease, Markov, Popularity
+from model.evaluation.comparison import Comparison, Variant
 from model.evaluation.evaluate import evaluate
 from model.evaluation.report import Report
+from model.metrics import metrics
 from model.training.loop import EpochReport
 from model.training.train import train
+from tests.app.http.playground.conftest import serious
 
 GRIDS: dict[str, list[Baseline]] = {
     "popularity": [Popularity()],
@@ -36,6 +43,7 @@ GRIDS: dict[str, list[Baseline]] = {
 }
 WICKED = "</td></table><script>alert('&')</script>"
 VOID = {"meta"}
+MADE = Provenance(f"lisarec evaluate --model '{WICKED}'", datetime(2026, 11, 24, 18, 5, tzinfo=UTC), "0.2.0")
 
 
 class Silent:
@@ -97,25 +105,34 @@ def report(models: list[Artifact], data: Path) -> Report:
 
 @pytest.fixture(scope="module")
 def text(report: Report, models: list[Artifact]) -> str:
-    return page(report, models[0])
+    return page(report, models, MADE)
 
 
 class TestPage:
     def test_is_well_formed_and_has_every_section(self, text: str) -> None:
         read = Reader(text)
         headings = (
+            "Side by side",
+            "How it was measured",
             "Metrics",
             "Several seeds",
-            "Beside the baselines",
             "By history length",
             "By item frequency",
             "Recommended most",
             "Some users and their lists",
             "Use of codewords",
             "Training",
+            "Validation",
         )
         assert all(heading in read.text for heading in headings)
-        assert read.count("svg") == 6
+        assert read.count("svg") == 2 * read.count("figure") == 12  # one for wide screens, one for narrow ones
+
+    def test_begins_with_the_verdict_and_says_what_made_it(self, text: str, report: Report) -> None:
+        first, second = (unescape(words) for words in re.findall("<p[^>]*>(.*?)</p>", text)[:2])
+        assert first == report.leaderboard.verdict
+        assert second.startswith(report.leaderboard.in_plain_words)
+        shown = Reader(text).text
+        assert {MADE.command, "2026-11-24 18:05 UTC", "lisarec 0.2.0"} <= set(shown)
 
     def test_loads_nothing_and_runs_nothing(self, text: str) -> None:
         assert "http://" not in text
@@ -129,14 +146,15 @@ class TestPage:
         assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
     def test_shows_titles_and_names_as_text(self, text: str, report: Report) -> None:
-        read = Reader(text)
+        whole = Reader(text).text
+        shown = whole[whole.index("Recommended most") : whole.index("Use of codewords")]
         drawn = report.drawn_users(20, 0)
         lists = report.models[0].recommended
         assert lists is not None
         histories = np.minimum(report.trial.events.histories.lengths[drawn], 10).sum()
-        headings = len(drawn)  # of lists, by the name of their model
-        assert read.text.count(WICKED) == 10 + headings + histories + (lists[drawn, :10] >= 0).sum()
-        assert f"Quality of {WICKED}" in read.text
+        headings = 1 + len(drawn)  # of lists, by the name of their model
+        assert shown.count(WICKED) == 10 + headings + histories + (lists[drawn, :10] >= 0).sum()
+        assert f"Quality of {WICKED}" in whole
 
     def test_says_by_which_rules_it_was_measured(self, text: str, report: Report) -> None:
         whole = " ".join(Reader(text).text)
@@ -147,10 +165,13 @@ class TestPage:
         shown, numbers = Reader(text).text, report.to_json()
         for value in numbers["metrics"].values():
             assert f"{value:.4f}" in shown
-        for baseline in numbers["baselines"].values():
-            margin = baseline["model_minus_baseline"]["ndcg_at_10_full"]
-            low, high = margin["interval_95"]
-            assert f"{margin['difference']:+.4f} ({low:+.4f} to {high:+.4f})" in shown
+        both = Variant(WICKED, report.models)
+        for baseline in report.baselines:
+            assert f"{metrics(baseline.ranks)['ndcg_at_10']:.4f}" in shown
+            for name in ("ndcg_at_10", "hr_at_10"):
+                margin = Comparison.of(both, Variant(baseline.name, [baseline])).differences[name]
+                low, high = margin.interval_95
+                assert {f"{margin.difference:+.4f}", f"{low:+.4f} to {high:+.4f}"} <= set(shown)
         for name, found in numbers["spread"].items():
             assert name in shown
             assert f"{found['standard_deviation']:.4f}" in shown
@@ -165,49 +186,82 @@ class TestPage:
     def test_needs_neither_baselines_nor_seeds_nor_a_validation(self, models: list[Artifact], data: Path) -> None:
         model = models[0]
         epochs = [{**epoch, "ndcg_at_10": None, "hr_at_10": None} for epoch in model.metrics["epochs"]]
-        shown = Reader(page(evaluate([model], data), replace(model, metrics={"epochs": epochs})))
-        assert not {"Several seeds", "Beside the baselines"} & set(shown.text)
-        assert shown.count("svg") == 4
-        assert Reader(page(evaluate([model], data), replace(model, metrics={}))).count("svg") == 3
+        alone = evaluate([model], data)
+        shown = Reader(page(alone, [replace(model, metrics={"epochs": epochs})], MADE))
+        assert not {"Several seeds", "Validation", "baselines"} & set(shown.text)
+        assert any("nothing to compare it with" in text for text in shown.text)
+        assert shown.count("figure") == 5
+        assert Reader(page(alone, [replace(model, metrics={})], MADE)).count("figure") == 4
 
     def test_of_sampled_candidates_has_no_recommendations(self, models: list[Artifact], data: Path) -> None:
-        shown = Reader(page(evaluate(models[:1], data, "loo_sampled100"), models[0]))
+        shown = Reader(page(evaluate(models[:1], data, "loo_sampled100"), models[:1], MADE))
         assert not {"Recommended most", "Some users and their lists"} & set(shown.text)
         assert "hr_at_10_sampled100" in shown.text
 
     def test_is_written_into_a_directory_that_need_not_be_there(
         self, report: Report, models: list[Artifact], tmp_path: Path
     ) -> None:
-        file = write_page(tmp_path / "new" / "report", report, models[0])
+        file = write_page(tmp_path / "new" / "report", report, models, MADE)
         assert file == tmp_path / "new" / "report" / "index.html"
         Reader(file.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def compared(models: list[Artifact], data: Path) -> Report:
-    """The first seed beside the second one as if it were another model, without baselines."""
+def two_models(models: list[Artifact]) -> list[Artifact]:
+    """The first seed, and the second one as if it were another model."""
     training = models[1].config.training.model_copy(update={"epochs": 2})
     config = models[1].config.model_copy(update={"training": training})
-    return evaluate([models[0], replace(models[1], name="another", config=config)], data)
+    return [models[0], replace(models[1], name="another", config=config)]
+
+
+@pytest.fixture(scope="module")
+def compared(two_models: list[Artifact], data: Path) -> Report:
+    """Two models, without baselines."""
+    return evaluate(two_models, data)
+
+
+def test_nothing_is_cut_off_on_any_screen(report: Report, models: list[Artifact], browser: Browser) -> None:
+    """All of a table, a plot and a word is within the page, whose colours have contrast, from small telephones on."""
+    beside = [replace(model, name=f"a-rather-long-name-of-a-model-{place}") for place, model in enumerate(models * 2)]
+    others = [Variant(model.name, [result]) for model, result in zip(beside, report.models * 2, strict=True)]
+    wide = page(replace(report, others=others), models, MADE)
+    cut_off = """() => [...document.querySelectorAll("body *:not(svg *):not(thead, thead *)")]
+        .filter(one => one.getBoundingClientRect().right > innerWidth + 0.5 || one.scrollWidth > one.clientWidth + 1
+                       && getComputedStyle(one).display !== "inline")
+        .map(one => one.outerHTML.slice(0, 200))"""
+    for scheme in ("light", "dark"):
+        tab = browser.new_page(color_scheme=scheme)
+        tab.set_content(wide)
+        tab.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        for width in (320, 390, 700, 1000, 1440):
+            tab.set_viewport_size({"width": width, "height": 900})
+            assert tab.evaluate(cut_off) == []
+            text_px = "one => 12 * one.getBoundingClientRect().width / one.viewBox.baseVal.width"
+            assert tab.locator("svg:visible").first.evaluate(text_px) >= 10
+        tab.set_viewport_size({"width": 320, "height": 900})
+        assert serious(tab) == []
+        tab.close()
 
 
 class TestUsers:
-    def test_other_models_stand_beside_the_first_with_a_verdict(self, compared: Report, models: list[Artifact]) -> None:
-        shown, numbers = Reader(page(compared, models[0])).text, compared.to_json()
+    def test_other_models_stand_beside_the_first_with_a_verdict(
+        self, compared: Report, two_models: list[Artifact]
+    ) -> None:
+        shown, numbers = Reader(page(compared, two_models, MADE)).text, compared.to_json()
         other = numbers["other_models"]["another"]
-        assert "Beside other models" in shown
+        assert numbers["verdict"] in shown
         assert other["verdict"] in shown
         assert f"{other['metrics']['ndcg_at_10_full']:.4f}" in shown
         assert numbers["name"] == WICKED
         assert other_models_table(numbers).row_count == 2
 
-    def test_what_came_is_bold_wherever_it_is_among_the_ten(self, compared: Report, models: list[Artifact]) -> None:
+    def test_what_came_is_bold_wherever_it_is_among_the_ten(self, compared: Report, two_models: list[Artifact]) -> None:
         drawn = compared.drawn_users(20, 3)
         found = [variant.results[0].ranks[drawn] for variant in (compared.first, *compared.others)]
-        assert Reader(page(compared, models[0], 3)).count("strong") == (np.array(found) <= 10).sum() > 0
+        assert Reader(page(compared, two_models, MADE, 3)).count("strong") == (np.array(found) <= 10).sum() > 0
 
-    def test_the_seed_draws_twenty_users(self, compared: Report, models: list[Artifact]) -> None:
-        pages = [page(compared, models[0], seed) for seed in (0, 0, 1)]
+    def test_the_seed_draws_twenty_users(self, compared: Report, two_models: list[Artifact]) -> None:
+        pages = [page(compared, two_models, MADE, seed) for seed in (0, 0, 1)]
         assert pages[0] == pages[1] != pages[2]
         drawn = compared.drawn_users(20, 1).tolist()
         assert len(set(drawn)) == 20 == Reader(pages[2]).count("caption")
@@ -259,7 +313,7 @@ class TestPlots:
     @given(POINTS)
     def test_lines_stay_within_the_plot_and_order_the_values(self, points: list[Point]) -> None:
         plot = lines([("a & b", points), ("c", points)], "<title>", "x")
-        heights = [float(circle["cy"]) for circle in shapes(plot, "circle")][:-1]
+        heights = [float(circle["cy"]) for circle in shapes(plot, "circle")]
         assert len(heights) == len(points)
         assert all(0 <= height <= 280 for height in heights)
         by_value = sorted(zip([point.value for point in points], heights, strict=True))
@@ -268,9 +322,12 @@ class TestPlots:
     @settings(max_examples=30)
     @given(POINTS)
     def test_bars_are_as_long_as_their_values(self, points: list[Point]) -> None:
-        widths = np.array([float(bar["width"]) for bar in shapes(bars(points, "t"), "rect")])
+        drawn = list(shapes(bars(points, "t", 320), "rect"))
+        widths = np.array([float(bar["width"]) for bar in drawn])
         values = np.array([point.value for point in points])
-        np.testing.assert_allclose(widths, values / max(values.max(), 1e-9) * 460, atol=0.06)
+        np.testing.assert_allclose(widths, values / max(values.max(), 1e-9) * 320, atol=0.06)
+        tops = [float(bar["y"]) for bar in drawn]
+        assert all(above + BAR_THICKNESS < below for above, below in pairwise(tops))
 
     @given(st.lists(st.floats(-1e3, 1e3, allow_subnormal=False), min_size=1), st.booleans())
     def test_an_axis_holds_all_values(self, values: list[float], from_zero: bool) -> None:
