@@ -33,6 +33,7 @@ export class FirstSteps {
     const isOver = this.#done.size === STEPS.length;
     element("start").hidden = isOver;
     element("show-start").ariaExpanded = String(!isOver);
+    element("show-start").textContent = isOver ? "First steps" : "Hide first steps";
     this.#mark();
   }
 

@@ -17,7 +17,7 @@ export function sparkline(name, values, inWords) {
   const picture = make("div", { className: "sparkline" });
   picture.setAttribute("role", "img");
   picture.ariaLabel = `${name}, last two minutes: ${known.length ? range : "no values"}`;
-  const scale = [["top", inWords(top)], ["bottom", "0"], ["past", "2 min ago"], ["now", "now"]];
+  const scale = [["top", known.length ? inWords(top).replace("≈ ", "") : ""], ["bottom", "0"], ["past", "2 min ago"], ["now", "now"]];
   picture.append(drawn(values, top), ...scale.map(([place, textContent]) => make("small", { className: place, textContent })));
   return picture;
 }

@@ -66,7 +66,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str | 
 
     The roles say again what the elements are, because browsers forget it of elements that are shown as cards.
     """
-    heads = [tag("th", name, scope="col", role="columnheader") for name in columns]
+    heads = [tag("th", name, scope="col", role="columnheader", class_=_fit(name)) for name in columns]
     body = [tag("tr", *_cells(row, columns), role="row") for row in rows]
     about = [] if caption is None else [tag("caption", caption)]
     parts = [

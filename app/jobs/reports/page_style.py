@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 from app.jobs.reports.html import SHADES
 
-CARD_COLUMN_REM = 5.75  # what a column needs beside others; in less room, rows become cards
+CARD_COLUMN_REM = 6.25  # what a column needs beside others; in less room, rows become cards
 
 CARD = """
   {0} thead {{ clip-path: inset(50%); height: 1px; overflow: hidden; position: absolute; width: 1px; }}
   {0}, {0} tbody, {0} tr, {0} th, {0} td, {0} caption {{ display: block; }}
   {0} tr {{ border-bottom: 1px solid var(--rule); padding: .5rem 0; }}
   {0} th, {0} td {{ border: 0; padding: .1rem 0; }}
-  {0} td {{ display: grid; gap: 0 1rem; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); }}
+  {0} td {{ display: grid; gap: 0 1rem; grid-template-columns: repeat(2, minmax(0, 1fr)); }}
   {0} th, {0} td {{ overflow-wrap: anywhere; }}
-  {0} td::before {{ color: var(--quiet); content: attr(data-column); grid-row: 1 / 9; }}
+  {0} td::before {{ color: var(--quiet); content: attr(data-column); font-size: .9rem; grid-row: 1 / 9; }}
   {0} td > * {{ grid-column: 2; }} {0} td:empty {{ display: none; }}
 """
 BASE = """

@@ -74,10 +74,10 @@ def page(report: Report, models: Sequence[AnyModel], made: Provenance, seed: int
         _by_history_length(report),
         _by_item_frequency(report),
         _recommended(report, first.items),
-        example_lists(report, first.items, seed),
         _codewords(first),
         _training(first),
         _validation(models),
+        example_lists(report, first.items, seed),
     ]
     body = tag("body", tag("h1", title), *filter(None, sections))
     head = tag(
@@ -177,7 +177,7 @@ def _bucket_plot(compared: dict[str, list[Bucket]], x_title: str, property_name:
         for place, bucket in enumerate(of_any)
     ]
     columns = (property_name, "users", *(f"NDCG@10, {name}" for name in compared))
-    caption = "NDCG@10, with 95 % intervals. Each group begins at the number below it."
+    caption = "NDCG@10, with 95% intervals. Each group begins at the number below it."
     return _line_plot(series, f"NDCG@10 by {property_name}", x_title, caption), details(table(columns, rows))
 
 

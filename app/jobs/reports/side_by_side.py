@@ -7,14 +7,15 @@ from typing import Any
 from app.jobs.reports.html import Html, figure, section, table, tag, with_note
 from app.jobs.reports.quality_table import interval_text, named, number_text, verdicts_of
 from app.jobs.reports.svg import Point, bars
+from model.evaluation.comparison import JUDGED
 from model.evaluation.leaderboard import Leaderboard, Standing
 from model.evaluation.report import Report
 from model.metrics import HEADLINES, beyond_accuracy
 
-JUDGED = ("ndcg_at_10", "hr_at_10")
+COLUMNS = ("ndcg_at_10", "hr_at_10")
 ABOUT_MARGINS = (
     "The last columns say how much better {best} is than the row. These differences are paired: the same users, with "
-    "95 % bootstrap intervals. Above 0, {best} is better; where the interval contains 0, the difference may be chance."
+    "95% bootstrap intervals. Above 0, {best} is better; where the interval contains 0, the difference may be chance."
 )
 ABOUT_LISTS = (
     "Coverage: share of the catalogue in somebody's top k. Novelty: mean self-information of the top 10, in bits. "
@@ -28,8 +29,8 @@ def side_by_side(report: Report, numbers: dict[str, Any]) -> Html:
     numbers  those of ``report.to_json()``
     """
     board = report.leaderboard
-    labels = [named(numbers, metric) for metric in JUDGED]
-    columns = ["", *labels, "coverage@10", *(f"{board.best.name} minus it, {label}" for label in labels)]
+    labels = [JUDGED[metric] for metric in COLUMNS]
+    columns = ["", *labels, "Coverage@10", *(f"{board.best.name} minus it, {label}" for label in labels)]
     rows = [_row(standing, report) for standing in board.standings]
     skipped = [
         tag("p", f"{name} is left out: {reason}.") for name, reason in numbers.get("skipped_baselines", {}).items()
@@ -37,24 +38,27 @@ def side_by_side(report: Report, numbers: dict[str, Any]) -> Html:
     about = ABOUT_MARGINS.format(best=board.best.name)
     margins = [tag("p", about)] if board.rival is not None else []
     pairs = [tag("p", verdict) for verdict in verdicts_of(numbers)]
-    return section("Side by side", _plot(board, labels[0]), *margins, table(columns, rows), *skipped, *pairs)
+    return section(
+        "Side by side", _plot(board, report.trial.protocol), *margins, table(columns, rows), *skipped, *pairs
+    )
 
 
-def _plot(board: Leaderboard, label: str) -> Html:
+def _plot(board: Leaderboard, protocol: str) -> Html:
     points = []
     for standing in board.standings:
         interval = standing.intervals["ndcg_at_10"]
         value, note = standing.metrics["ndcg_at_10"], interval_text(interval)
         points.append(Point(standing.name, value, interval, note, is_plain=standing.is_baseline))
     legend = ("models", "baselines") if len(board.models) < len(board.standings) else ()
-    return figure(lambda width: bars(points, f"{label} of all", width), f"{label}, with 95 % intervals", legend)
+    caption = f"NDCG@10 of the protocol {protocol}, with 95% intervals"
+    return figure(lambda width: bars(points, "NDCG@10 of models and baselines", width), caption, legend)
 
 
 def _row(standing: Standing, report: Report) -> list[str]:
-    values = [with_note(f"{standing.metrics[name]:.4f}", interval_text(standing.intervals[name])) for name in JUDGED]
-    margins = ["" for _ in JUDGED]
+    values = [with_note(f"{standing.metrics[name]:.4f}", interval_text(standing.intervals[name])) for name in COLUMNS]
+    margins = ["" for _ in COLUMNS]
     if standing.best_minus is not None:
-        found = [standing.best_minus[name] for name in JUDGED]
+        found = [standing.best_minus[name] for name in COLUMNS]
         margins = [with_note(f"{each.difference:+.4f}", interval_text(each.interval_95, "+.4f")) for each in found]
     lists = _of_lists(standing, report)
     coverage = f"{lists['coverage_at_10']:.4f}" if lists else ""

@@ -109,7 +109,7 @@ def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
     bought = [interactions.item_ids[item] for item in interactions.item[: interactions.starts[1]]]
     address = f"http://127.0.0.1:{port}/playground/"
     screenshots.save_screenshot(browser, address, tmp_path / "picture.png", screenshots.SCREENSHOTS["light"])
-    assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\xa6"  # 1280 by 1190
+    assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\xd8"  # 1280 by 1240
     expect.set_options(timeout=PATIENCE_S * 1e3)
     page = browser.new_page()
     page.goto(address)

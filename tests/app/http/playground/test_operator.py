@@ -17,9 +17,11 @@ from model.artifact import model_directory
 from tests.app.http.playground.conftest import visiting
 from tests.waiting import wait_until
 
+SCALES = "0 2 min ago now"  # below the largest value
 FIGURES = re.compile(
-    r"events [\d.]*[1-9][\d.]*/s requests [\d.]*[1-9][\d.]*/s "
-    r"half of them within ≈ [\d.]+ ms 99 of 100 within ≈ [\d.]+ ms failed 0.0/s"
+    rf"events [\d.]*[1-9][\d.]*/s [\d.]+/s {SCALES} requests [\d.]*[1-9][\d.]*/s [\d.]+/s {SCALES} "
+    rf"half of them within ≈ [\d.]+ ms [\d.]+ ms {SCALES} 99 of 100 within ≈ [\d.]+ ms [\d.]+ ms {SCALES} "
+    rf"failed 0.0/s 1.0/s {SCALES}"
 )
 
 
@@ -37,6 +39,8 @@ def test_the_operator_sees_figures(page: Page, url: str) -> None:
 
         wait_until(are_shown, shown)
     assert "log lag 2 h" in shown()
+    heard = page.get_by_role("img", name=re.compile(r"^requests, last two minutes: from [\d.]+/s to [\d.]+/s$"))
+    expect(heard).to_be_visible()
     page.uncheck("#watch")
     with pytest.raises(Timeout), page.expect_request("**/metrics", timeout=2_500):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -133,6 +134,12 @@ def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> 
         page.mouse.move(5, 5)
         if way != "finger":
             expect(page.locator(".speaks")).to_have_count(0)
+            return
+        page.evaluate("document.querySelector('#rules').open = true")
+        assert re.search(r"\bclick|\bpoint at", page.inner_text("body"), re.IGNORECASE) is None
+        assert {"Undo last tap", "why?"} <= set(page.get_by_role("button").all_inner_texts())
+        page.locator(".speaks").first.tap()
+        expect(page.locator("#square")).to_contain_text("Codeword")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -61,6 +61,22 @@ def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: 
     np.testing.assert_allclose(
         heat.reshape(histogram.shape), histogram / histogram.max(axis=(1, 2), keepdims=True), atol=1e-6
     )
+    expect(page.locator("#axes")).to_have_text("Each row is one of 3 codebooks, each column one of 8 codewords.")
+    most = [f"colour from 0 to {largest:.2f}" for largest in histogram.max(axis=(1, 2))]
+    assert page.locator("#histogram h3 small").all_inner_texts() == most
+    read = page.locator("#square")
+    row, column = divmod(int(histogram[1].argmax()), histogram.shape[2])
+    page.hover(f'[data-rate="1"][data-codebook="{row}"][data-codeword="{column}"]')
+    expect(read).to_have_text(f"Codeword {column + 1} of codebook {row + 1}: {histogram[1].max():.3f}")
+    described = page.locator(".map").nth(1).get_attribute("aria-label") or ""
+    assert f"used most are codeword {column + 1} of codebook {row + 1} with {histogram[1].max():.2f}" in described
+    page.focus(".map")
+    for key in ("ArrowRight", "ArrowDown", "ArrowRight", "ArrowLeft", "ArrowLeft"):  # the last one leads nowhere
+        page.keyboard.press(key)
+    expect(read).to_have_text(f"Codeword 1 of codebook 2: {histogram[0, 1, 0]:.3f}")
+    page.focus("#query")
+    page.mouse.move(5, 5)
+    expect(read).to_be_empty()
 
 
 def test_a_bin_that_has_long_been_full_glows_too(page: Page, url: str, model_dir: Path) -> None:
@@ -159,6 +175,30 @@ def test_what_moved_is_said(page: Page) -> None:
         "all => all.map(one => one.querySelector('[aria-hidden]')?.textContent ?? one.textContent)"
     )
     assert shown == expected
+    assert page.locator("#recommendations .rank").all_inner_texts() == [str(rank) for rank in range(1, 11)]
+
+
+def test_the_first_steps_go_away_once_they_are_done(page: Page) -> None:
+    steps, done = page.locator("#start li"), page.locator("#start .done")
+    expect(steps).to_have_count(3)
+    expect(done).to_have_count(0)
+    page.hover("#recommendations li:first-child .item")  # why something is popular says little
+    click(page, "item-3")
+    expect(done).to_have_count(1)
+    page.mouse.move(5, 5)
+    page.hover("#recommendations li:nth-child(2) .item")
+    expect(done).to_have_count(2)
+    expect(steps.nth(2)).to_have_text(re.compile("Done: .* read why it is there"))
+    page.click("#recommendations li:nth-child(2) .item")
+    expect(page.locator("#start")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#history li")).to_have_count(2)
+    expect(page.locator("#start")).to_be_hidden()
+    page.click("text=First steps")
+    expect(done).to_have_count(0)
+    expect(page.get_by_role("button", name="Hide first steps")).to_have_attribute("aria-expanded", "true")
+    page.click("text=Hide first steps")
+    expect(page.locator("#start")).to_be_hidden()
 
 
 def test_the_steps_of_a_click_and_their_times(page: Page, url: str) -> None:
