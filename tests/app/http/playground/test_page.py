@@ -112,6 +112,7 @@ def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> 
         answer = httpx.get(f"{url}/v1/users/{user}/recommendations", params={"explain": "true"}).json()["items"]
         place = next(place for place, item in enumerate(answer) if place and item["explanation"]["history"])
         item, row = answer[place], page.locator("#recommendations li").nth(place)
+        page.mouse.move(5, 5)  # and not where the list may scroll away from under it
         if way == "pointer":
             row.locator(".item").hover()
         elif way == "keys":
