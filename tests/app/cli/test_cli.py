@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 
 import httpx
@@ -137,16 +136,12 @@ class TestTrainAndEvaluate:
         assert shown.status == 0
         found = json.loads(numbers.read_text())
         assert list(found["baselines"]) == ["popularity", "markov", "co-visitation", "item-knn", "ease", "ridge"]
-        assert all(name in shown.out for name in found["baselines"])
+        assert all(words in shown.out for words in (found["verdict"], *found["baselines"]))
         assert "mean of 2" in shown.out
         of_each = [each["metrics"]["ndcg_at_50_full"] for each in found["models"]]
         assert found["spread"]["ndcg_at_50_full"]["standard_deviation"] == pytest.approx(statistics.stdev(of_each))
         assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
-        page = (report / "index.html").read_text(encoding="utf-8")
-        assert page.startswith("<!doctype html>")
-        assert f"lisarec evaluate --model {model} --model {other} --data {shop} --baselines --json" in page
-        assert f">{escape(found['verdict'])}</p>" in page
-        assert shown.out.splitlines()[-1] == found["verdict"]
+        assert f"--model {other} --data {shop} --baselines --json " in (report / "index.html").read_text("utf-8")
 
     def test_other_models_are_compared_with_the_first(
         self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -125,6 +125,7 @@ class TestPage:
             "Validation",
         )
         assert all(heading in read.text for heading in headings)
+        assert text.startswith("<!doctype html>")
         assert read.count("svg") == 2 * read.count("figure") == 12  # one for wide screens, one for narrow ones
 
     def test_begins_with_the_verdict_and_says_what_made_it(self, text: str, report: Report) -> None:
