@@ -371,7 +371,11 @@ for (const id of ["query", "found", "recommendations"]) element(id).addEventList
 element("recommendations").addEventListener("focusin", ({ target }) => {
   if (target.matches(":focus-visible")) pointOut(target.closest("li"));
 });
-element("recommendations").addEventListener("focusout", () => pointOut(null));
+for (const id of ["recommendations", "state"]) {
+  element(id).addEventListener("focusout", ({ relatedTarget }) => {
+    if (!element("state").contains(relatedTarget)) pointOut(null); // who reads the squares still wants to see them
+  });
+}
 element("recommendations").addEventListener("pointermove", ({ target, pointerType, movementX, movementY }) => {
   // and not where the list moves under the pointer
   if (pointerType === "mouse" && (movementX || movementY)) pointOut(target.closest("li"));
