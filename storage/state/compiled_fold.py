@@ -95,6 +95,14 @@ class EventColumns(NamedTuple):
             shown_ends,
         )
 
+    def are_unlearned(self) -> NDArray[np.bool_]:
+        """Return whether each event (Q,) is on, or shows, an item that the generation has not learned."""
+        unlearned: NDArray[np.bool_] = (self.rows == UNKNOWN) | (self.rows >= FIRST_COLD_ROW)
+        if len(self.shown_rows):
+            shown = np.flatnonzero(self.shown_rows >= FIRST_COLD_ROW)
+            unlearned[np.searchsorted(self.shown_ends, shown, side="right")] = True
+        return unlearned
+
 
 class Folded(NamedTuple):
     """What folding Q events into U encoded states gives.
@@ -179,6 +187,7 @@ def fold_many(
         np.asarray(generation.decay_rates, np.float64),
         generation.growth,
     )
+    states["has_unlearned"][users[events.are_unlearned()]] = 1
     _fold_many(late, users, tuple(events), items, tuple(map(states.__getitem__, FOLDED_FIELDS)))
     return late
 

@@ -30,9 +30,11 @@ def fold_event(generation: Generation, state: State, event: Event) -> Effect:
     _push_id(state, event)
     if event.type == IMPRESSION:
         for item_id in event.items:
+            state["has_unlearned"] |= item_id not in generation.item_index
             _show(state, generation.state_row(item_id), event.timestamp_us)
         return Effect.SHOWN
     item = generation.item_index.get(event.item_id)
+    state["has_unlearned"] |= item is None
     codes = generation.cold_codes(event) if item is None else generation.codes[item]
     if codes is None:
         return Effect.UNKNOWN_ITEM

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 # One state, little-endian, without padding (R rates, B codebooks, W codewords):
 #
 #   version            u1        layout; always the first byte, so that any layout can be told from any other
-#   reserved           u1[3]     zero
+#   has_unlearned      u1        1 if an event was on, or showed, an item that the generation has not learned; else 0
+#   reserved           u1[2]     zero
 #   last_item          i4        row of the last item in the generation's codes, -1 = none yet; others: cold_codes.py
 #   generation         u1[8]     tag of the generation that folds this state (not S8, which strips trailing zeros)
 #   n                  u8        steps so far
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 #   shown_counts       u1[56]    beside: how many impressions have each, at most 255
 #
 # 4,000 bytes at R = 3, B = 8, W = 32, K = 5, whatever the length of the history.
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
+UNLEARNED_BYTE = 1
 TAG_BYTES = slice(8, 16)
 ITEM_RING = 24
 STEPPED_ITEMS = 5
@@ -63,7 +65,8 @@ def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, 
     return np.dtype(
         [
             ("version", "u1"),
-            ("reserved", "u1", (3,)),
+            ("has_unlearned", "u1"),
+            ("reserved", "u1", (2,)),
             ("last_item", "<i4"),
             ("generation", "u1", (8,)),
             ("n", "<u8"),

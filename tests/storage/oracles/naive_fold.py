@@ -25,6 +25,7 @@ class NaiveUser:
     last_codes: list[int] = field(default_factory=list)
     items: list[int] = field(default_factory=list)
     stepped: list[int] = field(default_factory=list)  # rows, oldest first; a late one before the last item
+    unlearned: set[str] = field(default_factory=set)  # items that the generation lacks
     shown: dict[int, int] = field(default_factory=dict)  # row -> place, of 56
     shown_when: dict[int, tuple[int, int]] = field(default_factory=dict)  # row -> newest second and count
 
@@ -33,6 +34,8 @@ class NaiveUser:
         if event.event_id in self.ids:
             return True, False, False
         self.ids.add(event.event_id)
+        touched = event.items if event.type == "impression" else [event.item_id]
+        self.unlearned |= {item_id for item_id in touched if item_id not in self.generation.item_index}
         if event.type == "impression":
             for item_id in event.items:
                 self.show(self.generation.item_index.get(item_id, name_of_cold(item_id)), event.timestamp_us)
@@ -122,6 +125,7 @@ def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
     generation = expected.generation
     state = generation.decode(value)
     assert state["event_count"] == len(expected.ids)
+    assert state["has_unlearned"] == bool(expected.unlearned)
     assert state["n"] == expected.steps
     assert recent_items(state).tolist() == expected.items[::-1][:24]
     newest = expected.stepped[::-1][: generation.stepped_items]
