@@ -57,10 +57,11 @@ class GenerationRegistry(Protocol):
         ...
 
     async def drop(self, tag: bytes) -> int:
-        """Remove a generation's states of this tenant, then its name; return the number of states.
+        """Remove a generation's states of this tenant, then its name; return how many states. It may be repeated."""
+        ...
 
-        It may be repeated.
-        """
+    def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:
+        """Iterate over a generation's saved states of this tenant; one that moves to another node may be missed."""
         ...
 
 
@@ -373,7 +374,6 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     async def accept_loss(self) -> None:
         """Let every process take what the store holds now for all that was ever acknowledged."""
-        return
 
     async def pointers(self) -> TenantPointers:
         """Return what processes poll of the store's tenant, in one round trip."""

@@ -30,7 +30,8 @@ from model.config import FULL_EVERY
 def rebuild(model: ModelOption, log: LogOptions) -> None:
     """Fold all events into the states of a new model.
 
-    The old model serves meanwhile, and events may come in. Run 'lisarec activate' afterwards to switch.
+    The old model serves meanwhile, and events may come in. Run 'lisarec activate' afterwards to switch. Where training
+    went on from the active model, states are taken over, except those of users who touched an item new to that model.
     """
     from app.jobs import generations
 
@@ -44,7 +45,8 @@ def rebuild(model: ModelOption, log: LogOptions) -> None:
     is_usual = place.parent == (folder.resolve() if isinstance(folder, Path) else folder)
     models_dir = None if is_usual else place_of(model).parent
     activate = log.command(f"lisarec activate {place.name}", models_dir)
-    say(f"{place.name}: {done.events:,} events of {done.users:,} users folded; {activate} switches to it")
+    carried = f"{done.carried:,} states carried over, " if done.carried else ""
+    say(f"{place.name}: {carried}{done.events:,} events of {done.users:,} users folded; {activate} switches to it")
 
 
 def activate(

@@ -9,11 +9,13 @@ from typing import Any
 
 from app.schemas.operations import Experiment
 from app.schemas.scenarios import ScenarioVersion
-from app.serving.model_locations import load_model, models_of
+from app.serving.model_locations import load_model, models_at, models_of
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
+from model.artifact.model_directory import Artifact
+from model.config import TrainConfig
 from storage.errors import StorageError
 from storage.folders.place import Place
 from storage.items.audit import COMMAND_LINE, AuditEntry
@@ -21,10 +23,13 @@ from storage.maintenance import rebuild as storage_rebuild
 from storage.maintenance.rebuild import Rebuilt
 from storage.protocol import GenerationRegistry, UserStore
 from storage.records import KnownGeneration, NamedGeneration
+from storage.state.generation import Generation
 
 
 async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
     """Fold the store's whole log into the states of the model's generation.
+
+    The states of the active model are taken over where the model was trained from that one, and they stay as they are.
 
     raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
     """
@@ -34,10 +39,24 @@ async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[
         named = NamedGeneration(loaded.name, generation.tag)
         announcing = asyncio.create_task(_keep_announcing(store.generations, named))
         try:
-            return await storage_rebuild.rebuild(store, generation, on_progress, tenant=settings.tenant)
+            before = await _trained_from(loaded, model, store, settings)
+            return await storage_rebuild.rebuild(store, generation, on_progress, tenant=settings.tenant, before=before)
         finally:
             announcing.cancel()
             await asyncio.wait([announcing])
+
+
+async def _trained_from(loaded: Artifact, place: Place, store: UserStore, settings: StoreSettings) -> Generation | None:
+    """Return the generation of the active model, if the model was trained from that one and it is there; else None."""
+    active, training = await store.generations.active(), loaded.config.training
+    if active is None or not isinstance(training, TrainConfig) or training.warm_from != active.tag.hex():
+        return None
+    for models in (models_of(settings), models_at(place.parent, settings)):
+        with suppress(ValueError, OSError):  # it is not there, or cannot be read: then everything is folded
+            found = await asyncio.to_thread(models.load, active.name)
+            if found.tag == training.warm_from:
+                return generation_of(found)
+    return None
 
 
 async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration, NamedGeneration | None]:

@@ -3,10 +3,14 @@
 Nothing has to stop for it. Every state says how far into the user's log it reaches. So a state lacks what is logged
 during a rebuild, or between it and the switch, and the next read of the state folds that. For the same reason a rebuild
 can be killed at any time and run again: it only ever brings states further.
+
+A generation may extend another one, as that of a model whose training went on from the other one. Then the states of
+users who touched only items that the other one had learned are taken over, and only the others are folded. A state says
+whether its user touched others.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -17,13 +21,23 @@ from storage.state.compiled_fold import EventColumns, fold_many
 from storage.state.event import Event, Merge, Undo, digest
 from storage.state.generation import Generation
 
+FEW = 0.01  # of the users: reading the logs of so many one by one takes no longer than reading the log of all
+
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """How much a rebuild has folded so far."""
+    """How much a rebuild has done so far.
+
+    events, users  folded
+    carried        users whose states were taken over as they are
+    """
 
     events: int = 0
     users: int = 0
+    carried: int = 0
+
+
+NOTHING = Rebuilt()
 
 
 async def rebuild(
@@ -32,23 +46,68 @@ async def rebuild(
     on_progress: Callable[[Rebuilt], None] = lambda _: None,
     *,
     tenant: str = MAIN_TENANT,
+    before: Generation | None = None,
 ) -> Rebuilt:
     """Fold the tenant's log as it is now into the generation's states, and return how much that was.
 
     It needs memory for the users of one partition, or for one user in the embedded store.
+
+    before  a generation with states. If the new one extends it, these are taken over, and only the other users who have
+            one are folded, whose ids are then in memory
     """
-    kept, users = Rebuilt(), _UserStates(generation)
+    if before is None or not generation.extends(before):
+        return await _fold_log(store, generation, on_progress, tenant)
+    carried, left = await _carry_over(store, generation, before, on_progress)
+    if len(left) > FEW * (carried + len(left)):
+        return await _fold_log(store, generation, on_progress, tenant, Rebuilt(carried=carried), left)
+    for user_id in left:
+        await store.states(tenant, [user_id], generation)
+    done = Rebuilt(users=len(left), carried=carried)
+    on_progress(done)
+    return done
+
+
+async def _carry_over(
+    store: UserStore, generation: Generation, before: Generation, on_progress: Callable[[Rebuilt], None]
+) -> tuple[int, set[str]]:
+    """Take over the states that may be; return of how many users, and the users who have to be folded."""
+    carried, left = 0, set[str]()
+    async for states in store.generations.states(before.tag):
+        taken = []
+        for state in states:
+            value = generation.carried_over(before, state.value)
+            if value is None:
+                left.add(state.user_id)
+            else:
+                taken.append(replace(state, value=value))
+        await store.save_states(generation, taken)
+        carried += len(taken)
+        on_progress(Rebuilt(carried=carried))
+    return carried, left
+
+
+async def _fold_log(
+    store: UserStore,
+    generation: Generation,
+    on_progress: Callable[[Rebuilt], None],
+    tenant: str,
+    kept: Rebuilt = NOTHING,
+    only: Collection[str] | None = None,
+) -> Rebuilt:
+    """Fold the log of the tenant's users, all of them or only these; `kept` is what was done before."""
+    users = _UserStates(generation)
     async for page in store.log():
         if page.starts_over:
             users = _UserStates(generation)
         users.forget(page.erased)
-        users.fold([(owner, entry) for owner, entry in page.entries if owner == tenant])
-        done = Rebuilt(kept.events + users.events, kept.users)
+        own = [(owner, entry) for owner, entry in page.entries if owner == tenant]
+        users.fold(own if only is None else [one for one in own if one[1].record.user_id in only])
+        done = replace(kept, events=kept.events + users.events)
         if page.is_complete:
             await store.save_states(generation, users.states())
             for tenant, user_id in users.corrected:
                 await store.states(tenant, [user_id], generation)
-            kept = done = Rebuilt(done.events, done.users + len(users))
+            kept = done = replace(done, users=done.users + len(users))
             users = _UserStates(generation)
         on_progress(done)
     return kept

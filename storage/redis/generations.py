@@ -1,13 +1,18 @@
 """The registry of a tenant's generations in Redis, with the deletion of their states."""
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import MAX_LIVE_S, HeldProperties, KnownGeneration, NamedGeneration, TenantPointers
+from storage.records import MAX_LIVE_S, FoldedState, HeldProperties, KnownGeneration, NamedGeneration, TenantPointers
 from storage.redis.connections.nodes import Argument, Command, storage_error
+from storage.redis.layout.head import SEQ_DIGITS
+from storage.redis.layout.keys import user_of_state
 from storage.redis.session.redis_session import RedisSession
+
+READ_AT_ONCE = 64  # states, about 250 kB
 
 
 class RedisGenerations(GenerationRegistry):
@@ -67,6 +72,24 @@ class RedisGenerations(GenerationRegistry):
             total += deleted
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
         return total
+
+    @override
+    async def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:
+        await self._session.require_open()
+        async for keys in self._session.servers.scan(self._keys.states_pattern(self._tenant, tag)):
+            for start in range(0, len(keys), READ_AT_ONCE):
+                yield await self._read_states(keys[start : start + READ_AT_ONCE])
+
+    async def _read_states(self, keys: Sequence[str]) -> list[FoldedState]:
+        states = []
+        for key, found in zip(keys, await self._session.servers.read([[key] for key in keys]), strict=True):
+            if isinstance(found, Exception):
+                raise storage_error(found) from found
+            (stored,) = found
+            if stored is not None and stored[:SEQ_DIGITS].isdigit():  # else it has expired, or is damaged
+                through_seq = int(stored[:SEQ_DIGITS])
+                states.append(FoldedState(self._tenant, user_of_state(key).user_id, through_seq, stored[SEQ_DIGITS:]))
+        return states
 
     async def pointers(self) -> TenantPointers:
         """Return what every process polls, in one round trip."""

@@ -2,14 +2,16 @@
 
 import sqlite3
 import time
+from collections.abc import AsyncIterator
+from functools import partial
 
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration
+from storage.records import MAX_LIVE_S, FoldedState, KnownGeneration, NamedGeneration
 from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import EXPERIMENT, set_named_value
-from storage.sqlite.states import drop_generation
+from storage.sqlite.states import drop_generation, saved_states
 
 ANNOUNCE = """
 INSERT INTO generations (tenant, tag, name, live_until) VALUES (?, ?, ?, ?)
@@ -53,6 +55,14 @@ class SQLiteGenerations(GenerationRegistry):
             total, row = total + len(rows), max(rows)
         await self._database.write(lambda db: _drop_name(db, self._tenant, tag))
         return total
+
+    @override
+    async def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:
+        row: int | None = 0
+        while row is not None:
+            page = partial(saved_states, tenant=self._tenant, tag=tag, after_row=row)
+            states, row = await self._database.read_page(page)
+            yield states
 
 
 def active(db: sqlite3.Connection, tenant: str) -> NamedGeneration | None:

@@ -15,6 +15,7 @@ from storage.state.corrections import EventFilter, LogFold, ReadState, SeenItems
 from storage.state.generation import Generation
 
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
+READ_AT_ONCE = 256  # states, about 1 MB
 SHORT_LOG = 128  # entries, which take as long to read as the way into the thread that reads them
 
 SELECT_STATES = """
@@ -41,6 +42,11 @@ WHERE excluded.through_seq >= states.through_seq
 
 REDATE = """
 UPDATE states SET written_day = ? WHERE rowid IN (SELECT rowid FROM states WHERE written_day > ? LIMIT ?)
+"""
+
+SELECT_SAVED = """
+SELECT rowid, user_id, through_seq, value FROM states
+WHERE rowid > ? AND tenant = ? AND generation = ? ORDER BY rowid LIMIT ?
 """
 
 DROP_GENERATION = """
@@ -188,6 +194,15 @@ def replace(
     day = today()
     rows = [(tenant, user_id, generation.tag, seqs[user_id], value, day) for user_id, value in values.items()]
     execute_in_batches(db, REPLACE_STATES, rows, sizes=(16, 4, 1))
+
+
+def saved_states(
+    db: sqlite3.Connection, tenant: str, tag: bytes, after_row: int
+) -> tuple[list[FoldedState], int | None]:
+    """Return some of the tenant's states of the generation that follow that row, and the last row; None at the end."""
+    rows = db.execute(SELECT_SAVED, (after_row, tenant, tag, READ_AT_ONCE)).fetchall()
+    states = [FoldedState(tenant, user_id, through_seq, value) for _, user_id, through_seq, value in rows]
+    return states, rows[-1][0] if rows else None
 
 
 def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: int) -> list[int]:

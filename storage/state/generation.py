@@ -18,6 +18,7 @@ from storage.state.layout import (
     LAYOUT_VERSION,
     STEPPED_ITEMS,
     TAG_BYTES,
+    UNLEARNED_BYTE,
     State,
     carried_dtype,
     empty_state,
@@ -125,6 +126,29 @@ class Generation:
         """Return whether `decode` accepts the value."""
         return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
 
+    def extends(self, other: "Generation") -> bool:
+        """Return whether this generation folds events as the other one does, but for items that the other lacks.
+
+        The items of the other one have the same rows and codes here, so both fold the same state of a user who touched
+        no other item.
+        """
+        known = len(other.codes)
+        return (
+            self.dtype == other.dtype
+            and self.decay_rates == other.decay_rates
+            and _steps(self) == _steps(other)
+            and set(self.unseen_types) == set(other.unseen_types)
+            and np.array_equal(self.codes[:known], other.codes)
+            and _same_shares(self.shares, other.shares)
+            and all(self.item_index.get(item_id) == row for item_id, row in other.item_index.items())
+        )
+
+    def carried_over(self, other: "Generation", value: bytes) -> bytes | None:
+        """Return a state of a generation that this one extends as a state of this one; None if it has to be folded."""
+        if not other.fits(value) or value[UNLEARNED_BYTE]:
+            return None
+        return value[: TAG_BYTES.start] + self.tag + value[TAG_BYTES.stop :]
+
     def remembers(self, value: bytes, id_hash: int) -> bool:
         """Return whether the ring of an encoded state holds the hash of an event's id."""
         ring = value[self._id_ring_bytes]
@@ -187,3 +211,14 @@ class Generation:
         """The places (R, B) where each row of W codewords begins in the flattened bins."""
         rows = len(self.decay_rates), self.codes.shape[1]
         return np.arange(rows[0] * rows[1]).reshape(rows) * self.codewords
+
+
+def _steps(generation: Generation) -> dict[str, float]:
+    """Return the weights of the types that step."""
+    return {kind: weight for kind, weight in generation.event_weights.items() if weight > 0}
+
+
+def _same_shares(longer: NDArray[np.float32] | None, shares: NDArray[np.float32] | None) -> bool:
+    if longer is None or shares is None:
+        return longer is shares
+    return np.array_equal(longer[: len(shares)], shares)

@@ -277,7 +277,8 @@ class RetrainingRound:
             print_line(self._console, f"folding all events for {name}")
             with counted("events folded", self._console) as on_progress, self._phases.during("folding"):
                 folder = self._folder / name
-                asyncio.run(generations.rebuild(self._settings, folder, lambda done: on_progress(done.events)))
+                done = asyncio.run(generations.rebuild(self._settings, folder, lambda one: on_progress(one.events)))
+            print_line(self._console, f"{name}: {done.carried:,} states carried over, {done.users:,} users folded")
             asyncio.run(generations.activate(self._settings, name))
         self._remove_old_models(name)
         reason = f"{name}; {notes['reason']}"

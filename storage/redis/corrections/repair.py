@@ -16,7 +16,7 @@ from storage.redis.corrections.overwriting_entries import OVERTAKEN, Overwriting
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import SEQ_DIGITS, Head
-from storage.redis.layout.keys import User, head_key_of_state, tag_of_state
+from storage.redis.layout.keys import User, tag_of_state, user_of_state
 from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.scripts.corrections import REPAIR
@@ -235,7 +235,7 @@ class LogRepair:
             commands = [
                 Command.of(*command)
                 for state in states  # the head last: a state is never ahead of it
-                for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", head_key_of_state(state)))
+                for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", user_of_state(state).head))
             ]
             replies = iter(await self._session.servers.execute_all(commands))
             for state, begin, length, head in zip(states, replies, replies, replies, strict=True):
@@ -245,7 +245,7 @@ class LogRepair:
                     lengths[tag][length] += 1
                 if not is_state or length != lengths[tag].most_common(1)[0][0]:
                     await self._session.call("UNLINK", state)
-                    users |= set() if head is None else {head_key_of_state(state)}
+                    users |= set() if head is None else {user_of_state(state).head}
         return len(users)
 
 

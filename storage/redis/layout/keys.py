@@ -167,10 +167,10 @@ def scratch_key(partition: str) -> str:
     return f"{partition}:scratch"
 
 
-def head_key_of_state(key: str) -> str:
-    """Return the key of the head of the user whose state has this key."""
+def user_of_state(key: str) -> User:
+    """Return the user whose state has this key."""
     partition, _, rest = key.partition(":state:")
-    return f"{partition}:head:{rest.partition(':')[2]}"
+    return User(partition, rest.partition(":")[2])
 
 
 def tag_of_state(key: str) -> str:

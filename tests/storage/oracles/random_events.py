@@ -12,6 +12,7 @@ from storage.state.event import IMPRESSION, CodesByTag, Event
 from storage.state.generation import Generation
 
 KNOWN_ITEMS = 12
+NEW_ITEMS = 2
 CODEWORDS = 32
 RATES = (0.0, 0.05, 0.8)
 WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
@@ -119,6 +120,21 @@ def user_ids_of(events: Sequence[Event]) -> list[str]:
 def make_newer() -> Generation:
     """A generation with other items, codes and rates than the usual one, and shares of codewords."""
     return make_generation(tag=b"gen two\0", rates=(0.1, 0.7), codebooks=4, items=KNOWN_ITEMS + 2, seed=1, soft=True)
+
+
+def make_warm(before: Generation) -> Generation:
+    """A generation that has all of another one, and some items more."""
+    (known, codebooks), rng = before.codes.shape, np.random.default_rng(5)
+    new = [f"item{number}" for number in range(known, known + NEW_ITEMS)]
+    codes = rng.integers(0, CODEWORDS, (NEW_ITEMS, codebooks), dtype=np.uint8)
+    shares = rng.dirichlet(np.ones(CODEWORDS), codes.shape).astype(np.float32)
+    return replace(
+        before,
+        tag=b"gen warm",
+        item_index=dict(before.item_index) | {item_id: known + place for place, item_id in enumerate(new)},
+        codes=np.concatenate([before.codes, codes]),
+        shares=None if before.shares is None else np.concatenate([before.shares, shares]),
+    )
 
 
 def shared_event(number: int) -> Event:

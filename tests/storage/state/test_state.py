@@ -1,5 +1,8 @@
 """Laws of the state: the fold against the naive fold, the dedupe decision against a set, and the codec."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from storage.state.fold import Effect, fold_event
 from storage.state.generation import Generation, StateError
 from storage.state.layout import State, recent_items, recent_items_of, shown_items
 from tests.storage.oracles.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
-from tests.storage.oracles.random_events import as_impression, click, logs, make_generation
+from tests.storage.oracles.random_events import WEIGHTS, as_impression, click, logs, make_generation, make_warm
 
 
 def folded(generation: Generation, events: list[Event]) -> State:
@@ -210,6 +213,61 @@ class TestCodec:
         Generation(**fitting)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"tag|rates|code|weight"):
             Generation(**(fitting | wrong))  # type: ignore[arg-type]
+
+
+class TestCarryingOver:
+    """States of a generation as states of one that has all of it, and some items more."""
+
+    @given(logs(), st.booleans(), st.booleans())
+    @settings(max_examples=60)
+    def test_what_is_carried_over_is_the_fold_and_only_unlearned_items_prevent_it(
+        self, events: list[Event], soft: bool, is_known: bool
+    ) -> None:
+        before = make_generation(soft=soft)
+        after = make_warm(before)
+        if is_known:
+            events = [replace(event, item_id=f"item{number % 12}", items=()) for number, event in enumerate(events)]
+        carried = after.carried_over(before, before.encode(folded(before, events)))
+        touched = {item_id for event in events for item_id in event.items or [event.item_id]}
+        assert (carried is None) == (not touched <= before.item_index.keys())
+        if carried is not None:
+            assert carried == after.encode(folded(after, events))
+
+    def test_what_is_no_state_of_the_other_one_is_not_carried_over(self) -> None:
+        before = make_generation()
+        after, value = make_warm(before), before.encode(before.empty())
+        assert after.carried_over(before, value) == after.encode(after.empty())
+        for bad in (b"", value[:-1], bytes([99]) + value[1:], after.encode(after.empty())):
+            assert after.carried_over(before, bad) is None
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"decay_rates": (0.0, 0.05, 0.7)},
+            {"event_weights": {**WEIGHTS, "view": 0.5}},
+            {"event_weights": {**WEIGHTS, "wish": 0.5}},
+            {"unseen_types": ("impression",)},
+            {"stepped_items": 6},
+            {"id_ring": 21},
+            {"codewords": 33},
+            {"codes": make_generation(items=14, seed=1).codes},
+            {"codes": make_generation(items=11).codes},
+            {"item_index": {f"item{(row + 1) % 14}": row for row in range(14)}},
+            {"shares": make_generation(items=14, soft=True).shares},
+        ],
+        ids=lambda other: next(iter(other)),
+    )
+    def test_it_extends_only_what_folds_alike(self, other: dict[str, Any]) -> None:
+        before = make_generation()
+        after = make_warm(before)
+        assert after.extends(before)
+        assert before.extends(before)
+        assert not before.extends(after)
+        assert replace(after, event_weights={**WEIGHTS, "dislike": -2.0, "wish": 0.0}).extends(before)
+        assert not replace(after, **other).extends(before)
+        soft = make_generation(soft=True)
+        assert make_warm(soft).extends(soft)
+        assert not make_warm(before).extends(soft)
 
 
 def test_the_naive_fold_of_a_hand_made_log() -> None:

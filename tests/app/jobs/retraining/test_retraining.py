@@ -39,6 +39,7 @@ from model.training.train import train as train_model
 from storage.folders.local_folder import LocalFolder
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl, Place
+from storage.maintenance.rebuild import Rebuilt
 from tests.app.conftest import Client
 from tests.waiting import wait_until
 
@@ -129,7 +130,21 @@ def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatc
     shop.client.close()
 
 
-def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> None:
+@pytest.fixture
+def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[Rebuilt]:
+    """What each rebuild has done."""
+    found = []
+    rebuild = generations.rebuild
+
+    async def recorded(*arguments: Any) -> Rebuilt:
+        found.append(await rebuild(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(generations, "rebuild", recorded)
+    return found
+
+
+def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuilds: list[Rebuilt]) -> None:
     for _ in range(2):
         outcome = shop.retrain()
         assert (outcome.outcome, outcome.served, shop.names()) == ("waiting", empty_model.TAG.hex(), [])
@@ -167,6 +182,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     earlier, later = (model_directory.load(shop.models / name) for name in made)
     assert list(later.items.ids)[: len(earlier.items)] == list(earlier.items.ids)
     assert (later.history_codes[: len(earlier.items)] == earlier.history_codes).all()
+    assert [(one.carried > 300, one.carried + one.users) for one in rebuilds] == [(False, 201), (True, 311)]
     assert shop.sample("warm") == 1
     assert (shop.sample("events") or 0) > 600
     assert (shop.sample("phase_seconds", phase="epochs") or 0) > 0
