@@ -3,6 +3,9 @@
 Events of many users are appended to a store and folded again for another generation. Fold: from arrays of events to
 states. Prepare: from logged events to those arrays. Read: the log from the store. Keep: states into the store, synced.
 
+A second table has the rebuilds for a generation that extends the served one, with the items that the other one lacks,
+and what it takes to fold users one by one. It is in processor time of this process.
+
     python -m benchmarks.storage.rebuild                    # SQLite, Redis, and Redis with all events in the archive
 """
 
@@ -11,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +32,7 @@ from model.config import EVENT_WEIGHTS, ModelConfig
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
+from storage.errors import StorageUnavailable
 from storage.maintenance.rebuild import rebuild
 from storage.protocol import UserStore
 from storage.records import FoldedState, LogPage
@@ -39,6 +44,7 @@ from storage.state.fold import fold_event
 from storage.state.generation import Generation
 
 ITEMS = 3_500
+NEW_ITEMS = 50
 BATCH = 500
 ROUNDS = 5
 EXACT_USERS = 20
@@ -57,14 +63,23 @@ def random_generation(tag: bytes) -> Generation:
     return Generation(tag, shape.decay_rates, shape.history_codewords, index, codes, EVENT_WEIGHTS)
 
 
-def random_events(events: int, users: int) -> list[Event]:
-    """Return events of users as unequal as in life."""
+def extended(before: Generation, tag: bytes) -> Generation:
+    """Return a generation with the codes of another one, and with those of new items."""
+    new = np.random.default_rng(0).integers(0, before.codewords, (NEW_ITEMS, before.codes.shape[1]), dtype=np.uint8)
+    index = {f"item-{row}": row for row in range(ITEMS + NEW_ITEMS)}
+    return replace(before, tag=tag, item_index=index, codes=np.concatenate([before.codes, new]))
+
+
+def random_events(events: int, users: int, new_share: float) -> list[Event]:
+    """Return events of users as unequal as in life, so many of them on new items."""
     rng = np.random.default_rng(0)
     of_users = (users * rng.random(events) ** 3).astype(int).tolist()
-    items = rng.integers(0, ITEMS + 50, events).tolist()
+    items = rng.integers(0, ITEMS, events)
+    items[rng.random(events) < new_share] = ITEMS
+    items += (items == ITEMS) * rng.integers(0, NEW_ITEMS, events)
     return [
         Event(str(uuid7()), f"user-{user}", f"item-{item}", "click", NOW_US + number, NOW_US + number)
-        for number, (user, item) in enumerate(zip(of_users, items, strict=True))
+        for number, (user, item) in enumerate(zip(of_users, items.tolist(), strict=True))
     ]
 
 
@@ -132,10 +147,17 @@ class TimedStore:
 
 
 async def append(store: UserStore, events: list[Event]) -> None:
-    """Append the events in batches, four at a time."""
+    """Append the events in batches, four at a time, and again where a busy machine took too long."""
     for start in range(0, len(events), 4 * BATCH):
         lanes = (events[lane : lane + BATCH] for lane in range(start, min(start + 4 * BATCH, len(events)), BATCH))
-        await asyncio.gather(*(store.append("main", lane) for lane in lanes))
+        await asyncio.gather(*(_append_all(store, lane) for lane in lanes))
+
+
+async def _append_all(store: UserStore, events: list[Event]) -> None:
+    while True:
+        with suppress(StorageUnavailable):
+            await store.append("main", events)
+            return
 
 
 def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
@@ -178,32 +200,52 @@ async def filled_stores(
         await hot.close()
 
 
-async def measure(events: int, users: int, redis: bool) -> bool:
+async def rebuild_warm(store: UserStore, served: Generation, name: str, user_ids: list[str]) -> list[str]:
+    """Rebuild for a generation that extends the served one; return a row of the table."""
+    begin_s = time.process_time()
+    done = await rebuild(store, extended(served, f"w{name:.<7}".encode()), before=served)
+    warm_s = time.process_time() - begin_s
+    alone = random_generation(f"1{name:.<7}".encode())
+    begin_s = time.process_time()
+    for user_id in user_ids:
+        await store.states("main", [user_id], alone)
+    each_ms = (time.process_time() - begin_s) / len(user_ids) * 1000
+    return [name, f"{done.carried:,}", f"{done.users:,}", f"{warm_s:.2f}", f"{each_ms:.2f}"]
+
+
+async def measure(events: int, users: int, new_share: float, redis: bool) -> bool:
     """Print the figures; returns whether the folds were right."""
     served, built = random_generation(b"served.."), random_generation(b"built...")
-    logged = random_events(events, users)
+    logged = random_events(events, users, new_share)
     prepare_s, fold_s, equal = await asyncio.to_thread(fold_alone, built, logged)
     console.print(f"{events:,} events of {len({event.user_id for event in logged}):,} users")
     console.print(f"fold alone:     {events / fold_s:>12,.0f} events/s on one core; equal to one by one: {equal}")
     console.print(f"prepare alone:  {events / prepare_s:>12,.0f} events/s on one core")
+    one_by_one = list(dict.fromkeys(event.user_id for event in logged))[-EXACT_USERS:]
     table = Table("store", "read, events/s", "prepare and fold, events/s", "keep, states/s", "altogether, events/s")
+    warm = Table("store", "taken over, users", "folded, users", "s", "one user alone, ms", "all folded, s")
     with TemporaryDirectory() as directory:
         async for name, store in filled_stores(Path(directory), served, logged, redis):
+            begin_s = time.process_time()
             elapsed_s, timed = await rebuild_timed(store, random_generation(f"{name:.<8}".encode()), logged)
+            full_s = time.process_time() - begin_s
             own_s = elapsed_s - timed.read_s - timed.keep_s
             cells = (events / timed.read_s, events / own_s, timed.kept / timed.keep_s, events / elapsed_s)
             table.add_row(name, *(f"{cell:,.0f}" for cell in cells))
+            warm.add_row(*await rebuild_warm(store, served, name, one_by_one), f"{full_s:.2f}")
     console.print(table)
+    console.print(warm)
     return equal
 
 
 def main(
     events: Annotated[int, typer.Option(min=1)] = 1_000_000,
     users: Annotated[int, typer.Option(min=1)] = 20_000,
+    new_share: Annotated[float, typer.Option(min=0, max=1, help="Share of the events on new items.")] = 0.014,
     redis: Annotated[bool, typer.Option(help="Also on Redis, which must be installed.")] = True,
 ) -> None:
     """Measure a rebuild from each store."""
-    if not asyncio.run(measure(events, users, redis)):
+    if not asyncio.run(measure(events, users, new_share, redis)):
         raise typer.Exit(1)
 
 
