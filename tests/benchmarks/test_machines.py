@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.compose import ROOT
+from benchmarks.machines import training
 from benchmarks.machines.network import what_is_missing
 from benchmarks.machines.switch import Switch
+from tests.model.conftest import shop_rows, write_rows
 from tests.waiting import PATIENCE_S
 
 WITHIN_S = 600  # on a busy machine; by itself it takes about a minute
@@ -41,6 +43,17 @@ def test_nothing_acknowledged_is_lost_and_all_comes_back(model: Path, tmp_path: 
         assert f"| {happened} | " in done.stdout
     assert "0 acknowledged ones lost, 0 counted twice" in done.stdout
     assert "an operator had to accept a loss 0 times" in done.stdout
+
+
+def test_a_training_by_two_processes_is_timed_beside_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_rows(tmp_path / "shop", shop_rows()[:600])
+    training.main(data, epochs=1, repeats=1)
+    printed = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
+    (alone, together) = ({"processes": row[0], "efficiency": row[2], "loss": float(row[-1])} for row in rows)
+    assert (alone["processes"], alone["efficiency"], together["processes"]) == ("1", "100%", "2")
+    assert together["loss"] == pytest.approx(alone["loss"], rel=0.01), "the same batches"
+    assert "600 events, one machine" in printed
 
 
 class TestTheSwitch:
