@@ -130,20 +130,6 @@ def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatc
     shop.client.close()
 
 
-@pytest.fixture
-def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[Rebuilt]:
-    """What each rebuild has done."""
-    found = []
-    rebuild = generations.rebuild
-
-    async def recorded(*arguments: Any) -> Rebuilt:
-        found.append(await rebuild(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(generations, "rebuild", recorded)
-    return found
-
-
 def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuilds: list[Rebuilt]) -> None:
     for _ in range(2):
         outcome = shop.retrain()
