@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.training_workers import Worker
+from benchmarks.harness.training_workers import POLL_S, Worker
 from benchmarks.quality.training import kills
 from model.artifact import model_directory
 from tests.model.conftest import shop_rows, write_rows
@@ -53,7 +53,7 @@ class CountingTraining:
 
     def wait(self) -> None:
         while self.workers[0].is_running():
-            time.sleep(kills.POLL_S)
+            time.sleep(POLL_S)
         assert self._process.wait() == 0
 
     def end_others(self) -> None:
