@@ -67,7 +67,7 @@ class Installation:
         self, *command: str, cwd: Path, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
     ) -> subprocess.Popen[Any]:
         command = (str(self.python.parent / command[0]), *command[1:])
-        return subprocess.Popen(command, cwd=cwd, env=self.environment | environment, **options)
+        return subprocess.Popen(command, cwd=cwd, env={**self.environment, **environment}, **options)
 
 
 @pytest.fixture(scope="module")
