@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from lisarec.tables import TableSettings, directory_of, is_of_a_table
-from model.config import DEFAULT_THREADS, LiftChoice, Protocol, RegularisationChoice, TrainOn
+from model.config import DEFAULT_THREADS, Protocol, RegularisationChoice, TrainOn
 
 if TYPE_CHECKING:
     from lisarec.recommender import Recommender
@@ -22,7 +22,6 @@ class RecipeSettings(TypedDict, total=False):
     epochs: int
     regularisation: RegularisationChoice
     lift: float
-    lift_choice: LiftChoice
     event_weights: Mapping[str, float]
     unseen: Sequence[str]
     seed: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from functools import partial
 from operator import eq
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator, model_validator
 
@@ -13,7 +13,6 @@ Protocol = Literal["loo_full", "loo_sampled100", "loo_paper100", "temporal"]
 SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
-LiftChoice = Literal["strength", "table"]
 NegativesChoice = Literal["uniform", "popular"]
 RegularisationChoice = Literal["given", "by-density"]
 
@@ -28,6 +27,9 @@ EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 # is PyTorch's own default, each waits for other processes on any of them: benchmarks/quality/training/threads.py.
 DEFAULT_THREADS = 1
 
+
+DEFAULT_LIFT_DECAY = 0.7  # where no validation chooses it
+RETIRED_SETTINGS = {"lift_choice"}  # of trainings by version 0.2
 
 # A setting that is as in versions before it is not written, so that their models and checkpoints stay the same files.
 _is_none, _is_whole, _is_zero, _is_empty = (partial(eq, value) for value in (None, 1.0, 0, ""))
@@ -59,6 +61,9 @@ class ModelConfig(Frozen):
     recent_items: int = Field(5, ge=1, le=1024)  # K, the newest items that a step reads from the state
     recent_heads: int = Field(0, ge=0, le=256)  # 0: their followers are lifted, but no head attends to them
     followers: int = Field(16, ge=0, le=1024)  # K', followers of each item whose scores it lifts
+    lift_decay: float = Field(  # of that, a rate: for each newer item of the user's
+        DEFAULT_LIFT_DECAY, gt=0, exclude_if=partial(eq, DEFAULT_LIFT_DECAY)
+    )
     block: Literal["pre-norm", "post-norm"] = "pre-norm"  # post-norm: the paper's, whose codes were learned
     soft: bool = False  # an item is shares of all history codewords, instead of one of each codebook
 
@@ -86,13 +91,19 @@ class TrainConfig(Frozen):
     lift_strength: float | None = Field(None, ge=0)  # None: what validation likes best
     lift_count_decay: float = Field(0.4, ge=0)  # of what counts as following, for each event between
     lift_faint_share: float = Field(0.01, gt=0)  # followers of far smaller shares gain nothing
-    lift_choice: LiftChoice = "strength"  # what validation chooses: the table is all of the above, and how many follow
     seed: int = 0
     events_per_user: int | None = Field(None, ge=2, exclude_if=_is_none)  # that an epoch learns from, at most
     epoch_share: float = Field(1.0, gt=0, le=1, exclude_if=_is_whole)  # of all events: lowers the bound above until so
     negatives: NegativesChoice = Field("uniform", exclude_if=lambda one: one == "uniform")  # of the sampled softmax
     warm_from: str = Field("", exclude_if=_is_empty)  # the tag of the model whose codes and weights it began with
     warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_retired_settings(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in RETIRED_SETTINGS}
 
 
 # One epoch from the weights of a trained model, at a rate that keeps what it knows, on each user's newest events and as

@@ -25,6 +25,7 @@ from app.cli.options import (
 )
 from app.jobs.reports.job_progress import announced
 from model.config import (
+    DEFAULT_LIFT_DECAY,
     DEFAULT_THREADS,
     EVENT_WEIGHTS,
     MECHANISMS,
@@ -33,7 +34,6 @@ from model.config import (
     SERVED_TRAINING,
     Config,
     DataCard,
-    LiftChoice,
     MechanismRecipe,
     MechanismTraining,
     NegativesChoice,
@@ -117,12 +117,6 @@ class RecipeOptions(LessWorkOptions):
         float | None,
         typer.Option(min=0, help="Strength of the lift. Default: chosen on validation events, or 1.5 without any."),
     ] = None
-    lift_choice: Annotated[
-        LiftChoice,
-        typer.Option(
-            help="What validation chooses: the strength alone, or the whole table with up to 64 followers of an item."
-        ),
-    ] = "strength"
     lift_from: Annotated[
         Path | None,
         typer.Option(help="Model whose lift to take, for --train-on all.", metavar="DIR"),
@@ -156,8 +150,8 @@ class RecipeOptions(LessWorkOptions):
 
     def recipe(self) -> Config | MechanismRecipe:
         """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
-        if self.preset in MECHANISMS and (self.lift, self.lift_choice, self.lift_from) != (None, "strength", None):
-            raise typer.BadParameter("mechanisms lift nothing; leave out --lift, --lift-choice and --lift-from")
+        if self.preset in MECHANISMS and (self.lift, self.lift_from) != (None, None):
+            raise typer.BadParameter("mechanisms lift nothing; leave out --lift and --lift-from")
         if self.regularisation != "given" and (self.preset in MECHANISMS or self.epochs is not None):
             raise typer.BadParameter("the epochs are given, or those of a mechanism; leave out --regularisation")
         if self.preset in PRESETS and self.codes_from is not None:
@@ -175,7 +169,8 @@ class RecipeOptions(LessWorkOptions):
             training = training if self.warm_from is None else warm_training(training)
             lift, overrides["regularisation"] = self._lift(), self.regularisation
             overrides |= self.of_training()
-            shape = shape.model_copy(update={"followers": lift.pop("followers", shape.followers)})
+            of_shape = {name: lift.pop(name) for name in ("followers", "lift_decay") if name in lift}
+            shape = shape.model_copy(update=of_shape)
             return Config(model=shape, training=training.model_copy(update={**overrides, **lift}), **about_data)
         if not set(about_data["event_weights"].values()) <= {0, 1}:
             raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
@@ -183,19 +178,18 @@ class RecipeOptions(LessWorkOptions):
         return MechanismRecipe(model=MECHANISMS[self.preset], training=usual.model_copy(update=overrides), **about_data)
 
     def _lift(self) -> dict[str, Any]:
-        """Return the settings of the lift, with the number of followers where another model has chosen it."""
+        """Return the settings of the lift, with its shape where it is another model's."""
         if self.lift_from is None:
-            return {"lift_strength": self.lift, "lift_choice": self.lift_choice}
-        if self.lift is not None or self.lift_choice != "strength":
-            raise typer.BadParameter("--lift-from is the whole lift; leave out --lift and --lift-choice")
+            return {"lift_strength": self.lift}
+        if self.lift is not None:
+            raise typer.BadParameter("--lift-from is the whole lift; leave out --lift")
         from model.artifact import model_directory
 
         chosen = model_directory.load(self.lift_from).metrics.get("lift")
         if chosen is None:
             raise typer.BadParameter(f"the training of {str(self.lift_from)!r} has not recorded its lift; give --lift")
-        return {"followers": chosen["followers"]} | {
-            f"lift_{name}": chosen[name] for name in ("strength", "count_decay", "faint_share")
-        }
+        shape = {"followers": chosen["followers"], "lift_decay": chosen.get("decay", DEFAULT_LIFT_DECAY)}
+        return shape | {f"lift_{name}": chosen[name] for name in ("strength", "count_decay", "faint_share")}
 
     def _event_types(self) -> dict[str, Any]:
         """Return the weights of all event types, and the unseen types, with those that the options name."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import ModelConfig, Protocol, Recipe, SeenRule, TrainConfig
+from model.config import DEFAULT_LIFT_DECAY, ModelConfig, Protocol, Recipe, SeenRule, TrainConfig
 from model.data.interactions import DataError
 from model.data.readers import read_interactions
 from model.data.splits import split, thinned
@@ -85,11 +85,13 @@ def by_variant(models: Sequence[AnyModel]) -> dict[str, list[AnyModel]]:
 
 
 def _without_seed(config: Recipe) -> Recipe:
-    """Return the recipe without its seed, and without how many followers validation chose for that seed."""
+    """Return the recipe without its seed, and without the decay of the lift that validation chose for that seed."""
     without = config.model_copy(update={"training": config.training.model_copy(update={"seed": 0})})
     training, shape = config.training, config.model
-    if isinstance(training, TrainConfig) and isinstance(shape, ModelConfig) and training.lift_choice == "table":
-        without = without.model_copy(update={"model": shape.model_copy(update={"followers": 0})})
+    if isinstance(training, TrainConfig) and isinstance(shape, ModelConfig) and training.lift_strength is None:
+        newest = shape.recent_items if shape.recent_heads else 1
+        undecided = {"lift_decay": DEFAULT_LIFT_DECAY, "recent_items": newest}
+        without = without.model_copy(update={"model": shape.model_copy(update=undecided)})
     return without
 
 

@@ -7,11 +7,13 @@ item that it does not know is a miss. No event is held out that one of the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 
 from model.artifact.model_directory import Artifact
@@ -19,7 +21,9 @@ from model.config import SeenRule
 from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Histories
 from model.evaluation.trial import model_scorer
 from model.holdout_ranks import HeldOutEvents, Scorer, ranks_full
+from model.lisa.item_followers import Lift
 from model.metrics import CUTOFFS
+from model.training.lift_choice import LiftedRanks
 
 HELD_OUT_SHARE = 0.1  # of all events, at most
 EARLY_SHARE = 0.05  # of the unseen events: a few that arrive with an old time do not move the end of the past
@@ -62,6 +66,26 @@ class HoldoutComparison:
         ranks = known.ranks(_popular(model.items.counts))
         ranks[is_personal] = known.ranks(model_scorer(model), is_personal)
         return ranks
+
+    def lifted_ranks(self, model: Artifact, lift: Lift) -> Callable[[Lift], NDArray[np.int64]]:
+        """Return what ranks the targets as ``ranks`` does, exactly up to 10, by the model with any lift: (Q,).
+
+        lift  the one that the model has, of a strength above 0
+        """
+        known = _KnownEvents(self, model.items.ids, model.config.event_weights)
+        ranks = known.ranks(_popular(model.items.counts))
+        places, events = known.events(known.lengths > 0)
+        if not len(places):
+            return lambda _: ranks
+        lifted = LiftedRanks(
+            events, model_scorer(unlifted(model)), self.seen_rule, model.model.shares_of_followers(lift)
+        )
+
+        def ranks_with(other: Lift) -> NDArray[np.int64]:
+            ranks[places] = lifted.ranks(other)
+            return ranks.copy()
+
+        return ranks_with
 
     def ranks_by_counts(self, counts: Mapping[str, int]) -> NDArray[np.int64]:
         """Rank the targets among these items, the most frequent first: (Q,)."""
@@ -148,17 +172,27 @@ class _KnownEvents:
 
     def ranks(self, scorer: Scorer, selected: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Rank the targets of the selected events by the scorer."""
-        places = np.arange(len(self._targets)) if selected is None else np.flatnonzero(selected)
-        ranks = np.full(len(places), self._miss, np.int64)
-        can_be_right = self._targets[places] >= 0
-        places = places[can_be_right]
+        selected = np.ones(len(self._targets), bool) if selected is None else selected
+        ranks = np.full(len(selected), self._miss, np.int64)
+        places, events = self.events(selected)
+        ranks[places] = ranks_full(events, scorer, self._seen_rule)
+        return ranks[selected]
+
+    def events(self, selected: NDArray[np.bool_]) -> tuple[NDArray[np.int64], HeldOutEvents]:
+        """Return the places of those selected events whose target is known, and what is held out there."""
+        places = np.flatnonzero(selected & (self._targets >= 0))
         rows = [row for place in places for row, _ in self._histories[place]]
         weights = [weight for place in places for _, weight in self._histories[place]]
         starts = np.concatenate([[0], np.cumsum(self.lengths[places])]).astype(np.int64)
         histories = Histories(np.array(rows, np.int32), np.array(weights, np.float32), starts)
-        events = HeldOutEvents(self._targets[places], histories, places.astype(np.int32))
-        ranks[can_be_right] = ranks_full(events, scorer, self._seen_rule)
-        return ranks
+        return places, HeldOutEvents(self._targets[places], histories, places.astype(np.int32))
+
+
+def unlifted(model: Artifact) -> Artifact:
+    """Return the model without its lift."""
+    plain = copy.copy(model.model)
+    plain.lift = torch.zeros_like(plain.lift)
+    return replace(model, model=plain)
 
 
 def _has_weight(weights: Mapping[str, float], kind: str) -> bool:

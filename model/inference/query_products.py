@@ -24,7 +24,7 @@ class QueryProducts:
             self._codebooks = aligned_copy(panels(model.target_codebooks.flatten(0, 1).T).flatten())
         self._padded = len(self._codebooks) // self._width
         self._followers, self._lift = model.followers.numpy(), model.lift.numpy()
-        self._decay = follower_decay(model.config.recent_items).numpy()
+        self._decay = follower_decay(model.config).numpy()
         _compile()
 
     def __call__(

@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from model.config import DEFAULT_LIFT_DECAY
 from model.lisa import item_codes
 
 WINDOW = 10  # the most events later that count as following
 SHRINKAGE = 5.0  # weight of follow-ups at which an item's shares count half
 DEFAULT_LIFT_STRENGTH = 1.5  # where no validation chooses it
 LIFT_STRENGTHS = (0.0, 0.75, DEFAULT_LIFT_STRENGTH, 3.0, 6.0, 12.0)
-LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
-DECAY_PER_ITEM = 0.7  # of the lift, from each newest item to the one before
+LIFT_DECAYS = (DEFAULT_LIFT_DECAY, 0.2, 0.05)
+MOST_LIFTING_ITEMS = 24
+FADED = 3.5  # the rate times the steps after which an item lifts its followers no more: to 3 % of what it did
 
 
 class Lift(NamedTuple):
@@ -29,12 +31,14 @@ class Lift(NamedTuple):
     followers    how many of each item do, 8 bytes each
     count_decay  how much less an event counts as following for each one between, a rate
     faint_share  far smaller shares lift nothing
+    decay        how much less they gain for each newer item, a rate
     """
 
     followers: int
     strength: float
     count_decay: float
     faint_share: float
+    decay: float = DEFAULT_LIFT_DECAY
 
 
 class Followers(NamedTuple):
@@ -47,14 +51,15 @@ class Followers(NamedTuple):
     items: NDArray[np.int32]
     shares: NDArray[np.float32]
 
-    def strongest(self, count: int) -> Followers:
-        """Return the strongest ones of each item."""
-        return Followers(self.items[:, :count], self.shares[:, :count])
-
     def gains(self, lift: Lift) -> NDArray[np.float32]:
         """Return what their scores gain, in the shape of the shares."""
         gains: NDArray[np.float32] = lift.strength * np.log1p(self.shares / lift.faint_share)
         return gains
+
+
+def lifting_items(decay: float) -> int:
+    """Return how many of a user's newest items lift their followers, with this decay."""
+    return min(round(FADED / decay), MOST_LIFTING_ITEMS)
 
 
 def strongest_followers(

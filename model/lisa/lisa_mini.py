@@ -22,7 +22,7 @@ from typing_extensions import override
 from model.config import ModelConfig
 from model.lisa.feed_forward import FeedForward, fold_norm_and_round, round_to_bfloat16
 from model.lisa.item_codes import FixedCodes
-from model.lisa.item_followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers, Lift
+from model.lisa.item_followers import Followers, Lift, lifting_items
 from model.lisa.recent_attention import RecentItems, window_rows
 
 SMALLEST_MASS = 1e-30
@@ -199,14 +199,23 @@ class Lisa(nn.Module, ABC):
         device = self.followers.device
         self.followers = torch.from_numpy(np.ascontiguousarray(followers.items)).to(device)
         self.lift = torch.from_numpy(followers.gains(lift)).to(device)
-        self.config = self.config.model_copy(update={"followers": followers.items.shape[1]})
+        about = {"followers": followers.items.shape[1], "lift_decay": lift.decay}
+        if not self.config.recent_heads:  # nothing else reads them
+            about["recent_items"] = max(self.config.recent_items, lifting_items(lift.decay))
+        self.config = self.config.model_copy(update=about)
+
+    def shares_of_followers(self, lift: Lift) -> Followers:
+        """Return the followers and their shares, as they were set with this lift, of a strength above 0."""
+        gains = self.lift.detach().cpu().numpy()
+        shares = lift.faint_share * np.expm1(gains / lift.strength)
+        return Followers(self.followers.cpu().numpy(), shares.astype(np.float32))
 
     def follower_gains(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Look up the followers of the newest items: (Q, K) -> items (Q, F) int64, their gains (Q, F)."""
-        newest = recent[:, :LIFTING_ITEMS]
+        newest = recent[:, : lifting_items(self.config.lift_decay)]
         if len(self.followers) < len(self.target_codes):
             newest = newest.masked_fill(newest >= len(self.followers), -1)
-        rows, faded = newest.clamp_min(0), follower_decay(newest.shape[1], recent.device) * (newest >= 0)
+        rows, faded = newest.clamp_min(0), follower_decay(self.config, recent.device)[: newest.shape[1]] * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
         return followers.flatten(1), (self.lift[rows] * faded[:, :, None]).flatten(1)
 
@@ -292,9 +301,10 @@ class LisaMini(Lisa):
         return DecayedHistory(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
 
 
-def follower_decay(recent_items: int, device: torch.device | None = None) -> Tensor:
-    """Return the weight of each newest item's followers, the newest first: (at most LIFTING_ITEMS,)."""
-    return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS), device=device))
+def follower_decay(config: ModelConfig, device: torch.device | None = None) -> Tensor:
+    """Return the weight of each newest item's followers, the newest first: (n,)."""
+    count = min(config.recent_items, lifting_items(config.lift_decay))
+    return torch.exp(-config.lift_decay * torch.arange(count, device=device))
 
 
 def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:

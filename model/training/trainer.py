@@ -107,7 +107,7 @@ class Trainer(TrainingLoop[PositionBatch]):
 
     @property
     def trained_config(self) -> Config:
-        """The configuration of the model, which has as many followers of each item as validation has chosen."""
+        """The configuration of the model, which has the decay of the lift that validation has chosen."""
         return self.config.model_copy(update={"model": self.model.config})
 
     @property
@@ -128,7 +128,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         self._set_lift(self.lift)
 
     def _set_lift(self, lift: Lift) -> None:
-        self.model.set_followers(self.chooser.followers(lift), lift)
+        self.model.set_followers(self.chooser.followers, lift)
 
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:

@@ -195,4 +195,5 @@ class NewItemCodes:
 
 def _shape(config: ModelConfig) -> ModelConfig:
     """Return the shape without what a training may choose anew."""
-    return config.model_copy(update={"followers": 0, "dropout": 0.0})
+    chosen = {"followers": 0, "lift_decay": 1.0, "dropout": 0.0}
+    return config.model_copy(update=chosen if config.recent_heads else {**chosen, "recent_items": 1})

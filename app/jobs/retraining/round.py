@@ -44,11 +44,11 @@ from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
-from model.config import EVENT_WEIGHTS, FULL_EVERY, Config, DataCard, TrainConfig, preset, warm_training
+from model.config import EVENT_WEIGHTS, FULL_EVERY, Config, DataCard, preset, warm_training
 from model.data.table import SUFFIXES
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
-from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
-from model.metrics import metrics
+from model.lisa.item_followers import Lift
+from model.training.lift_choice import chosen_lift
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.training.memory import Resources
 from model.training.threads import cores_in_use
@@ -96,13 +96,14 @@ class RetrainingPlan:
     events_per_user: int | None = None
     users_sample: float = 1.0
 
-    def config(self, lift_strength: float | None, *, is_warm: bool = False) -> Config:
+    def config(self, lift: Lift | None, *, is_warm: bool = False) -> Config:
         """Return the configuration of a training on all of its data, which do not include the held-out events."""
         shape, training = preset(self.preset)
-        epochs = {"epochs": self.epochs or training.epochs}
-        training = training.model_copy(
-            update={**epochs, "lift_strength": lift_strength, "events_per_user": self.events_per_user}
-        )
+        about = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
+        if lift is not None:
+            shape = shape.model_copy(update={"lift_decay": lift.decay})
+            about["lift_strength"] = lift.strength
+        training = training.model_copy(update=about)
         training = warm_training(training) if is_warm else training
         card = DataCard(train_on="all", users_sample=self.users_sample)
         return Config(model=shape, training=training, data=card)
@@ -145,12 +146,11 @@ class RetrainingRound:
         trained = self._train("past", None, start)
         gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
         with announced("comparing the models", self._console), self._phases.during("comparing"):
-            candidate = _with_best_lift(trained, validation)
+            candidate, lift = _with_best_lift(trained, validation)
             ranks = test.ranks(candidate)
             comparison = self._compare(gate, ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
-            strength = _lift_strength(candidate) or 0.0
-            final = self._train("all", strength, start)
+            final = self._train("all", lift, start)
             comparison = self._check_final_model(gate, test, final, ranks, comparison)
         self._add_notes(**{**asdict(comparison), "questions": len(test), "is_warm": start is not None})
         if not comparison.passes:
@@ -238,12 +238,12 @@ class RetrainingRound:
             pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._models, served)
         )
 
-    def _train(self, name: str, lift_strength: float | None, start: Artifact | None) -> Artifact:
+    def _train(self, name: str, lift: Lift | None, start: Artifact | None) -> Artifact:
         """Return a model trained on these data, which an earlier run may have trained."""
         out = self._work / name / "model"
         if model_directory.exists(out):
             return model_directory.load(out)
-        config = self._plan.config(lift_strength, is_warm=start is not None)
+        config = self._plan.config(lift, is_warm=start is not None)
         events = "everything" if name == "all" else "the past"
         begin = "" if start is None else f", from {start.name}"
         print_line(self._console, f"training on {events}{begin}, on {cores_in_use()}")
@@ -363,26 +363,15 @@ def _served_ranks(test: HoldoutComparison, served: Artifact | None, past: pl.Dat
     return test.ranks_by_counts(dict(past.group_by("item_id").len().sort("item_id").iter_rows()))
 
 
-def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> Artifact:
-    """Return the model with the strength of its lift that is best on the held-out events.
+def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> tuple[Artifact, Lift]:
+    """Return the model with the lift that is best on the held-out events, and that lift.
 
-    The best strength depends on how rare items are, and training on all events leaves no validation to choose it.
+    The best one depends on the data, and training on all events leaves no validation to choose it.
     """
-    unit_lift = model.model.lift / (_lift_strength(model) or DEFAULT_LIFT_STRENGTH)
-
-    def ndcg_with(strength: float) -> float:
-        model.model.lift = unit_lift * strength  # not into the memory that is mapped from the file
-        return metrics(validation.ranks(model))["ndcg_at_10"]
-
-    best = max(LIFT_STRENGTHS, key=ndcg_with)
-    model.model.lift = unit_lift * best
-    training = model.config.training.model_copy(update={"lift_strength": best})
-    return replace(model, config=model.config.model_copy(update={"training": training}))
-
-
-def _lift_strength(model: Artifact) -> float | None:
-    """Return the strength of the lift that the model was trained with; None where validation was to choose it."""
-    return model.config.training.lift_strength if isinstance(model.config.training, TrainConfig) else None
+    usual = Lift(**model.metrics["lift"])
+    best = chosen_lift(validation.lifted_ranks(model, usual), usual).lift
+    model.model.set_followers(model.model.shares_of_followers(usual), best)
+    return replace(model, config=model.config.model_copy(update={"model": model.model.config})), best
 
 
 def _trained_at_ms(models: ModelRegistry, served: Artifact | None) -> int:

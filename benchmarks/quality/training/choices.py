@@ -3,8 +3,8 @@
 Dropout and epochs: every pair is trained on every table, to its last epoch. Printed are the quality of the best one,
 the paired difference to the first pair, and which epoch each patience would have kept, with what.
 
-The table of the lift: half of the validation users choose it for the model of the first pair, as a training does, and
-the other half is asked what that is worth beside the usual table with the strength that the same half likes best; then
+The decay of the lift: half of the validation users choose it for the model of the first pair, as a training does, and
+the other half is asked what that is worth beside the usual decay with the strength that the same half likes best; then
 the halves change places.
 
 What was trained is kept in ``--out`` and not trained again, and an interrupted training goes on.
@@ -35,6 +35,7 @@ from benchmarks.quality.training.epoch_printer import EpochPrinter
 from model.config import DEFAULT_THREADS, Config, DataCard, preset
 from model.lisa.item_followers import Lift
 from model.metrics import gains, mean_interval_95
+from model.training.lift_choice import chosen_lift
 from model.training.loop import LAST_CHECKPOINT
 from model.training.memory import Resources
 from model.training.threads import use_threads
@@ -62,7 +63,7 @@ class Pair(NamedTuple):
 
 
 class LiftTrial(NamedTuple):
-    """What a choice of the lift's table is worth on the other half of the users, (Q,) by metric, and the choices."""
+    """What a choice of the lift's decay is worth on the other half of the users, (Q,) by metric, and the choices."""
 
     chosen: Gains
     usual: Gains
@@ -96,9 +97,7 @@ def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
         shape, training = preset("lisa-mini")
         config = Config(
             model=shape.model_copy(update={"dropout": pair.dropout}),
-            training=training.model_copy(
-                update={"epochs": pair.epochs, "patience": pair.epochs, "seed": seed, "lift_choice": "table"}
-            ),
+            training=training.model_copy(update={"epochs": pair.epochs, "patience": pair.epochs, "seed": seed}),
             data=DataCard(split="temporal" if data.name in TEMPORAL else "loo"),
         )
         resume = (folder / LAST_CHECKPOINT).exists()
@@ -131,7 +130,7 @@ def _read(folder: Path) -> Run:
 
 
 def try_lift(trainer: Trainer) -> LiftTrial:
-    """Let each half of the validation users choose a table of the lift for the other half."""
+    """Let each half of the validation users choose a decay of the lift for the other half."""
     ranked = trainer.ranked
     assert ranked is not None
     users = len(ranked.ranks(trainer.chooser.usual))
@@ -141,13 +140,15 @@ def try_lift(trainer: Trainer) -> LiftTrial:
         choice = trainer.chooser.choose(ranked, choosing)
         lifts.append(choice.lift)
         chosen[asked] = ranked.ranks(choice.lift)[asked]
-        usual[asked] = ranked.ranks(trainer.chooser.usual._replace(strength=choice.usual_strength))[asked]
+        usual[asked] = ranked.ranks(_usual_lift(trainer, choosing))[asked]
     return LiftTrial(_gains(chosen), _gains(usual), lifts)
 
 
-def _usual_lift(trainer: Trainer) -> Lift:
-    assert trainer.chosen is not None
-    return trainer.chooser.usual._replace(strength=trainer.chosen.usual_strength)
+def _usual_lift(trainer: Trainer, choosing: slice = slice(None)) -> Lift:
+    """Return the lift of the usual decay, with the strength that some of the users like best."""
+    ranked, usual = trainer.ranked, trainer.chooser.usual
+    assert ranked is not None
+    return chosen_lift(lambda lift: ranked.ranks(lift)[choosing], usual, decays=(usual.decay,)).lift
 
 
 def _gains(ranks: NDArray[np.int64]) -> Gains:
@@ -189,8 +190,8 @@ def _kept(run: Run, patience: int) -> str:
 
 
 def lifts_table(found: dict[tuple[str, Pair], list[Run]]) -> Table:
-    """Return what the choice of the lift's table is worth on users that have not made it, for the first pair."""
-    table = Table("table", "chosen by each half", "minus the usual table, HR@10", "NDCG@10", "by all", box=box.MARKDOWN)
+    """Return what the choice of the lift's decay is worth on users that have not made it, for the first pair."""
+    table = Table("table", "chosen by each half", "minus the usual decay, HR@10", "NDCG@10", "by all", box=box.MARKDOWN)
     names: set[str] = set()
     for (name, _), runs in found.items():
         if name in names:
@@ -205,10 +206,7 @@ def lifts_table(found: dict[tuple[str, Pair], list[Run]]) -> Table:
 
 
 def _lift_text(lift: Lift) -> str:
-    return (
-        f"{lift.strength:g} by {lift.followers} ({8 * lift.followers} B an item), decay {lift.count_decay:g}, "
-        f"faint {lift.faint_share:g}"
-    )
+    return f"{lift.strength:g}, decay {lift.decay:g}"
 
 
 def _pair(text: str) -> Pair:

@@ -13,21 +13,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import Config, ModelConfig, SeenRule, TrainConfig
+from model.config import Config, SeenRule, TrainConfig
 from model.data.interactions import Histories, training_histories
 from model.data.readers import read_interactions
 from model.data.splits import split
 from model.evaluation.evaluate import by_variant, evaluate
 from model.holdout_ranks import HeldOutEvents, Scorer, excluded_items
-from model.lisa.item_followers import DECAY_PER_ITEM, LIFT_STRENGTHS, Followers, Lift, strongest_followers
+from model.lisa.item_followers import (
+    LIFT_DECAYS,
+    LIFT_STRENGTHS,
+    Followers,
+    Lift,
+    lifting_items,
+    strongest_followers,
+)
 from model.training import lift_choice
 from model.training.lift_choice import LiftChooser, LiftedRanks
 from model.training.train import train
+from storage.state.layout import ITEM_RING
 
 ITEMS = 70
 USERS = 30
 ROUNDING = 1e-4  # scores of the model are float32
-LIFTS = [Lift(*each) for each in product((0, 3, 8), (0.0, 0.75, 12.0), (0.4, 1.0), (0.01, 0.5))]
+LIFTS = [Lift(8, *each) for each in product((0.0, 0.75, 12.0), (0.4,), (0.01, 0.5), LIFT_DECAYS)]
 
 
 def packed(histories: list[list[int]]) -> Histories:
@@ -38,10 +46,9 @@ def packed(histories: list[list[int]]) -> Histories:
 def lifted_scores(plain: list[float], newest: list[int], followers: Followers, lift: Lift) -> list[float]:
     """The scores of a user with the lift, item by item."""
     scores = list(plain)
-    for steps_ago, item in enumerate(newest):
-        fade = math.exp(-DECAY_PER_ITEM * steps_ago)
-        row = zip(followers.items[item, : lift.followers], followers.shares[item, : lift.followers], strict=True)
-        for follower, share in row:
+    for steps_ago, item in enumerate(newest[: lifting_items(lift.decay)]):
+        fade = math.exp(-lift.decay * steps_ago)
+        for follower, share in zip(followers.items[item], followers.shares[item], strict=True):
             if follower >= 0:
                 scores[follower] += fade * lift.strength * math.log1p(float(share) / lift.faint_share)
     return scores
@@ -49,27 +56,29 @@ def lifted_scores(plain: list[float], newest: list[int], followers: Followers, l
 
 @pytest.mark.parametrize("seen_rule", ["none", "all"])
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), levels=st.sampled_from([3, 1000]), lifting_items=st.sampled_from([1, 5]))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    levels=st.sampled_from([3, 1000]),
+    count=st.sampled_from([0, 3, 8]),
+    newest_items=st.sampled_from([1, 5, 24]),
+)
 def test_ranks_are_those_of_scores_lifted_one_by_one(
-    seen_rule: SeenRule, seed: int, levels: int, lifting_items: int
+    seen_rule: SeenRule, seed: int, levels: int, count: int, newest_items: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    walks = [rng.integers(0, ITEMS, rng.integers(1, 12)).tolist() for _ in range(USERS)]
-    counts = {0.4: 8, 1.0: 9}
-    tables = {
-        decay: strongest_followers(packed(walks).item, packed(walks).starts, ITEMS, count, decay)
-        for decay, count in counts.items()
-    }
+    walks = [rng.integers(0, ITEMS, rng.integers(1, 30)).tolist() for _ in range(USERS)]
+    table = strongest_followers(packed(walks).item, packed(walks).starts, ITEMS, count, 0.4)
     scores = rng.integers(0, levels, (USERS, ITEMS)) * np.float32(5 / levels)
     # many targets are followers of the newest item, so that their own scores are lifted
-    targets = [rng.choice([int(tables[1.0].items[walk[-1], 0]) % ITEMS, int(rng.integers(ITEMS))]) for walk in walks]
+    first = table.items[:, 0] % ITEMS if count else np.arange(ITEMS)
+    targets = [rng.choice([int(first[walk[-1]]), int(rng.integers(ITEMS))]) for walk in walks]
     events = HeldOutEvents(np.array(targets, np.int64), packed(walks), np.arange(USERS, dtype=np.int32))
     scorer: Scorer = lambda histories: scores[: len(histories)].astype(np.float32)  # noqa: E731 (one block of all)
-    ranked = LiftedRanks(events, scorer, seen_rule, tables, lifting_items)
+    ranked = LiftedRanks(events, scorer, seen_rule, table, newest_items)
     for lift in LIFTS:
         for user, found in enumerate(ranked.ranks(lift).tolist()):
             walk, target = walks[user], targets[user]
-            own = lifted_scores(scores[user].tolist(), walk[::-1][:lifting_items], tables[lift.count_decay], lift)
+            own = lifted_scores(scores[user].tolist(), walk[::-1][:newest_items], table, lift)
             hidden = set(excluded_items(np.array(walk, np.int32), seen_rule).tolist())
             if target in hidden:
                 assert found == ITEMS + 1
@@ -91,75 +100,63 @@ class Scripted(LiftedRanks):
         return np.where(found, 1, 11)
 
 
-class TestTable:
+class TestChoice:
     USERS = 2_000
-    USUAL = Lift(16, 3.0, 0.4, 0.01)
+    USUAL = Lift(16, 3.0, 0.4, 0.01, 0.7)
+    SLOWER = USUAL._replace(strength=1.5, decay=0.05)
 
     def chosen(self, shares: dict[Lift, float], users: int = USERS, **training: Any) -> Lift:
         """What is chosen where a lift has such a share of hits, and others none."""
-        config = Config(training=TrainConfig(**{"lift_choice": "table", **training}))
-        histories = packed([[0, 1, 2], [1, 2, 3]])
+        histories, config = packed([[0, 1, 2], [1, 2, 3]]), Config(training=TrainConfig(**training))
         return LiftChooser(histories, ITEMS, config).choose(Scripted(users, shares)).lift
 
-    def test_the_usual_one_stays_where_another_may_be_better_by_chance(self) -> None:
-        other = Lift(32, 3.0, 1.0, 0.01)
-        assert self.chosen({self.USUAL: 0.3, other: 0.301}) == self.USUAL
-        assert self.chosen({self.USUAL: 0.3, other: 0.3}) == self.USUAL
+    def test_the_usual_decay_stays_where_another_may_be_better_by_chance(self) -> None:
+        assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.301}) == self.USUAL
+        assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.3}) == self.USUAL
 
-    @pytest.mark.parametrize(
-        "better", [Lift(16, 0.75, 0.4, 0.03), Lift(32, 3.0, 1.0, 0.01), Lift(64, 12.0, 0.4, 0.003)]
-    )
-    def test_one_that_is_surely_better_is_taken(self, better: Lift) -> None:
-        assert self.chosen({self.USUAL: 0.3, better: 0.35}) == better
-
-    def test_a_larger_one_must_be_surely_better_than_the_smaller_one(self) -> None:
-        small, large = Lift(32, 3.0, 1.0, 0.01), Lift(64, 3.0, 1.0, 0.01)
-        assert self.chosen({self.USUAL: 0.3, small: 0.35, large: 0.351}) == small
-        assert self.chosen({self.USUAL: 0.3, small: 0.35, large: 0.4}) == large
+    def test_one_that_is_surely_better_is_taken(self) -> None:
+        assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.35}) == self.SLOWER
+        assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.35, self.SLOWER._replace(decay=0.2): 0.4}).decay == 0.2
 
     def test_few_events_choose_the_strength_alone(self) -> None:
-        better = Lift(64, 3.0, 1.0, 0.01)
-        assert self.chosen({self.USUAL: 0.3, better: 0.9}, users=400) == self.USUAL
+        assert self.chosen({self.USUAL: 0.3, self.SLOWER: 0.9}, users=400) == self.USUAL
 
-    def test_only_where_it_is_asked_for(self) -> None:
-        better = Lift(64, 3.0, 1.0, 0.01)
-        assert self.chosen({self.USUAL: 0.3, better: 0.9}, lift_choice="strength") == self.USUAL
-        assert self.chosen({self.USUAL: 0.3, better: 0.9}, lift_strength=0.5) == self.USUAL._replace(strength=0.5)
+    def test_a_given_strength_is_kept_with_its_decay(self) -> None:
+        shares = {self.USUAL: 0.3, self.SLOWER: 0.9}
+        assert self.chosen(shares, lift_strength=0.5) == self.USUAL._replace(strength=0.5)
 
     @pytest.mark.parametrize("strength", LIFT_STRENGTHS)
-    def test_the_strength_is_that_of_the_highest_quality(self, strength: float) -> None:
-        liked = self.USUAL._replace(strength=strength)
+    @pytest.mark.parametrize("decay", LIFT_DECAYS)
+    def test_the_strength_is_that_of_the_highest_quality(self, strength: float, decay: float) -> None:
+        liked = self.USUAL._replace(strength=strength, decay=decay)
         assert self.chosen({liked: 0.3}) == liked
 
-    def test_a_table_of_another_size_may_be_the_usual_one(self) -> None:
-        histories = packed([[0, 1, 2], [1, 2, 3]])
-        config = Config(model=ModelConfig(followers=3), training=TrainConfig(lift_choice="table"))
-        usual = Lift(3, 1.5, 0.4, 0.01)
-        chooser = LiftChooser(histories, ITEMS, config)
-        assert chooser.choose(Scripted(self.USERS, {usual: 0.3})).lift == usual
-        assert chooser.followers(usual).items.shape == (ITEMS, 3)
-        assert chooser.followers(Lift(64, 3.0, 1.0, 0.01)).items.shape == (ITEMS, 64)
+    @pytest.mark.parametrize("decay", LIFT_DECAYS)
+    def test_items_lift_until_little_is_left_or_a_state_knows_no_more(self, decay: float) -> None:
+        count = lifting_items(decay)
+        assert math.exp(-decay * count) < 0.035 or count == ITEM_RING
 
 
-def test_a_model_is_saved_with_the_table_that_validation_chose(
+def test_a_model_is_saved_with_the_decay_that_validation_chose(
     monkeypatch: pytest.MonkeyPatch,
     shop: Path,
     tmp_path: Path,
     tiny_config: Callable[..., Config],
     silent: Callable[[], Any],
 ) -> None:
-    liked = Lift(32, 3.0, 1.0, 0.01)
-    usual = train(shop, tmp_path / "usual", tiny_config(epochs=1, lift_choice="table", seed=1), progress=silent())
-    assert usual.config.model.followers == 16, "150 users are too few to choose another table"
+    liked = Lift(16, 3.0, 0.4, 0.01, 0.05)
+    usual = train(shop, tmp_path / "usual", tiny_config(epochs=1, seed=1), progress=silent())
+    assert usual.config.model.lift_decay == 0.7, "150 users are too few to choose another decay"
     monkeypatch.setattr(lift_choice, "FEWEST_EVENTS", 1)
     monkeypatch.setattr(LiftedRanks, "ranks", lambda _, lift: np.full(149, 1 if lift == liked else 2))
-    made = train(shop, tmp_path / "model", tiny_config(epochs=1, lift_choice="table"), progress=silent())
-    assert made.config.model.followers == 32
+    made = train(shop, tmp_path / "model", tiny_config(epochs=1), progress=silent())
+    assert (made.config.model.lift_decay, made.config.model.recent_items) == (0.05, 24)
     assert made.metrics["lift"] == liked._asdict()
     interactions = read_interactions(shop)
     histories = training_histories(interactions, split(interactions, "loo").train, made.config.event_weights)
-    expected = strongest_followers(histories.item, histories.starts, len(made.items), 32, 1.0)
+    expected = strongest_followers(histories.item, histories.starts, len(made.items), 16, 0.4)
     np.testing.assert_array_equal(made.model.followers.numpy(), expected.items)
     np.testing.assert_allclose(made.model.lift.numpy(), expected.gains(liked))
+    np.testing.assert_allclose(made.model.shares_of_followers(liked).shares, expected.shares, rtol=1e-4, atol=1e-6)
     assert list(by_variant([made, usual])) == ["model"], "seeds may differ in what validation chose for them"
     assert evaluate([made, usual], shop).first.metrics()["hr_at_50"] > 0
