@@ -25,8 +25,7 @@ from model.inference.query_products import QueryProducts
 from model.inference.scan import Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
 from model.inference.step import Step
-from model.lisa.item_followers import lifting_items
-from model.lisa.lisa_mini import AttentionTables, LisaMini, sum_of_codewords
+from model.lisa.lisa_mini import AttentionTables, LisaMini, follower_decay, sum_of_codewords
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +272,7 @@ class Engine:
         """Split one query's scores of k items into their summands."""
         products, lifted = self.products(query)
         tables, followers, gains = (part.numpy(force=True)[0] for part in (products, *lifted))
-        newest = min(query.recent.shape[1], lifting_items(self._model.config.lift_decay))
+        newest = min(query.recent.shape[1], len(follower_decay(self._model.config)))
         codewords = np.empty((len(items), products.shape[1]), np.float32)
         lifts = np.zeros((len(items), newest), np.float32)
         _look_up_products(tables, self.target_codes, items, codewords)

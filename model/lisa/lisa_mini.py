@@ -212,10 +212,11 @@ class Lisa(nn.Module, ABC):
 
     def follower_gains(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Look up the followers of the newest items: (Q, K) -> items (Q, F) int64, their gains (Q, F)."""
-        newest = recent[:, : lifting_items(self.config.lift_decay)]
+        fade = follower_decay(self.config, recent.device)
+        newest = recent[:, : len(fade)]
         if len(self.followers) < len(self.target_codes):
             newest = newest.masked_fill(newest >= len(self.followers), -1)
-        rows, faded = newest.clamp_min(0), follower_decay(self.config, recent.device)[: newest.shape[1]] * (newest >= 0)
+        rows, faded = newest.clamp_min(0), fade[: newest.shape[1]] * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
         return followers.flatten(1), (self.lift[rows] * faded[:, :, None]).flatten(1)
 

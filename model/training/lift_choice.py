@@ -207,19 +207,19 @@ def chosen_lift(
     def lifts(decay: float) -> list[Lift]:
         return [usual._replace(strength=strength, decay=decay) for strength in strengths]
 
+    def best_of_half(found: dict[Lift, Ints]) -> Lift:
+        return max(found, key=lambda lift: _ndcg_at_10(found[lift][::2]))
+
     decay = usual.decay
     by_lift = {lift: ranks(lift) for lift in lifts(decay)}
     if len(decays) > 1 and len(by_lift[lifts(decay)[0]]) >= FEWEST_EVENTS:
         others = {lift: ranks(lift) for other in decays if other != decay for lift in lifts(other)}
-        best_usual, best_other = (
-            max(some, key=lambda lift, some=some: _ndcg_at_10(some[lift][::2])) for some in (by_lift, others)
-        )
-        found, before = others[best_other][1::2], by_lift[best_usual][1::2]
-        if difference_interval_95(found, before, "ndcg_at_10")[0] > 0:
-            decay, by_lift = best_other.decay, others
+        best, best_usual = best_of_half(others), best_of_half(by_lift)
+        if difference_interval_95(others[best][1::2], by_lift[best_usual][1::2], "ndcg_at_10")[0] > 0:
+            decay, by_lift = best.decay, others
     quality = {lift.strength: _ndcg_at_10(by_lift[lift]) for lift in lifts(decay)}
-    best = usual._replace(strength=max(strengths, key=quality.__getitem__), decay=decay)
-    return ChosenLift(best, by_lift[best], quality)
+    chosen = usual._replace(strength=max(strengths, key=quality.__getitem__), decay=decay)
+    return ChosenLift(chosen, by_lift[chosen], quality)
 
 
 def _ndcg_at_10(ranks: Ints) -> float:

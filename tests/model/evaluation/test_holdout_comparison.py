@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -19,6 +20,7 @@ from model.config import Config, ModelConfig
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
 from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
+from model.lisa.item_followers import Followers, Lift
 from model.lisa.lisa_mini import LisaMini
 
 SHAPE = ModelConfig(
@@ -93,6 +95,13 @@ def rank_by_hand(model: Artifact, history: list[tuple[str, str]], answer: str, s
     return int((scores >= scores[ids.index(answer)]).sum())
 
 
+def lifted(model: Artifact, followers: Followers, lift: Lift) -> Artifact:
+    """The model with another lift."""
+    network = copy.copy(model.model)
+    network.set_followers(followers, lift)
+    return replace(model, model=network, config=model.config.model_copy(update={"model": network.config}))
+
+
 class TestRanks:
     @pytest.mark.parametrize("seen_rule", ["none", "all"])
     def test_equal_one_question_at_a_time(self, seen_rule: Any) -> None:
@@ -115,6 +124,23 @@ class TestRanks:
         first, second = comparison.halves()
         assert (len(first), len(second), second.targets[0]) == (30, 30, comparison.targets[1])
         assert (first.values[1], second.values[1]) == (2, 3)
+
+    @pytest.mark.parametrize("seen_rule", ["none", "all"])
+    def test_with_any_lift_are_those_of_a_model_that_has_it(self, seen_rule: Any) -> None:
+        rng = np.random.default_rng(2)
+        histories = [
+            [(str(item), "click") for item in rng.choice(list("abcdefgz"), n)] for n in rng.integers(1, 30, 80)
+        ]
+        comparison = HoldoutComparison(histories, [str(item) for item in rng.choice(list("abcdefgh"), 80)], seen_rule)
+        followers = Followers(rng.integers(-1, 6, (6, 3)).astype(np.int32), rng.random((6, 3)).astype(np.float32))
+        followers.shares[followers.items < 0] = 0
+        own = Lift(3, 1.5, 0.4, 0.01)
+        model = lifted(make_model("abcdef"), followers, own)
+        ranks = comparison.lifted_ranks(model, own)
+        for lift in (own, own._replace(strength=0.0), own._replace(strength=0.75, decay=0.05)):
+            expected = comparison.ranks(lifted(model, followers, lift))
+            assert ranks(lift).tolist() == expected.tolist()
+            assert len(set(expected.tolist())) > 3
 
     def test_popular_items_stand_by_their_counts_and_a_tie_counts_against_them(self) -> None:
         comparison = HoldoutComparison(

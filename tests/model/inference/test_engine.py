@@ -77,14 +77,16 @@ def random_queries(engine: Engine, count: int, seed: int = 0) -> Queries:
     return Queries(vectors.to(engine.device), torch.from_numpy(rng.integers(-1, ITEMS, (count, 7))).to(engine.device))
 
 
-def lifted(scores: torch.Tensor, recent: torch.Tensor, model: LisaMini) -> torch.Tensor:
-    """Scores (Q, N) with what following the five newest items adds, one follower after the other."""
+def lifted(
+    scores: torch.Tensor, recent: torch.Tensor, model: LisaMini, decay: float = 0.7, count: int = 5
+) -> torch.Tensor:
+    """Scores (Q, N) with what following the newest items adds, one follower after the other."""
     scores = scores.clone()
     for row, newest in zip(scores, recent.tolist(), strict=True):
-        for steps_ago, item in enumerate(newest[:5]):
+        for steps_ago, item in enumerate(newest[:count]):
             if item >= 0:
                 for follower, lift in zip(model.followers[item].tolist(), model.lift[item], strict=True):
-                    row[follower] += math.exp(-0.7 * steps_ago) * lift if follower >= 0 else 0
+                    row[follower] += math.exp(-decay * steps_ago) * lift if follower >= 0 else 0
     return scores
 
 
@@ -109,6 +111,24 @@ def test_scores_equal_the_dense_product(engine: Engine, model: LisaMini) -> None
     lifted_scores = lifted(expected, queries.recent, model)
     assert (lifted_scores != expected).any()
     torch.testing.assert_close(engine.scores(queries).cpu(), lifted_scores, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("decay", "count"), [(0.2, 18), (0.05, 24)])
+def test_more_items_lift_where_the_lift_fades_slowly(
+    random_model: Make, in_memory: Wrap, device: str, decay: float, count: int
+) -> None:
+    slow = random_model(SHAPE.model_copy(update={"lift_decay": decay, "recent_items": 24}), ITEMS)
+    engine, rng = Engine(in_memory(slow), device), np.random.default_rng(3)
+    vectors = torch.from_numpy(rng.standard_normal((4, SHAPE.width), np.float32)).to(engine.device)
+    queries = Queries(vectors, torch.from_numpy(rng.integers(-1, ITEMS, (4, 24))).to(engine.device))
+    with torch.inference_mode():
+        plain = queries.vectors.cpu() @ slow.cpu().item_vectors().T + slow.bias
+    expected = lifted(plain, queries.recent, slow, decay, count)
+    torch.testing.assert_close(engine.scores(queries).cpu(), expected, rtol=0, atol=1e-4)
+    parts = engine.explain(Queries(queries.vectors[:1], queries.recent[:1]), np.arange(ITEMS))
+    assert parts.lifts.shape == (ITEMS, count)
+    total = parts.codewords.sum(axis=1) + parts.bias + parts.lifts.sum(axis=1)
+    np.testing.assert_allclose(total, expected[0], rtol=0, atol=1e-4)
 
 
 def test_items_of_equal_codes_score_exactly_the_same(tying: Engine, model: LisaMini) -> None:

@@ -24,7 +24,8 @@ shapes = st.builds(
     target_codebooks=st.integers(1, 9),
     target_codewords=st.sampled_from([2, 30, 256]),
     followers=st.sampled_from([0, 1, 16]),
-    recent_items=st.integers(1, 9),
+    recent_items=st.integers(1, 26),
+    lift_decay=st.sampled_from([0.7, 0.05]),
 )
 
 
