@@ -169,7 +169,7 @@ class RecipeOptions(LessWorkOptions):
             training = training if self.warm_from is None else warm_training(training)
             lift, overrides["regularisation"] = self._lift(), self.regularisation
             overrides |= self.of_training()
-            of_shape = {name: lift.pop(name) for name in ("followers", "lift_decay") if name in lift}
+            of_shape: dict[str, Any] = {name: lift.pop(name) for name in ("followers", "lift_decay") if name in lift}
             shape = shape.model_copy(update=of_shape)
             return Config(model=shape, training=training.model_copy(update={**overrides, **lift}), **about_data)
         if not set(about_data["event_weights"].values()) <= {0, 1}:

@@ -197,9 +197,8 @@ def chosen_lift(
 ) -> ChosenLift:
     """Choose the lift of the highest NDCG@10; of equally good ones the weakest.
 
-    A decay other than the usual one must be surely better: one half of the events chooses the best lift, and the other
-    half compares it with the best one of the usual decay. The usual one stays unless the whole interval of the
-    difference lies above 0.
+    The usual decay stays unless another one is surely better: one half of the events chooses the best lift of each, and
+    the whole interval of their difference on the other half lies above 0. Which other one it is, all events choose.
 
     ranks  of the held-out items with a lift (Q,)
     """
@@ -207,16 +206,16 @@ def chosen_lift(
     def lifts(decay: float) -> list[Lift]:
         return [usual._replace(strength=strength, decay=decay) for strength in strengths]
 
-    def best_of_half(found: dict[Lift, Ints]) -> Lift:
-        return max(found, key=lambda lift: _ndcg_at_10(found[lift][::2]))
+    def best(found: dict[Lift, Ints], of: slice = slice(None)) -> Lift:
+        return max(found, key=lambda lift: _ndcg_at_10(found[lift][of]))
 
-    decay = usual.decay
+    decay, half = usual.decay, slice(0, None, 2)
     by_lift = {lift: ranks(lift) for lift in lifts(decay)}
     if len(decays) > 1 and len(by_lift[lifts(decay)[0]]) >= FEWEST_EVENTS:
         others = {lift: ranks(lift) for other in decays if other != decay for lift in lifts(other)}
-        best, best_usual = best_of_half(others), best_of_half(by_lift)
-        if difference_interval_95(others[best][1::2], by_lift[best_usual][1::2], "ndcg_at_10")[0] > 0:
-            decay, by_lift = best.decay, others
+        found, before = others[best(others, half)][1::2], by_lift[best(by_lift, half)][1::2]
+        if difference_interval_95(found, before, "ndcg_at_10")[0] > 0:
+            decay, by_lift = best(others).decay, others
     quality = {lift.strength: _ndcg_at_10(by_lift[lift]) for lift in lifts(decay)}
     chosen = usual._replace(strength=max(strengths, key=quality.__getitem__), decay=decay)
     return ChosenLift(chosen, by_lift[chosen], quality)

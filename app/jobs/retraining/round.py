@@ -99,7 +99,7 @@ class RetrainingPlan:
     def config(self, lift: Lift | None, *, is_warm: bool = False) -> Config:
         """Return the configuration of a training on all of its data, which do not include the held-out events."""
         shape, training = preset(self.preset)
-        about = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
+        about: dict[str, Any] = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
         if lift is not None:
             shape = shape.model_copy(update={"lift_decay": lift.decay})
             about["lift_strength"] = lift.strength

@@ -22,14 +22,16 @@ from rich.table import Table
 
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.data.interactions import training_histories
+from model.config import SeenRule, TrainConfig
+from model.data.interactions import Histories, training_histories
 from model.evaluation.baselines import GRIDS
 from model.evaluation.evaluate import prepare_trial
 from model.evaluation.holdout_comparison import unlifted
 from model.evaluation.trial import Trial, model_scorer
 from model.holdout_ranks import HeldOutEvents, held_out_events, ranks_full
-from model.lisa.item_followers import LIFT_DECAYS, LIFT_STRENGTHS, Lift
+from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_DECAYS, LIFT_STRENGTHS, Lift
 from model.metrics import difference, difference_interval_95, gains
+from model.training.counts.pair_counts import PairCounts
 from model.training.lift_choice import LiftedRanks, chosen_lift
 
 METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
@@ -39,12 +41,18 @@ console = Console(width=220)
 Ranks = NDArray[np.int64]
 
 
-def lifts_of(model: Artifact, events: HeldOutEvents) -> tuple[dict[Lift, Ranks], Lift]:
-    """Rank the held-out items with every lift; return the ranks, exact up to 10, and which one a training chooses."""
-    own = Lift(**model.metrics["lift"])
-    table = model.model.shares_of_followers(own)
-    ranked = LiftedRanks(events, model_scorer(unlifted(model)), model.config.data.seen_rule, table)
-    usual = Lift(*own[:4])
+def lifts_of(
+    model: Artifact, histories: Histories, events: HeldOutEvents, seen_rule: SeenRule
+) -> tuple[dict[Lift, Ranks], Lift]:
+    """Rank the held-out items with every lift; return the ranks, exact up to 10, and which one a training chooses.
+
+    histories  the training events
+    """
+    shape, training = model.config.model, model.config.training
+    assert isinstance(training, TrainConfig), "a model of a preset"
+    usual = Lift(shape.followers, DEFAULT_LIFT_STRENGTH, training.lift_count_decay, training.lift_faint_share)
+    table = PairCounts(histories, len(model.items)).followers(usual.followers, usual.count_decay)
+    ranked = LiftedRanks(events, model_scorer(unlifted(model)), seen_rule, table)
     found = {
         lift: ranked.ranks(lift)
         for decay in LIFT_DECAYS
@@ -53,9 +61,8 @@ def lifts_of(model: Artifact, events: HeldOutEvents) -> tuple[dict[Lift, Ranks],
     return found, chosen_lift(found.__getitem__, usual).lift
 
 
-def best_co_visitation(trial: Trial, events: HeldOutEvents) -> tuple[str, Ranks]:
+def best_co_visitation(trial: Trial, histories: Histories, events: HeldOutEvents) -> tuple[str, Ranks]:
     """Return the hyperparameters of the best NDCG@10 on these events, and the ranks."""
-    histories = training_histories(trial.interactions, trial.parts.train, trial.config.event_weights)
     found = {
         ", ".join(f"{name} {value:g}" for name, value in asdict(one).items()): ranks_full(
             events, one.fit(histories, trial.items), trial.seen_rule
@@ -100,7 +107,7 @@ def margin(ranks: Ranks, others: Ranks, metric: str) -> str:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Model directory, trained with a lift.")],
+    model: Annotated[Path, typer.Option(help="Model directory.")],
     data: Annotated[Path, typer.Option(help="Data directory it was trained on.")],
     users: Annotated[int, typer.Option(min=1, help="Validation users at most.")] = 10_000,
 ) -> None:
@@ -109,9 +116,10 @@ def main(
     trial = prepare_trial(trained, data, None, None)
     drawn = np.random.default_rng(0).permutation(trial.parts.validation)[:users]
     events = held_out_events(trial.interactions, np.sort(drawn), trained.config)
-    found, chosen = lifts_of(trained, events)
+    histories = training_histories(trial.interactions, trial.parts.train, trained.config.event_weights)
+    found, chosen = lifts_of(trained, histories, events, trial.seen_rule)
     usual = max((lift for lift in found if lift.decay == LIFT_DECAYS[0]), key=lambda one: _ndcg_at_10(found[one]))
-    named, co_visitation = best_co_visitation(trial, events)
+    named, co_visitation = best_co_visitation(trial, histories, events)
     console.print(grid_table(found))
     console.print(f"chosen: {chosen}; co-visitation: {named}", soft_wrap=True)
     console.print(buckets_table(trial.counts[events.targets], found[chosen], found[usual], co_visitation))
