@@ -19,7 +19,8 @@ def primaries(deployment: Deployment) -> list[str]:
     return [node for node, role in roles.items() if "master" in role]
 
 
-def test_up_waits_until_every_slot_has_a_node(deployment: Deployment) -> None:
+def test_up_waits_until_every_slot_has_a_node(deployment: Deployment, key: str) -> None:
+    assert key  # which is made before: without keys no replica gets ready
     deployment.files = CLUSTER
     deployment.compose("up", "--wait")
     assert len(primaries(deployment)) == 3
