@@ -133,13 +133,19 @@ def test_nothing_fails_while_replicas_come_restart_and_go(
 
 
 def test_the_password_is_changed_without_a_failed_request(deployment: Deployment, shoppers: Shoppers) -> None:
+    """A replica may start at any time of it, and has nothing but the services' file then."""
     redis = deployment.container("redis")
     old = deployment.execute(deployment.container("app"), "cat", "/secrets/redis_password")
     given = deployment.folder / "secrets" / "redis_password"
+    following = given.with_name("redis_password.next")
     with shoppers.shop() as outcomes:
-        given.write_text("another one\n")
-        for _ in range(2):  # takes both, then only the new one
-            _make_and_load_users(deployment)
+        following.write_text("another one\n")
+        _make_secrets_and_restart_a_replica(deployment)
+        _load_users(deployment)  # takes both
+        following.rename(given)
+        _make_secrets_and_restart_a_replica(deployment)  # which has the new one
+        _make_secrets_and_restart_a_replica(deployment)
+        _load_users(deployment)  # takes only the new one
     assert failed(outcomes) == {}
     assert deployment.container("redis") == redis
     for service in ("archive", "trainer"):
@@ -149,8 +155,14 @@ def test_the_password_is_changed_without_a_failed_request(deployment: Deployment
     assert "NOAUTH" in deployment.execute(redis, *log_in, old, "PING")
 
 
-def _make_and_load_users(deployment: Deployment) -> None:
+def _make_secrets_and_restart_a_replica(deployment: Deployment) -> None:
     deployment.compose("run", "--rm", "secrets")
+    replica = deployment.container("app")
+    deployment.engine.docker("restart", replica)
+    deployment.wait_for_state(replica, "Health.Status", "healthy")
+
+
+def _load_users(deployment: Deployment) -> None:
     deployment.compose("exec", "-T", "redis", "redis-load-users", "/acl/users.acl")
 
 

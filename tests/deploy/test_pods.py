@@ -214,11 +214,13 @@ def test_keys_and_the_password_of_redis_are_changed_without_a_restart(cluster: C
         said = redis.execute("sh", "-c", f"REDISCLI_AUTH={word} redis-cli --user lisarec ping 2>&1")
         return said.strip() == "PONG"
 
-    redis.update_secret("lisarec-redis", {"redis_password": b"another-one"})
-    for accepted in ((True, True), (False, True)):
+    next_one = {"redis_password": old.encode(), "redis_password.next": b"another-one"}
+    for files, accepts_old in ((next_one, True), ({"redis_password": b"another-one"}, True), ({}, False)):
+        if files:
+            redis.update_secret("lisarec-redis", files)
         redis.execute("make-secrets", "/secrets", "/acl", "/given")
         redis.execute("redis-load-users", "/acl/users.acl", "-p", str(redis.place.ports["redis"]))
-        assert (logs_in(old), logs_in("another-one")) == accepted
+        assert (logs_in(old), logs_in("another-one")) == (accepts_old, True)
 
 
 @pytest.mark.parametrize(

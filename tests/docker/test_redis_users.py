@@ -59,9 +59,12 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     assert len({admin, replica, password, given}) == 4
 
 
+@pytest.mark.parametrize("name", ["redis_password", "redis_password.next"])
 @pytest.mark.parametrize("given", ["", "\n", "\r\n", "  ", " blank before", "a directory", "unreadable"])
-def test_a_password_that_would_let_everybody_in_is_refused(folders: tuple[Path, Path, Path], given: str) -> None:
-    file = folders[2] / "redis_password"
+def test_a_password_that_would_let_everybody_in_is_refused(
+    folders: tuple[Path, Path, Path], given: str, name: str
+) -> None:
+    file = folders[2] / name
     if given == "a directory":
         file.mkdir()
     else:
@@ -95,10 +98,15 @@ def test_the_password_is_changed_while_connections_and_services_go_on_with_the_o
         wait_until(lambda: answers_ping(users, port), log.read_text)
         with redis.Redis.from_url(users.url(port), retry=Retry(NoBackoff(), 0)) as lasting:
             connection = lasting.client_id()
-            (folders[2] / "redis_password").write_text("another one\n")
+            following = folders[2] / "redis_password.next"
+            following.write_text("another one\n")
             make_and_load()
             assert may_log_in("another one")
+            assert (folders[0] / "redis_password").read_text() == users.password  # until Redis accepts both
+            following.rename(folders[2] / "redis_password")
+            make_and_load()
             assert may_log_in(users.password)
+            assert (folders[0] / "redis_password").read_text() == "another one"
             make_and_load()
             assert may_log_in("another one")
             assert not may_log_in(users.password)
