@@ -62,6 +62,7 @@ def disks(deployment: Deployment, machines: Machines, tmp_path_factory: pytest.T
             "networks": {"middle": {"aliases": ["app"]}, "back": {}},
         }
         deployment.override(services=services, volumes={name: disk.volume for name, disk in disks.items()})
+        deployment.add_key("recs:read")  # without keys no replica gets ready
         deployment.compose("up", "--wait")
         yield disks
         deployment.remove()

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 CODE = ("app", "clients", "docker/compile.py", "docker/redis", "lisarec", "model", "storage")
 PACKAGE = "/opt/lisarec/lib/python3.11/site-packages/lisarec"
+COMPILED = "/opt/lisarec/compiled"
+COMPILE = f"RUN rm -r {COMPILED} && NUMBA_CACHE_DIR={COMPILED} OMP_NUM_THREADS=1 python -P -m lisarec.compile_kernels"
 
 
 def git(*command: str) -> bytes:
@@ -34,13 +36,13 @@ def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> i
     """Make an image of the code as of the commit, with this one's dependencies; returns how many files differ."""
     sources = context / "sources"
     shutil.copytree(ROOT / "lisarec", sources / "lisarec")  # of a version that had none
-    for name in git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines():
-        (sources / name).parent.mkdir(parents=True, exist_ok=True)
-        (sources / name).write_bytes(git("show", f"{commit}:{name}"))
+    for file in git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines():
+        (sources / file).parent.mkdir(parents=True, exist_ok=True)
+        (sources / file).write_bytes(git("show", f"{commit}:{file}"))
     assemble(sources, context / "code")
     shutil.rmtree(sources)
-    lines = [f"FROM {IMAGE}", "USER root", f"RUN rm -r {PACKAGE}", f"COPY code {PACKAGE}", "LABEL release=earlier"]
-    (context / "Dockerfile").write_text("\n".join([*lines, "USER 10001:10001", ""]))
+    lines = [f"FROM {IMAGE}", "USER root", f"RUN rm -r {PACKAGE}", f"COPY code {PACKAGE}", COMPILE]
+    (context / "Dockerfile").write_text("\n".join([*lines, "LABEL release=earlier", "USER 10001:10001", ""]))
     build = ["docker", "build", "--force-rm", "--tag", name, str(context)]
     deployment.engine.run(*build, environment={"DOCKER_BUILDKIT": "0"})
     return len(git("diff", "--no-renames", "--name-only", commit, "--", *CODE).decode().splitlines())
