@@ -22,7 +22,6 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
 from collections.abc import Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,15 +34,17 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from model.artifact import item_statistics
 from model.artifact.item_statistics import NO_STATISTICS, ItemStatistics
 from model.artifact.item_table import LAYOUT, ItemTable
 from model.artifact.signatures import SIGNATURE, SignatureError, TrustedKeys
+from model.artifact.tensor_file import replace_tensors
 from model.config import ModelConfig, Recipe, ServedRecipe
 from model.content.content_map import NO_CONTENT, ContentMap
+from model.data.table import write_parquet
 from model.lisa.item_complements import NO_COMPLEMENTS, Complements
 from model.lisa.item_intervals import NO_INTERVALS, Intervals
 from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini
@@ -160,7 +161,7 @@ def write(
         (directory / name).unlink(missing_ok=True)
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
     (directory / METRICS).write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-    items.write_parquet(directory / ITEMS)
+    write_parquet(items, directory / ITEMS)
     _save(directory / PACKED, ItemTable.from_frame(items).to_tensors(), {"layout": LAYOUT})
     _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
     for name in item_statistics.FILES:
@@ -174,11 +175,7 @@ def write(
 
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Replace the file instead of writing over it, as processes may have it mapped."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    save_file(tensors, unfinished, metadata)
-    shutil.copymode(path.with_name(CONFIG), unfinished)  # safetensors lets only the owner read
-    os.replace(unfinished, path)
+    replace_tensors(path, tensors, metadata, mode_of=path.with_name(CONFIG))
 
 
 def load(directory: Path, keys_file: Path | None = None) -> Artifact:

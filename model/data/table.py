@@ -188,3 +188,11 @@ def _check_header(path: Path, header: Sequence[str], required: Sequence[str], op
         if name in required and name not in header:
             expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
             raise DataError(f"{path}, line 1: column {name!r} is missing; the header must name {expected}")
+
+
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """Write the table; raises OSError when the file cannot be written, as on a full disk."""
+    try:
+        frame.write_parquet(path)
+    except pl.exceptions.PolarsError as exc:
+        raise OSError(f"'{path}' cannot be written: {exc}") from exc

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -15,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from model import holdout_ranks, metrics
+from model.artifact.tensor_file import replace_tensors
 from model.config import Recipe
 from model.data.interactions import Histories, Interactions
 from model.data.splits import Split
@@ -219,8 +219,8 @@ class TrainingLoop(ABC, Generic[Batch]):
         }
         (self.directory / CHECKPOINT).mkdir(parents=True, exist_ok=True)
         if self._best() == len(self.reports) - 1:
-            _replace_file(self.directory / BEST_CHECKPOINT, weights, {})
-        _replace_file(self.directory / LAST_CHECKPOINT, weights | moments, about)
+            replace_tensors(self.directory / BEST_CHECKPOINT, weights)
+        replace_tensors(self.directory / LAST_CHECKPOINT, weights | moments, about)
 
     def _load_checkpoint(self) -> None:
         path = self.directory / LAST_CHECKPOINT
@@ -269,9 +269,3 @@ def _reporting(scorer: Scorer, histories: int, on_progress: Callable[[float], No
         return scorer(block)
 
     return scored
-
-
-def _replace_file(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    save_file(tensors, unfinished, metadata)
-    os.replace(unfinished, path)

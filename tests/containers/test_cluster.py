@@ -23,9 +23,9 @@ def primaries(deployment: Deployment, without: str = "") -> list[str]:
     return [node for node, role in roles.items() if "master" in role]
 
 
+@pytest.mark.usefixtures("key")  # without keys no replica gets ready
 def test_up_waits_until_every_slot_has_a_node(deployment: Deployment) -> None:
     deployment.files = CLUSTER
-    deployment.add_key("recs:read")  # without keys no replica gets ready
     deployment.compose("up", "--wait")
     assert len(primaries(deployment)) == 3
     assert deployment.compose("ps", "--all", "--quiet", "redis") == ""

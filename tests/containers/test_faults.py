@@ -20,7 +20,7 @@ from tests.containers.shoppers import Shoppers, failed, failed_otherwise
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 SERVICE, REDIS = 10001, 999  # users of the images
-VOLUMES = {"redis": (64, REDIS), "archive": (16, SERVICE), "models": (32, SERVICE)}  # MB, owner
+VOLUMES = {"redis": (64, REDIS), "archive": (16, SERVICE), "models": (128, SERVICE)}  # MB, owner
 CLOCKS_S = {"app-elsewhere": 3600.0, "redis": -3600.0, "archive": 86_400.0, "trainer": -3600.0}
 NO_SPACE = "No space left on device"
 # the first where nothing more fits, the second where the beginning does
@@ -43,7 +43,12 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
 
 
 @pytest.fixture(scope="module")
-def disks(deployment: Deployment, machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
+def disks(
+    request: pytest.FixtureRequest,
+    deployment: Deployment,
+    machines: Machines,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Disks]:
     """What the volumes of the running deployment lie on; one replica more is on a machine of its own."""
     folder: Path = tmp_path_factory.mktemp("disks")
     with ExitStack() as mounted:
@@ -64,7 +69,7 @@ def disks(deployment: Deployment, machines: Machines, tmp_path_factory: pytest.T
             "networks": {"middle": {"aliases": ["app"]}, "back": {}},
         }
         deployment.override(services=services, volumes={name: disk.volume for name, disk in disks.items()})
-        deployment.add_key("recs:read")  # without keys no replica gets ready
+        request.getfixturevalue("key")  # without keys no replica gets ready
         deployment.compose("up", "--wait")
         yield disks
         deployment.remove()

@@ -45,7 +45,7 @@ from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
 from model.config import EVENT_WEIGHTS, FULL_EVERY, Config, DataCard, preset, warm_training
-from model.data.table import SUFFIXES
+from model.data.table import SUFFIXES, write_parquet
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
 from model.lisa.item_followers import Lift
 from model.training.lift_choice import chosen_lift
@@ -216,7 +216,7 @@ class RetrainingRound:
         of_store = asyncio.run(items_of_store(self._settings, events["item_id"].unique().to_list()))
         for name, table in (("past", past), ("all", events)):
             self._write_data(self._work / name / "data", table, of_store)
-        events.write_parquet(self._work / "events.parquet")
+        write_parquet(events, self._work / "events.parquet")
         name = self._new_name()
         self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
         print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} questions")
@@ -227,7 +227,7 @@ class RetrainingRound:
         directory.mkdir(parents=True)
         columns = ("user_id", "item_id", "type", "value", "order_id")
         table = events.select(*columns, timestamp=pl.col("timestamp_us") / 1e6)
-        table.write_parquet(directory / "interactions.parquet")
+        write_parquet(table, directory / "interactions.parquet")
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 shutil.copy(self._archive.path(f"items{suffix}"), directory / f"items{suffix}")

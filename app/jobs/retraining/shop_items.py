@@ -12,7 +12,7 @@ from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from model.data.item_vectors import vectors_in
 from model.data.readers import read_item_table
-from model.data.table import VECTOR, find_table
+from model.data.table import VECTOR, find_table, write_parquet
 from storage.items.vectors import decode
 from storage.records import ItemChanges
 
@@ -66,7 +66,7 @@ def put_over_file(directory: Path, of_store: ItemsById) -> None:
     if path is not None:
         path.unlink()
     rows = [{"item_id": item_id, **own} for item_id, own in known.items()]
-    pl.DataFrame(rows, schema=SCHEMA).write_parquet(directory / "items.parquet")
+    write_parquet(pl.DataFrame(rows, schema=SCHEMA), directory / "items.parquet")
 
 
 def _of_file(path: Path, *, has_vectors: bool) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,30 @@
+"""The one way to write a file of tensors: it is there as a whole, or as it was before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def replace_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, mode_of: Path | None = None
+) -> None:
+    """Replace the file instead of writing over it, as processes may have it mapped.
+
+    mode_of  a file whose permissions it gets; safetensors lets only the owner read
+    raises   OSError  when it cannot be written, as on a full disk; nothing is left of it then
+    """
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        save_file(tensors, unfinished, metadata)
+    except SafetensorError as exc:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(f"'{path}' cannot be written: {exc}") from exc
+    if mode_of is not None:
+        shutil.copymode(mode_of, unfinished)
+    os.replace(unfinished, path)

@@ -1,0 +1,41 @@
+"""Files of tensors and of tables for which there is no room."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.artifact.tensor_file import replace_tensors
+from model.data.table import write_parquet
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Let files end after 100 kB, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_tensors_without_room_are_an_os_error_and_the_file_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    replace_tensors(path, {"weight": torch.ones(3)})
+    with no_room(), pytest.raises(OSError, match=r"weights\.safetensors' cannot be written: .*File too large"):
+        replace_tensors(path, {"weight": torch.zeros(100_000)})
+    assert list(tmp_path.iterdir()) == [path]
+    assert load_file(path)["weight"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_table_without_room_is_an_os_error(tmp_path: Path) -> None:
+    with no_room(), pytest.raises(OSError, match=r"items\.parquet' cannot be written: .*File too large"):
+        write_parquet(pl.DataFrame({"number": pl.Series(range(100_000)).shuffle(0)}), tmp_path / "items.parquet")
