@@ -20,7 +20,7 @@ from tests.containers.shoppers import Shoppers, failed, failed_otherwise
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 SERVICE, REDIS = 10001, 999  # users of the images
-VOLUMES = {"redis": (64, REDIS), "archive": (16, SERVICE), "models": (128, SERVICE)}  # MB, owner
+VOLUMES = {"redis": (512, REDIS), "archive": (16, SERVICE), "models": (128, SERVICE)}  # MB, owner
 CLOCKS_S = {"app-elsewhere": 3600.0, "redis": -3600.0, "archive": 86_400.0, "trainer": -3600.0}
 NO_SPACE = "No space left on device"
 # the first where nothing more fits, the second where the beginning does
