@@ -17,6 +17,7 @@ from tests.containers.shoppers import Shoppers, failed
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 CODE = ("app", "clients", "docker/compile.py", "docker/redis", "lisarec", "model", "storage")
+LAYOUTS = ("storage/redis/layout/keys.py", "storage/archive/manifest.py")
 PACKAGE = "/opt/lisarec/lib/python3.11/site-packages/lisarec"
 COMPILED = "/opt/lisarec/compiled"
 COMPILE = f"RUN rm -r {COMPILED} && NUMBA_CACHE_DIR={COMPILED} OMP_NUM_THREADS=1 python -P -m lisarec.compile_kernels"
@@ -28,15 +29,20 @@ def git(*command: str) -> bytes:
 
 
 def earlier_version() -> str:
-    """Return the first commit with the dependencies of this one."""
-    return git("log", "-1", "--format=%H", "--", "docker/requirements").decode().strip()
+    """Return the first commit with the dependencies and the layouts of this one; others need a backup and a restore."""
+    dependencies = git("log", "-1", "--format=%H", "--", "docker/requirements")
+    layouts = git("log", "-1", "--format=%H", "-G", "^(LAYOUT_)?VERSION = ", "--", *LAYOUTS)
+    commits = [commit.decode().strip() for commit in (dependencies, layouts)]
+    return git("rev-list", "--no-walk", "--max-count=1", *commits).decode().strip()  # the newer one
 
 
 def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> int:
     """Make an image of the code as of the commit, with this one's dependencies; returns how many files differ."""
     sources = context / "sources"
-    shutil.copytree(ROOT / "lisarec", sources / "lisarec")  # of a version that had none
-    for file in git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines():
+    files = git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines()
+    if not any(file.startswith("lisarec/") for file in files):
+        shutil.copytree(ROOT / "lisarec", sources / "lisarec")  # it had no package of its own
+    for file in files:
         (sources / file).parent.mkdir(parents=True, exist_ok=True)
         (sources / file).write_bytes(git("show", f"{commit}:{file}"))
     assemble(sources, context / "code")
