@@ -40,8 +40,9 @@ def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> i
     """Make an image of the code as of the commit, with this one's dependencies; returns how many files differ."""
     sources = context / "sources"
     files = git("ls-tree", "-r", "--name-only", commit, "--", *CODE).decode().splitlines()
-    if not any(file.startswith("lisarec/") for file in files):
-        shutil.copytree(ROOT / "lisarec", sources / "lisarec")  # it had no package of its own
+    (sources / "lisarec").mkdir(parents=True)
+    (sources / "lisarec" / "__init__.py").touch()  # a version may have no such package
+    shutil.copy(ROOT / "lisarec" / "__main__.py", sources / "lisarec")
     for file in files:
         (sources / file).parent.mkdir(parents=True, exist_ok=True)
         (sources / file).write_bytes(git("show", f"{commit}:{file}"))
