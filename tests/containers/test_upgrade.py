@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tarfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.compose import ROOT
+from benchmarks.harness.compose import COMPOSE_FILE, ROOT
 from hatch_build import assemble
 from tests.containers.conftest import Measured
 from tests.containers.deployment import IMAGE, Deployment
@@ -55,11 +57,18 @@ def image_of(deployment: Deployment, commit: str, name: str, context: Path) -> i
     return len(git("diff", "--no-renames", "--name-only", commit, "--", *CODE).decode().splitlines())
 
 
+def check_out(deployment: Deployment, commit: str) -> None:
+    """Give the deployment the compose file of the commit, and what it mounts."""
+    with tarfile.open(fileobj=BytesIO(git("archive", commit, "docker", COMPOSE_FILE.name))) as files:
+        files.extractall(deployment.folder, filter="data")
+
+
 def test_an_upgrade_fails_no_request_and_loses_no_event(
     deployment: Deployment, shoppers: Shoppers, measured: Measured, tmp_path: Path
 ) -> None:
     earlier = earlier_version()
     changed = image_of(deployment, earlier, "lisarec:earlier", tmp_path)
+    check_out(deployment, earlier)
     deployment.set(LISAREC_VERSION="earlier")
     deployment.compose("up", "--wait")
     with shoppers.shop() as outcomes:  # until there is a model, which the new version takes over
@@ -67,6 +76,7 @@ def test_an_upgrade_fails_no_request_and_loses_no_event(
     assert failed(outcomes) == {}
     redis = deployment.container("redis")
     begun = deployment.state(redis, "StartedAt")
+    deployment.check_out()
     deployment.set(LISAREC_VERSION="local")
     with shoppers.shop() as outcomes:
         deployment.renew()
