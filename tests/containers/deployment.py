@@ -105,7 +105,7 @@ class Deployment:
     def renew(self) -> None:
         """Replace every container of lisarec's image, as docs/how-to/deploy/upgrade.md does after a build."""
         old = self.containers("app")
-        self.compose("up", "--detach", "--no-recreate", "--no-deps", "--scale", f"app={2 * len(old)}", "app")
+        self.compose("up", "--detach", "--no-recreate", "--scale", f"app={2 * len(old)}", "app")
         self.wait_until_healthy("app", 2 * len(old))
         self.engine.docker("stop", *old)
         self.engine.docker("rm", *old)
