@@ -12,7 +12,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 MAX_MISSING_EVENTS = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelInput:
     """The model's input for one user's query.
 

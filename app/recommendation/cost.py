@@ -53,9 +53,14 @@ SCENARIOS = 10  # that are listed or changed, or the versions of one
 METRICS = 3
 
 
+def is_plain(request: RecommendationRequest) -> bool:
+    """Return whether the request says nothing but its user and the length of its list."""
+    return request.model_fields_set <= PLAIN_FIELDS
+
+
 def cost_of(request: RecommendationRequest) -> float:
     """Return what the request costs."""
-    if request.model_fields_set <= PLAIN_FIELDS and request.k <= PLAIN_K:
+    if is_plain(request) and request.k <= PLAIN_K:
         return PLAIN  # almost always
     if request.model_fields_set <= LOG_FIELDS:
         return PLAIN + K * request.k + cost_of_log(request)

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,8 @@ from storage.sqlite.schema import create_schema
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
 READERS = 2
+SLOW_READ_S = 0.001
+REFUSED_AFTER_SLOW = 32  # reads: a disk that is slow now holds the event loop up once for so many of them
 
 T = TypeVar("T")
 
@@ -36,12 +39,13 @@ class Database:
         with closing(self.connect()) as connection:
             _switch_to_wal(connection)
             create_schema(connection, path)
-        readers, long_reader = [self.connect() for _ in range(READERS)], [self.connect()]
-        for connection in (*readers, *long_reader):
+        readers, long_reader, inline = [self.connect() for _ in range(READERS)], [self.connect()], self.connect()
+        for connection in (*readers, *long_reader, inline):
             connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the write-ahead log
         self._files = OpenFiles(path)
         self._readers = _Readers(readers, self._files, "sqlite-reader")
         self._long_reader = _Readers(long_reader, self._files, "sqlite-long-reader")
+        self._inline = InlineReader(inline, self._files)
         self._writer = WriterThread(self.connect(), max_waiting_events, self._files)
         self._checkpoints = CheckpointThread(self.connect(), self._files)
         self._closed = False
@@ -69,6 +73,10 @@ class Database:
     def read(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
         """Run a query of some milliseconds in a reader's thread."""
         return self._readers.run(self._require_usable(query))
+
+    def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Run a query of some microseconds here and now; return None where `read` has to run it."""
+        return self._inline.run(self._require_usable(query))
 
     def read_page(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
         """Run a query that reads a page of something long.
@@ -116,6 +124,7 @@ class Database:
     def _close(self) -> None:
         self._readers.close()
         self._long_reader.close()
+        self._inline.close()
         self._checkpoints.close()
         self._writer.close()
         if self._files.failure is None:
@@ -154,6 +163,44 @@ class _Readers:
         with suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
+
+
+class InlineReader:
+    """Runs short queries where they are asked, on an event loop, with a connection of its own that waits for no lock.
+
+    It refuses what has to wait, and a number of queries after one that was slow: these are for the readers' threads.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, files: OpenFiles) -> None:
+        connection.execute("PRAGMA busy_timeout = 0")
+        self._connection = connection
+        self._files = files
+        self._in_use = threading.Lock()  # event loops of several threads may share the store
+        self._refusals = 0  # that are left
+
+    def run(self, query: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Return the result of the query; None where a thread has to run it."""
+        if self._refusals > 0:
+            self._refusals -= 1
+            return None
+        if not self._in_use.acquire(blocking=False):
+            return None
+        begin_s = time.perf_counter()
+        try:
+            if self._files.has_failed:
+                self._files.forget_other_contents(self._connection)
+            return query(self._connection)
+        except sqlite3.Error:
+            return None  # the thread waits for locks, and says what is wrong
+        finally:
+            if time.perf_counter() - begin_s > SLOW_READ_S:
+                self._refusals = REFUSED_AFTER_SLOW
+            self._in_use.release()
+
+    def close(self) -> None:
+        """Close the connection, once nobody reads."""
+        with self._in_use:
+            self._connection.close()
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from storage.records import DAY_S, FoldedState
 from storage.sqlite import log
@@ -104,6 +105,18 @@ def current_states(
     return states
 
 
+def complete_states(
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Sequence[str]
+) -> list[bytes | None] | None:
+    """Return the users' states as of now, None for users without a log; None if any state lacks entries of its log."""
+    states: dict[str, bytes | None] = {}
+    for user_id, _, newest_seq, through_seq, value in _stored_rows(db, generation, tenant, user_ids):
+        if newest_seq is not None and (through_seq != newest_seq or not generation.fits(value)):
+            return None
+        states[user_id] = None if newest_seq is None else value
+    return [states[user_id] for user_id in user_ids]
+
+
 def _caught_up(
     db: sqlite3.Connection, generation: Generation, tenant: str, stored: StoredState, max_missing: int | None
 ) -> bytes | None:
@@ -130,16 +143,18 @@ def stored_states(
 ) -> dict[str, StoredState]:
     """Return what is stored of each user; the empty state where that is nothing or unreadable."""
     states: dict[str, StoredState] = {}
-    rows = [(user_id,) for user_id in dict.fromkeys(user_ids)]
-    for user_id, target, newest_seq, through_seq, value in execute_in_batches(
-        db, SELECT_STATES, rows, before=[tenant], after=[tenant, tenant, generation.tag]
-    ):
+    for user_id, target, newest_seq, through_seq, value in _stored_rows(db, generation, tenant, user_ids):
         if value is not None and not generation.fits(value):
             logger.warning("folding a state again from the log: it is of another layout")
         if value is None or not generation.fits(value):
             through_seq, value = 0, generation.encoded_empty
         states[user_id] = StoredState(target, newest_seq or 0, through_seq, value)
     return states
+
+
+def _stored_rows(db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str]) -> list[Any]:
+    rows = [(user_id,) for user_id in dict.fromkeys(user_ids)]
+    return execute_in_batches(db, SELECT_STATES, rows, before=[tenant], after=[tenant, tenant, generation.tag])
 
 
 async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events: EventFilter, limit: int) -> SeenItems:

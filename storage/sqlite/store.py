@@ -55,6 +55,7 @@ from storage.sqlite.log import (
     resolve_alias,
     users_without_log,
 )
+from storage.sqlite.states import complete_states, current_states
 from storage.state.compiled_fold import compile_fold
 from storage.state.corrections import EVERY_EVENT, EventFilter, SeenItems
 from storage.state.event import Event, Undo
@@ -93,8 +94,7 @@ class SQLiteStore(UserStore):
         self.properties, self.scenarios = SQLiteProperties(database), SQLiteScenarios(database)
         self.orders, self.vectors, self.audit = SQLiteOrders(database), SQLiteVectors(database), SQLiteAudit(database)
         self._served = tuple(generations)
-        self._tenant = tenant
-        self._state_ttl_days = state_ttl_days
+        self._tenant, self._state_ttl_days = tenant, state_ttl_days
 
     @classmethod
     async def open(
@@ -162,17 +162,18 @@ class SQLiteStore(UserStore):
     async def states(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
-        current_states = partial(sqlite_states.current_states, generation=generation, tenant=tenant)
-        states = await self._database.read(partial(current_states, user_ids=user_ids, max_missing=max_missing))
+        complete = partial(complete_states, generation=generation, tenant=tenant, user_ids=user_ids)
+        if (values := self._database.read_now(complete)) is not None:
+            return values  # almost always
+        states = await self._database.read(lambda db: current_states(db, generation, tenant, user_ids, max_missing))
         caught_up = []
         for state in states.values():
             if state.value is None:
                 self._catch_up.start(tenant, state.stored.user_id, generation)
             elif state.stored.through_seq < state.stored.newest_seq:
                 caught_up.append(FoldedState(tenant, state.stored.user_id, state.stored.newest_seq, state.value))
-        if caught_up:
-            with suppress(StorageError):  # a state that cannot be saved, as on a full disk, can still be served
-                await self.save_states(generation, caught_up)
+        with suppress(StorageError):  # a state that cannot be saved, as on a full disk, can still be served
+            await self.save_states(generation, caught_up)
         return [states[user_id].value if states[user_id].stored.newest_seq else None for user_id in user_ids]
 
     @override

@@ -185,7 +185,7 @@ class BatchRanker:
             else:
                 individual.append(position)
         begin_s = time.perf_counter()
-        excluded = {depth: np.stack([queries[n].excluded for n in positions]) for depth, positions in by_depth.items()}
+        excluded = {depth: np.array([queries[n].excluded for n in positions]) for depth, positions in by_depth.items()}
         step_begin_s = time.perf_counter()
         vectors = vectorise(queries)
         step_s = time.perf_counter() - step_begin_s
@@ -267,9 +267,9 @@ class BatchRanker:
             personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
             rows, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
             return Listed(rows, self._items(query, rows, weights), None)
-        shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
-        rows = ranked.rows[shown]
-        return Listed(rows, self._items(query, rows, ranked.scores[shown]), None)
+        shown = slice(query.request.k)
+        rows, scores = without_padding((ranked.rows[shown], ranked.scores[shown]))
+        return Listed(rows, self._items(query, rows, scores), None)
 
     def _items(self, query: CatalogueQuery, rows: Rows, scores: Scores) -> Sequence[ScoredItem]:
         """Return the items of a list, encoded unless something is added to each."""

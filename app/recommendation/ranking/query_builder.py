@@ -8,6 +8,7 @@ import numpy as np
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import ModelInput, model_inputs
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
+from app.recommendation.cost import is_plain
 from app.recommendation.filters import Selection
 from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.generation_context import GenerationContext
@@ -25,7 +26,7 @@ from model.lisa.item_intervals import NO_PURCHASES, DueItems, due_items
 from storage.state.layout import ITEM_RING, State, recent_items, recent_items_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes five times as long to make: every request has one
 class History:
     """A request's history: the model's input, the rows of recent items, what was read of the log, and the rotation."""
 
@@ -39,7 +40,7 @@ UNKNOWN = None, NO_ROWS, None  # the model's input, the recent items and the sta
 NO_HISTORY = History(None, NO_ROWS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class CatalogueQuery:
     """One request in rows of the catalogue.
 
@@ -92,14 +93,15 @@ class QueryBuilder:
         inputs = model_inputs(states, self._catalogue)
         recents = self._catalogue.known_rows_of_states(newest)
         known = dict(zip(users.states, zip(inputs, recents, states, strict=True), strict=True))
-        return [
-            self._query(
-                request,
-                selection,
-                self._with_basket(request, self._history(request, known, seen or NOTHING_SEEN)),
-            )
-            for request, selection, seen in zip(requests, selections, users.seen, strict=True)
-        ]
+        queries = []
+        for request, selection, seen in zip(requests, selections, users.seen, strict=True):
+            if is_plain(request):
+                model_input, recent, _ = known.get(str(request.user_id), UNKNOWN)
+                queries.append(self._plain_query(request, selection, History(model_input, recent)))
+            else:
+                history = self._with_basket(request, self._history(request, known, seen or NOTHING_SEEN))
+                queries.append(self._query(request, selection, history))
+        return queries
 
     def rest(self, query: CatalogueQuery, shown: Sequence[str]) -> CatalogueQuery:
         """Return the query for what the fallback adds to a list: the next page of it, under another filter.
@@ -157,6 +159,14 @@ class QueryBuilder:
         newest_first = rows[::-1][: self._engine.window]
         window[: len(newest_first)] = newest_first
         return History(ModelInput(len(rows), histogram, rows[-1], window), recent, log)
+
+    def _plain_query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
+        """Return what `_query` does of a plain request, of which nothing else need be looked at."""
+        excluded, depth = self._catalogue.unavailable.copy(), request.k
+        bitmap.add(excluded, history.recent)
+        if is_blended := self._is_blended(request, history.model_input):
+            depth += rank_fusion.EXTRA_DEPTH
+        return CatalogueQuery(request, selection, history, None, None, None, excluded, None, is_blended, depth)
 
     def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
         excluded, similar_to = self._catalogue.unavailable.copy(), self._similar_to(request, history.model_input)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import threading
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from app.recommendation import executor
 from app.recommendation.cost import SHORT_LOG
+from app.recommendation.ranking import query_builder, trending
 from app.recommendation.ranking.query_builder import QueryBuilder
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
@@ -22,6 +26,18 @@ from model.inference.pipeline import StageSeconds
 from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
 from tests.app.support import ALL_ITEMS, item_ids, recommend, same_items
+
+OF_ONE_ANSWER = re.compile(rb'"recommendation_id":"[^"]+"')
+
+
+def bodies(client: Client, users: list[str]) -> list[bytes]:
+    """The answers to each user's requests, alone and with those of all others, without what no two answers share."""
+    requests = [{"user_id": user} | ({} if k is None else {"k": k}) for user in users for k in (None, 1, 7, 2 * ITEMS)]
+    answers = [client.post("/v1/recommendations", json=request) for request in requests]
+    answers += [client.get(f"/v1/users/{user}/recommendations") for user in users]
+    answers.append(client.post("/v1/recommendations", json={"requests": requests}))
+    assert {answer.status_code for answer in answers} == {200}
+    return [OF_ONE_ANSWER.sub(b"", answer.content) for answer in answers]
 
 
 class TestLearning:
@@ -342,3 +358,30 @@ class TestWhereAnswersAreComputed:
         for wish in ({}, {"exclude_seen": "all"}, {"mode": "repeat"}):
             recommend(client, user_id="ada", **wish)
         assert turns == ["MainThread"] * 3
+
+
+class TestPlainRequests:
+    """Requests that name a user, and perhaps a length, take a shorter way: their answers are those of the other way."""
+
+    @pytest.mark.parametrize("needed_events", [1e9, 1.0], ids=["without-trends", "with-trends"])
+    def test_they_get_the_same_bytes(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, needed_events: float
+    ) -> None:
+        monkeypatch.setattr(trending, "MIN_RECENT_EVENTS", needed_events)
+        read_trends = client.service.signals.trend_counter.sync
+        monkeypatch.setattr(client.service.signals.trend_counter, "sync", AsyncMock())  # trends fade from read to read
+        chance = random.Random(0)
+        users = [f"user-{number}" for number in range(8)]
+        for number, user in enumerate(users):
+            events = number if number < 6 else 30
+            if events:
+                client.click(user, *(item_id(chance.randrange(ITEMS)) for _ in range(events)))
+        client.click("cold", "item-that-nobody-knows")
+        assert client.post("/v1/items", json={"item_id": item_id(2), "available": False}).is_success
+        client.runner.run(read_trends())
+        users += ["cold", "nobody"]
+        found = bodies(client, users)
+        monkeypatch.setattr(query_builder, "is_plain", lambda _: False)
+        assert bodies(client, users) == found
+        sources = set(re.findall(rb'"source":"(\w+)"', b"".join(found)))
+        assert sources == {b"popular", b"personalised"} | ({b"blended"} if needed_events == 1 else set())

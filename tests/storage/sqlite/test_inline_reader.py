@@ -1,0 +1,104 @@
+"""Reads on the event loop: they answer what the readers' threads answer, or leave it to them."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from math import inf
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from storage.sqlite import database as sqlite_database
+from storage.sqlite.connections.open_files import OpenFiles
+from storage.sqlite.database import FILE_NAME, REFUSED_AFTER_SLOW, SLOW_READ_S, Database, InlineReader, connect
+from storage.sqlite.store import SQLiteStore
+from tests.storage.oracles.random_events import click, make_generation, make_newer
+
+GENERATION = make_generation()
+USERS = [f"u{number}" for number in range(80)]
+
+
+def one(db: sqlite3.Connection) -> int:
+    (number,) = db.execute("SELECT 1").fetchone()
+    return int(number)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / FILE_NAME, 10)
+    yield database
+    asyncio.run(database.close())
+
+
+@pytest.fixture
+def reader(database: Database, tmp_path: Path) -> Iterator[InlineReader]:
+    files = OpenFiles(tmp_path / FILE_NAME)
+    reader = InlineReader(connect(tmp_path / FILE_NAME), files)
+    yield reader
+    reader.close()
+    files.close()
+
+
+def test_states_read_on_the_loop_equal_those_of_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users with and without a log, merged ones, and ones of whom the generation lacks entries."""
+
+    monkeypatch.setattr(sqlite_database, "SLOW_READ_S", inf)  # on a busy machine any read may take long
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        for number, user in enumerate(USERS[:60]):
+            await store.append("main", [click(f"{user}-{place}", user) for place in range(1 + number % 3)])
+        await store.merge("main", USERS[0], USERS[1])
+        newer = make_newer()
+        for generation in (GENERATION, newer):
+            with patch.object(Database, "read_now", return_value=None):
+                by_threads = await store.states("main", [*USERS, USERS[3]], generation)
+            with patch.object(Database, "read") as thread:  # states are complete now
+                assert await store.states("main", [*USERS, USERS[3]], generation) == by_threads
+            thread.assert_not_called()
+        store.serve_generations([newer])
+        await store.append("main", [click("behind", USERS[5])])
+        (value,) = await store.states("main", [USERS[5]], GENERATION)
+        with patch.object(Database, "read_now", return_value=None):
+            assert await store.states("main", [USERS[5]], GENERATION) == [value]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_after_a_slow_read_threads_read_for_a_while(reader: InlineReader) -> None:
+    def slow(db: sqlite3.Connection) -> int:
+        time.sleep(2 * SLOW_READ_S)
+        return one(db)
+
+    assert reader.run(slow) == 1
+    assert [reader.run(one) for _ in range(REFUSED_AFTER_SLOW)] == [None] * REFUSED_AFTER_SLOW
+    assert reader.run(one) == 1
+
+
+def test_what_fails_is_left_to_a_thread(reader: InlineReader, tmp_path: Path) -> None:
+    assert reader.run(lambda db: db.execute("SELECT 1 FROM nowhere").fetchone()) is None
+    with closing(connect(tmp_path / FILE_NAME)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert reader.run(lambda db: db.execute("BEGIN IMMEDIATE").fetchone()) is None  # at once, not after 10 s
+        other.execute("ROLLBACK")
+
+
+def test_the_connection_is_one_threads_at_a_time(reader: InlineReader) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def long(db: sqlite3.Connection) -> int:
+        has_begun.set()
+        may_end.wait()
+        return one(db)
+
+    thread = threading.Thread(target=reader.run, args=(long,))
+    thread.start()
+    has_begun.wait()
+    assert reader.run(one) is None
+    may_end.set()
+    thread.join()
