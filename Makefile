@@ -1,10 +1,10 @@
-# `make install`, `make demo` and `make test` need python3 (3.11 or newer) with venv and pip, and nothing else.
+# `make install`, `make demo` and `make test` only need python3 (3.11 or newer) with venv and pip.
 #
 #   PYTHON=python3.12   another interpreter
-#   TORCH_INDEX=URL     a package index to take torch from, where the default one would bring gigabytes for GPUs:
+#   TORCH_INDEX=URL     the package index for torch; this one has CPU builds, without gigabytes of GPU libraries:
 #                       https://download.pytorch.org/whl/cpu
-#   PORT=8001           where the demo listens instead of 8000
-#   LISAREC_DATA=DIR    where `make bench` finds the data sets; `lisarec data ml-1m` puts one into data/
+#   PORT=8001           the port of the demo; default: 8000
+#   LISAREC_DATA=DIR    the folder of the data sets for `make bench`; `lisarec data ml-1m` downloads one to data/
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -27,17 +27,17 @@ demo: $(VENV)/.service-installed
 
 install: $(VENV)/.service-installed
 
-# types are checked beside the compilation of the kernels and the suite, which waits a quarter of its time
+# mypy runs in parallel with the compilation of the kernels and the suite, which waits a quarter of its time
 test: style
 	$(MAKE) -j 2 types suite
 
-# four files at a time on two cores, two of which are in the lanes of tests/conftest.py and wait most of the time
+# four files at a time on two cores: two of them are in the lanes of tests/conftest.py, and mostly wait
 suite: $(KERNELS)/.complete
 	$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/containers
 
-# docker-compose.yml in a real engine: needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables, and
-# says that it is skipped where no engine starts; var/containers keeps the images, which container-images makes with what
-# other work leaves of the processors
+# docker-compose.yml in a real engine. Needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables. The
+# tests are skipped if no engine starts. container-images builds the images into var/containers, at low
+# priority
 container-images: $(VENV)/.tests-installed
 	$(RUN) pytest -x tests/containers/test_image.py --idle
 
@@ -47,7 +47,7 @@ test-containers: $(VENV)/.tests-installed
 bench-containers: $(VENV)/.tests-installed
 	$(RUN) pytest -x tests/containers --long
 
-# what the image's build compiles, compiled once for all processes of the suite; they add to a copy of it, so that
+# the kernels that the image's build compiles, compiled once for all processes of the suite; the suite uses a copy, so that
 # tests/docker/test_containers.py sees that a second run adds nothing
 $(KERNELS)/.complete: docker/compile.py $(shell find app model storage -name '*.py') $(VENV)/.tests-installed
 	NUMBA_CACHE_DIR=$(CURDIR)/var/compiled OMP_NUM_THREADS=1 $(VENV)/bin/python -P docker/compile.py
@@ -55,7 +55,7 @@ $(KERNELS)/.complete: docker/compile.py $(shell find app model storage -name '*.
 	cp -r var/compiled $(KERNELS)
 	@touch $@
 
-# what starts no server, process or browser, for while one works
+# the tests that start no server, process or browser, for use during development
 test-quick: $(VENV)/.tests-installed
 	$(RUN) pytest -n 2 --dist loadfile -m "not slow"
 
@@ -71,12 +71,12 @@ style: $(VENV)/.tests-installed
 types: $(VENV)/.tests-installed
 	$(RUN) mypy
 
-# the site, in var/site; the pages that are made from the code are written anew before
+# the documentation site, in var/site; regenerates the pages that come from the code
 docs: $(VENV)/.tests-installed
 	$(RUN) website
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
-# the wheel and the source distribution, made by locked tools
+# the wheel and the source distribution, built with locked tools
 dist: $(TOOLS)/.installed
 	rm -f $(DIST)/*.whl $(DIST)/*.tar.gz
 	$(TOOLS)/bin/python -m hatchling build -d $(DIST)
@@ -88,7 +88,7 @@ dist-clients: $(TOOLS)/.installed
 	cd clients/lisarec_client && $(CURDIR)/$(TOOLS)/bin/python -m hatchling build -d $(CURDIR)/$(CLIENTS_DIST)
 	cd clients/npm && npm ci --ignore-scripts && npm pack --pack-destination $(CURDIR)/$(CLIENTS_DIST)
 
-# a CycloneDX bill of materials: every package of the image's Python, with version and hashes
+# a CycloneDX bill of materials: every Python package of the image, with version and hashes
 sbom: $(TOOLS)/.installed
 	mkdir -p $(DIST)
 	cat docker/requirements/requirements.txt docker/requirements/torch.txt | \
@@ -100,7 +100,7 @@ $(TOOLS)/.installed: docker/requirements/build.txt constraints.txt
 	$(TOOLS)/bin/python -m pip install -c constraints.txt cyclonedx-bom
 	@touch $@
 
-# online-retail has no publisher that `lisarec data` could fetch it from as it is; it is measured where it lies
+# `lisarec data` can't download online-retail; it is measured if LISAREC_DATA has it
 bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail),bench-shop)
 	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m
 	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m --protocol loo_sampled100
@@ -120,7 +120,7 @@ bench-redis: models/ml-1m/manifest.json
 	$(RUN) benchmarks.service.throughput --model models/ml-1m --workers 2
 	$(RUN) benchmarks.service.throughput --model models/ml-1m --store sqlite
 
-# needs haproxy, redis-server and cc; about an hour. Where a service without its guard or its syncs passes, the bench is broken
+# needs haproxy, redis-server and cc; takes about an hour. It also checks that it fails for a service without its safeguards
 bench-faults: models/ml-1m/manifest.json
 	for store in sqlite redis; do \
 		faults="$(RUN) benchmarks.resilience.faults"; options="--model models/ml-1m --store $$store"; \
@@ -148,7 +148,7 @@ models/%/manifest.json: | $(VENV)/.service-installed
 clean:
 	rm -rf $(VENV) build dist dist-clients var .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# torch comes first and alone: its own index need not have the versions of everything else
+# torch is installed first and separately, because its index may lack the pinned versions of other packages
 $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(RUN) pip install --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(RUN) pip install -c constraints.txt -e .

@@ -97,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
         metrics,
         title="lisarec",
         version="1",
-        description="Online recommendations from constant-size user states.",
+        description="Real-time recommendations for online shops.",
         lifespan=lifespan,
         openapi_url=None,  # the framework would write the document anew for every request
         # The framework's pages load their scripts from elsewhere; the service works offline.
@@ -217,12 +217,12 @@ def banner(settings: Settings, models: Mapping[str, ServedModel]) -> Iterator[st
     """Yield what an operator asks first of a service: version, address, keys, store, and the model of each tenant."""
     processes = "one process" if settings.workers == 1 else f"{settings.workers} processes"
     port = settings.port or "any free port"
-    yield f"lisarec {own_version()}, for http://{settings.host}:{port}, with {processes} on the {settings.device}"
-    keys = "without keys" if settings.keys_file is None else f"with the keys of '{settings.keys_file}'"
-    yield f"{keys}; users are kept in {settings.store_name}"
+    yield f"lisarec {own_version()} on http://{settings.host}:{port}, {processes}, device {settings.device}"
+    keys = "no API keys" if settings.keys_file is None else f"API keys from '{settings.keys_file}'"
+    yield f"{keys}; store: {settings.store_name}"
     for tenant, served in models.items():
         if served.tag == empty_model.TAG.hex():
-            yield f"tenant {tenant}: no model yet, so popular items until one is activated"
+            yield f"tenant {tenant}: no model yet; popular items until a model is active"
         else:
             yield f"tenant {tenant}: model {served.generation} ({served.tag}), {served.items:,} items"
 
@@ -230,8 +230,8 @@ def banner(settings: Settings, models: Mapping[str, ServedModel]) -> Iterator[st
 def _require_keys_beyond_loopback(settings: Settings) -> None:
     if settings.keys_file is None and not settings.insecure and not is_loopback(settings.host):
         raise Unprotected(
-            f"without keys the service listens on this machine only, not on {settings.host}; make some with "
-            "'lisarec keys add --keys FILE' and serve with --keys FILE, or let everybody in with --insecure"
+            f"without API keys, the service listens only on this machine, not on {settings.host}; create a key with "
+            "'lisarec keys add --keys FILE' and serve with --keys FILE, or accept all requests with --insecure"
         )
 
 
@@ -239,9 +239,9 @@ def _warn_without_keys(settings: Settings) -> None:
     if settings.keys_file is not None:
         return
     if is_loopback(settings.host):
-        logger.warning("there are no keys: only this machine can reach the service, and may do everything")
+        logger.warning("no API keys: only this machine can reach the service, and has full access")
     else:
-        logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
+        logger.warning("no API keys, and --insecure: everyone who can reach %s has full access", settings.host)
 
 
 def require_free(host: str, port: int, way_out: str) -> None:
@@ -253,7 +253,7 @@ def require_free(host: str, port: int, way_out: str) -> None:
             probe.bind((host, port))
         except OSError as exc:
             raise PortTaken(
-                f"port {port} of {host} cannot be used ({exc.strerror}); choose another one: {way_out}"
+                f"cannot listen on port {port} of {host} ({exc.strerror}); choose another port: {way_out}"
             ) from exc
 
 

@@ -54,7 +54,7 @@ class StoreSettings(BaseSettings):
     )
 
     model_dir: PlaceSetting | None = Field(
-        None, description="Model to serve at the start. Default: the active model, or none until one is activated."
+        None, description="Model to serve at startup. Default: the active model, if there is one."
     )
     models_dir: PlaceSetting | None = Field(
         None,
@@ -64,53 +64,52 @@ class StoreSettings(BaseSettings):
     redis_url: str | None = Field(
         None,
         repr=False,
-        description="Redis that keeps users and log, in place of SQLite. `rediss://` is TLS; several addresses with "
-        "commas between them name a cluster.",
+        description="Redis that stores users and the event log, instead of SQLite. `rediss://` uses TLS. "
+        "Several addresses, separated by commas, name a cluster.",
     )
-    redis_password: str | None = Field(None, repr=False, description="Password of Redis, if the URL has none.")
+    redis_password: str | None = Field(None, repr=False, description="Password for Redis, if the URL has none.")
     redis_password_file: Path | None = Field(
-        None, description="File with the password of Redis. Every new connection reads it again."
+        None, description="File with the password for Redis. Every new connection rereads it."
     )
     redis_prefix: str = Field(
-        "lisarec", description="Prefix of every key in Redis. Several services may share a server."
+        "lisarec", description="Prefix of all keys in Redis. Several services can share one server."
     )
     redis_replicas: int = Field(
-        0, ge=0, le=10, description="Replicas of Redis that must have an event before it is acknowledged."
+        0, ge=0, le=10, description="Number of Redis replicas that must have an event before it is acknowledged."
     )
     redis_replicas_timeout_s: float = Field(
-        1.0, gt=0, le=30, description="Seconds to wait for these replicas. After that the event gets a 503."
+        1.0, gt=0, le=30, description="Seconds to wait for these replicas. After that, the event gets a 503."
     )
     redis_replicas_synced: bool = Field(
         False, description="Wait until the server and these replicas have synced to disk. Needs Redis 7.2 or later."
     )
-    archive_dir: PlaceSetting | None = Field(
-        None, description="Archive of the older part of the log, which `lisarec archive` writes."
-    )
-    cache_dir: Path = Field(Path("cache"), description="Directory for copies of what is in a bucket.")
+    archive_dir: PlaceSetting | None = Field(None, description="Archive of older events, written by `lisarec archive`.")
+    cache_dir: Path = Field(Path("cache"), description="Directory for local copies of files from a bucket.")
     keys_file: Path | None = Field(
-        None, description="File of the API keys. Default: no keys, and only this machine can reach the service."
+        None, description="File of the API keys. Default: no keys; then only this machine can reach the service."
     )
     seal_keys_file: Path | None = Field(
-        None, description="File of the keys that seal visitors' states. Default: no sealed states."
+        None, description="File of the seal keys for visitors' states. Default: no sealed states."
     )
     model_keys_file: Path | None = Field(
         None,
-        description="File of the public keys, one of which must have signed each model that is loaded. "
+        description="File of trusted public keys. Each model must be signed by one of them. "
         "Default: models need no signature.",
     )
     model_signing_key_file: Path | None = Field(
-        None, description="File of the private key with which `lisarec sign` and `lisarec retrain` sign models."
+        None, description="File of the private key that `lisarec sign` and `lisarec retrain` sign models with."
     )
-    tenant: str = Field(
-        MAIN_TENANT, description="Tenant that LISAREC_MODEL_DIR belongs to, and that commands work for."
-    )
+    tenant: str = Field(MAIN_TENANT, description="Tenant of LISAREC_MODEL_DIR and of the commands.")
     state_ttl_days: int | None = Field(
-        None, ge=1, le=36_500, description="Days without an event after which a state expires. Default: never."
+        None,
+        ge=1,
+        le=36_500,
+        description="Number of days without an event after which a state expires. Default: never.",
     )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
-        "info", description="Least severe level that is logged."
+        "info", description="Lowest level of log lines."
     )
-    log_format: LogFormat = Field("text", description="`text` for people, `json` for one object a line.")
+    log_format: LogFormat = Field("text", description="Log format: `text`, or `json` for one JSON object per line.")
 
     @property
     def models_folder(self) -> Place:
@@ -121,19 +120,19 @@ class StoreSettings(BaseSettings):
 
     @property
     def archive(self) -> Folder | None:
-        """The archive; None where there is none."""
+        """The archive, or None if none is configured."""
         return None if self.archive_dir is None else open_folder(self.archive_dir, self.cache_dir)
 
     @property
     def store_name(self) -> str:
-        """The store, as it can be shown."""
+        """The name of the store, without passwords."""
         if self.redis_url is None:
             return f"SQLite in '{self.data_dir}'"
         return f"Redis at {without_password(self.redis_url)}"
 
     @property
     def redis_url_with_password(self) -> str:
-        """The URL of Redis, with the password of the other settings, or its file, if it has none itself."""
+        """The URL of Redis, with the password or the password file from the other settings if it has none."""
         assert self.redis_url is not None
         if self.redis_password is not None:
             return with_password(self.redis_url, self.redis_password)
@@ -148,47 +147,55 @@ class Settings(StoreSettings):
     """The settings of one service."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes any free port.")
-    workers: int = Field(1, ge=1, description="Worker processes behind the port.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 chooses a free port.")
+    workers: int = Field(1, ge=1, description="Number of worker processes.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that ranks items.")
 
-    insecure: bool = Field(False, description="Serve other machines without keys.")
+    insecure: bool = Field(False, description="Accept requests from other machines without API keys.")
     tenants: dict[Id, PlaceSetting] = Field(
-        {}, description="Model directories of further tenants, by tenant. A JSON object in the environment."
+        {}, description="Model directories of additional tenants, by tenant. In the environment, a JSON object."
     )
-    playground: bool = Field(False, description="Serve the playground, a page that shows users' states.")
-    open_metrics: bool = Field(False, description="Serve `/metrics` without a key, where the network restricts access.")
+    playground: bool = Field(False, description="Serve the playground. It shows users' states.")
+    open_metrics: bool = Field(
+        False, description="Serve `/metrics` without a key. Restrict access in the network instead."
+    )
 
     max_open_connections: int = Field(
-        800, ge=1, description="Open connections of a process. Keep it below the limit of open files."
+        800, ge=1, description="Maximum number of open connections per process. Keep it below the limit of open files."
     )
-    max_requests: int = Field(128, ge=1, description="Requests in progress of a process. Others get a 503.")
-    max_head_bytes: int = Field(32 << 10, ge=1, description="Bytes of a request's address and headers together.")
-    head_timeout_s: float = Field(10.0, gt=0, description="Seconds for address and headers to arrive.")
-    answer_timeout_s: float = Field(30.0, gt=0, description="Seconds for a client to take its answer.")
+    max_requests: int = Field(
+        128, ge=1, description="Maximum number of concurrent requests per process. Further requests get a 503."
+    )
+    max_head_bytes: int = Field(
+        32 << 10, ge=1, description="Maximum size of a request's URL and headers together, in bytes."
+    )
+    head_timeout_s: float = Field(10.0, gt=0, description="Seconds for the URL and the headers to arrive.")
+    answer_timeout_s: float = Field(30.0, gt=0, description="Seconds for a client to read its response.")
     max_cost: int = Field(
-        200, ge=1, description="Most that one call may cost, in plain requests; a costlier call gets 422 `too_costly`."
+        200,
+        ge=1,
+        description="Maximum cost of one call, in plain requests. A more expensive call gets 422 `too_costly`.",
     )
     new_users_per_hour: int = Field(
-        100_000, ge=0, description="New users an hour of each tenant, where the service has keys."
+        100_000, ge=0, description="Maximum number of new users per hour and tenant, if the service has keys."
     )
-    max_body_bytes: int = Field(1 << 20, ge=1, description="Bytes of a request's body.")
+    max_body_bytes: int = Field(1 << 20, ge=1, description="Maximum size of a request's body, in bytes.")
     body_timeout_s: float = Field(
         10.0, gt=0, description="Seconds for a body to arrive. Keep it below LISAREC_SHUTDOWN_TIMEOUT_S."
     )
     drain_s: float = Field(
-        1.0, ge=0, description="Seconds after SIGTERM in which the process still answers, but is not ready."
+        1.0, ge=0, description="Seconds after SIGTERM during which the process still answers, but is not ready."
     )
-    shutdown_timeout_s: int = Field(30, ge=1, description="Seconds to finish accepted requests after that.")
+    shutdown_timeout_s: int = Field(30, ge=1, description="Seconds after that to finish accepted requests.")
     max_seen_events: int = Field(
         MAX_SEEN_ENTRIES,
         ge=1,
         le=1_000_000,
-        description="Newest events that `exclude_seen=all`, `exclude_events` and `mode=repeat` read.",
+        description="Newest events per user that `exclude_seen=all`, `exclude_events` and `mode=repeat` read.",
     )
-    sealed_state_days: int = Field(30, ge=1, le=36_500, description="Days for which a sealed state can be opened.")
+    sealed_state_days: int = Field(30, ge=1, le=36_500, description="Lifetime of a sealed state, in days.")
     max_value: float = Field(MAX_VALUE, gt=0, le=MAX_VALUE, description="Largest `value` of an event.")
-    slow_request_s: float = Field(1.0, gt=0, description="Seconds after which a request is logged as slow.")
+    slow_request_s: float = Field(1.0, gt=0, description="Duration in seconds above which a request is logged as slow.")
 
     @field_validator("port", mode="before")
     @classmethod
@@ -201,24 +208,23 @@ class Settings(StoreSettings):
     def _keys_or_none(self) -> Self:
         if self.insecure and self.keys_file is not None:
             raise ValueError(
-                "--insecure lets everybody in, and --keys only those who have a key; leave one of them out "
-                "(LISAREC_INSECURE, LISAREC_KEYS_FILE)"
+                "--insecure and --keys contradict each other; omit one of them (LISAREC_INSECURE, LISAREC_KEYS_FILE)"
             )
         return self
 
     @model_validator(mode="after")
     def _tenants_are_apart(self) -> Self:
         if self.tenants and self.keys_file is None:
-            raise ValueError("several tenants need keys, which say whose a request is; give them with --keys FILE")
+            raise ValueError("several tenants need API keys, which identify the tenant of a request; pass --keys FILE")
         if self.tenant in self.tenants:
-            raise ValueError(f"tenant {self.tenant!r} has two models; --model is the one of LISAREC_TENANT")
+            raise ValueError(f"tenant {self.tenant!r} has two models; --model is the model of LISAREC_TENANT")
         folder = self.models_folder
         own = folder.absolute() if isinstance(folder, Path) else folder
         folders = [own, *(_parent(model) for model in self.tenants.values())]
         if len(set(folders)) < len(folders):
             raise ValueError(
-                "two tenants have one folder of models; give each its own, as models/TENANT/NAME: "
-                "who may activate models for one could serve the other's"
+                "two tenants share a folder of models; use one folder per tenant, such as models/TENANT/NAME: "
+                "otherwise a key of one tenant could activate the other tenant's models"
             )
         return self
 
@@ -228,7 +234,7 @@ class Settings(StoreSettings):
         return {self.tenant: self.model_dir, **self.tenants}
 
     def for_tenant(self, tenant: str) -> Self:
-        """Return the settings for a process that serves only this tenant."""
+        """Return the settings of a process that serves only this tenant."""
         if tenant == self.tenant:
             return self.model_copy(update={"tenants": {}})
         return self.model_copy(
@@ -236,7 +242,7 @@ class Settings(StoreSettings):
         )
 
     def export(self) -> None:
-        """Put these settings into the environment of the worker processes that are started next."""
+        """Export these settings to the environment, for worker processes that start later."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
 
@@ -246,9 +252,9 @@ def _parent(model: Place) -> Place:
 
 
 def problem_of_unknown_variables() -> str | None:
-    """Return what is wrong with variables that are named like settings and are none; None where there are no such.
+    """Return the problem of environment variables that look like settings but aren't, or None if there are none.
 
-    They would be ignored, and who misspells a limit would not have it.
+    Without this check, a misspelt setting would have no effect.
     """
     settings = {name.upper() for name in Settings.model_fields}
     known = settings.union(NAMES_OF_OTHERS.split())
@@ -258,8 +264,8 @@ def problem_of_unknown_variables() -> str | None:
     problems = []
     for name in unknown:
         similar = get_close_matches(name.upper().removeprefix(PREFIX), sorted(settings), 1)
-        meant = f"; is {PREFIX}{similar[0]} meant?" if similar else ""
-        problems.append(f"{name} in the environment is no setting{meant}")
+        meant = f"; did you mean {PREFIX}{similar[0]}?" if similar else ""
+        problems.append(f"{name} in the environment is not a setting{meant}")
     return ". ".join(problems) or None
 
 

@@ -78,7 +78,7 @@ class LocalService:
 
 
 def as_value_error(refusal: RequestError) -> ValueError:
-    """Return what a request is refused for as an error of Python's own."""
+    """Return the rejection of a request as a ValueError."""
     reasons = (" ".join(filter(None, [detail.field, detail.reason])) for detail in refusal.details)
     return ValueError("; ".join([str(refusal), *reasons]))
 

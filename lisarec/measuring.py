@@ -11,11 +11,11 @@ from model.config import DEFAULT_THREADS, Protocol, SeenRule
 
 
 class EvaluationSettings(TableSettings, total=False):
-    """How models are measured.
+    """Settings of an evaluation.
 
-    protocol   by default that of the first model's own split
-    seen       which seen items may not be recommended; by default as the model was chosen
-    threads    cores to compute with
+    protocol   default: the protocol of the first model's split
+    seen       the seen items to exclude; default: the rule that the model was selected with
+    threads    number of CPU threads
     """
 
     protocol: Protocol

@@ -43,7 +43,7 @@ class Recommender:
         return self._lists([request_fields(history, k, wishes) for history in histories])
 
     def explain(self, history: Sequence[str], k: int = 10, **wishes: Unpack[Wishes]) -> list[ScoredItem]:
-        """Return the same list; each item has an `explanation`, which says what its score is the sum of."""
+        """Return the same list; the `explanation` of each item has the parts that add up to its score."""
         return self._lists([request_fields(history, k, wishes, explain=True)])[0]
 
     def similar(self, item_id: str, k: int = 10) -> list[ScoredItem]:
@@ -71,7 +71,7 @@ class Recommender:
         return self._service.description
 
     def close(self) -> None:
-        """End what works for it."""
+        """Stop the threads of this recommender."""
         self._service.close()
 
     def __enter__(self) -> Self:

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypedDict
 
 
 class TableSettings(TypedDict, total=False):
-    """What a shop's tables have in the place of what a data directory has.
+    """How to map a shop's tables to the format of a data directory.
 
-    columns         the shop's names of columns, and what they are: {"customer": "user_id"}
-    timezone        of times without one, such as "Europe/Berlin"
-    decimal         what stands before cents
-    skip_bad_lines  whether lines that cannot be read are left out
+    columns         a mapping from the shop's column names to the standard names: {"customer": "user_id"}
+    timezone        the time zone of timestamps without one, such as "Europe/Berlin"
+    decimal         the decimal separator
+    skip_bad_lines  whether to skip unreadable lines
     """
 
     columns: Mapping[str, str]

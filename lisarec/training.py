@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RecipeSettings(TypedDict, total=False):
-    """What is trained, under the names of the options of `lisarec train`."""
+    """What to train. The fields have the names of the options of `lisarec train`."""
 
     preset: str
     protocol: Protocol
@@ -28,9 +28,9 @@ class RecipeSettings(TypedDict, total=False):
 
 
 class TrainSettings(RecipeSettings, TableSettings, total=False):
-    """What is trained, on which table, and with what of this machine.
+    """What to train, on which table, and with which resources.
 
-    memory   bytes that the process may take; by default as many as it needs
+    memory   memory limit of the process in bytes; default: none
     verbose  print the progress
     """
 

@@ -113,7 +113,7 @@ FULL_EVERY = 7  # models, of which one is trained afresh: daily trainings make o
 
 
 def warm_training(training: TrainConfig) -> TrainConfig:
-    """Return the settings of a training that goes on from a model that these have trained."""
+    """Return the settings for a warm start from a model that was trained with these settings."""
     changed = {"learning_rate": WARM_LEARNING_RATE, "epoch_share": WARM_EPOCH_SHARE, "regularisation": "given"}
     return training.model_copy(update={**changed, "epochs": min(training.epochs, WARM_EPOCHS)})
 
@@ -186,7 +186,7 @@ class Recipe(Frozen):
         low, high = WEIGHT_RANGE
         for name, weight in weights.items():
             if not (weight == 0 or low <= weight <= high):
-                raise ValueError(f"the weight of {name!r} is {weight:g}; take 0, or {low:g} to {high:g}")
+                raise ValueError(f"the weight of {name!r} is {weight:g}; it must be 0 or between {low:g} and {high:g}")
         return weights
 
 
@@ -252,5 +252,5 @@ SERVED_TRAINING = MechanismTraining(
 def preset(name: str) -> tuple[ModelConfig, TrainConfig]:
     """Return the named preset; raises ValueError with the known names otherwise."""
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; the presets are: {', '.join(sorted(PRESETS))}")
+        raise ValueError(f"unknown preset {name!r}; valid presets: {', '.join(sorted(PRESETS))}")
     return PRESETS[name]

@@ -84,7 +84,7 @@ class PropertyRefused(StorageError):
     """
 
     def __init__(self, name: str, given: str, held: str | None) -> None:
-        known = f"is a {held}" if held else "would be one property too many"
+        known = f"is a {held}" if held else "exceeds the maximum number of properties"
         super().__init__(f"{name} {known}, and cannot be a {given}")
         self.name = name
         self.given = given
@@ -95,7 +95,7 @@ class VectorRefused(StorageError):
     """A vector has more or fewer numbers than those of the tenant's other items. Nothing changed."""
 
     def __init__(self, given: int, held: int) -> None:
-        super().__init__(f"the vectors of items have {held:,} numbers each, and this one has {given:,}")
+        super().__init__(f"the items' vectors have {held:,} numbers each, but this one has {given:,}")
         self.given = given
         self.held = held
 

@@ -55,7 +55,7 @@ class GroupCommit(Generic[RequestT]):
             raise StorageUnavailable("the store is closed", "closed")
         size = sum(request.size for request in requests)
         if self._waiting and self._waiting_size + size > self._max_waiting:
-            raise StorageBusy(f"{self._waiting_size} reads or writes wait for the store; try again later")
+            raise StorageBusy(f"{self._waiting_size} reads or writes are queued for the store; try again later")
 
     def requeue(self, requests: Sequence[RequestT]) -> None:
         """Queue requests that were accepted before, without a limit."""

@@ -37,7 +37,7 @@ class GenerationRegistry(Protocol):
     """
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
-        """Note the generation, and that a process serves or builds it for so many seconds, at most an hour."""
+        """Register the generation, and announce that a process uses it for a number of seconds, at most an hour."""
         ...
 
     async def known(self) -> list[KnownGeneration]:
@@ -49,7 +49,7 @@ class GenerationRegistry(Protocol):
         ...
 
     async def activate(self, generation: NamedGeneration) -> None:
-        """Make this generation the active one, in one step that every process sees."""
+        """Activate this generation atomically, for all processes."""
         ...
 
     async def set_experiment(self, text: str | None) -> None:
@@ -202,7 +202,7 @@ class HistoryStore(EventStore, StateStore, Protocol):
 
 
 class ItemStore(Protocol):
-    """What tenants have set for their items, and codes of items, with a version for each change of either."""
+    """Tenants' item values and item codes, with a version for each change."""
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         """Set what these entries say of their items, one after the other, in one atomic, durable step.
@@ -291,7 +291,7 @@ class ScenarioStore(Protocol):
 
 
 class StatisticsStore(Protocol):
-    """What is counted of a tenant's events and items."""
+    """Statistics of a tenant's events and items."""
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         """Count the users of each item by their logged events of these types.
@@ -360,11 +360,11 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     @property
     def waiting(self) -> int:
-        """How many reads and writes wait just now, in events and users."""
+        """The number of queued reads and writes, in events and users."""
         ...
 
     async def repair(self, *, accept_loss: bool = False) -> int:
-        """Make again, from log and archive, what is damaged of users' data; return the number of those users.
+        """Rebuild users' damaged data from the log and the archive. Return the number of repaired users.
 
         accept_loss  go on without acknowledged events that neither store nor archive have any more
 
@@ -373,7 +373,7 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
         return 0  # a store whose rows stand for themselves
 
     async def accept_loss(self) -> None:
-        """Let every process take what the store holds now for all that was ever acknowledged."""
+        """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
 
     async def pointers(self) -> TenantPointers:
         """Return what processes poll of the store's tenant, in one round trip."""
@@ -385,7 +385,7 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """Why nothing is written, or even read, until somebody has put that right, as of the last second; else None.
+        """Why the store rejects writes or reads until an operator fixes it, as of the last second; else None.
 
         The store has other data than those that it acknowledged, or none, or would lose what it takes.
         """

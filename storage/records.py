@@ -170,7 +170,7 @@ class HeldProperties:
 
     @classmethod
     def parse(cls, text: str | bytes | None) -> Self:
-        """Return what is stored as this JSON; None where nothing was ever held."""
+        """Return the value stored as this JSON, or None if nothing was stored."""
         stored = json.loads(text or "{}")
         types: PropertyTypes = {"item": stored.get("item", {}), "user": stored.get("user", {})}
         return cls(types, stored["keys"], stored["removals"]) if "removals" in stored else cls(types)

@@ -1,4 +1,4 @@
-"""The page of the settings, made from their fields."""
+"""The page of the settings, generated from their fields."""
 
 from __future__ import annotations
 
@@ -16,39 +16,59 @@ from website.markdown import code, table, with_code
 INTRODUCTION = f"""# Settings
 
 Every setting of the service and of the commands, as an environment variable.
-This page is made from the fields in `app/settings.py` by `python -m website`.
+In the tables, "all" means that the service and the commands read a setting.
 
-Options of [the command line](command-line.md) take precedence over the environment, and an empty variable counts as not set.
-A variable `{PREFIX}...` that no program reads is refused at the start, so that a misspelt limit does not go unnoticed.
+This page is generated from `app/settings.py` by `python -m website`.
+
+Options of [the command line](command-line.md) take precedence over the environment, and an empty variable counts as unset.
+An unknown variable `{PREFIX}...` is an error at startup, so a misspelt name does not go unnoticed.
 Variables that Kubernetes sets for a Service named `lisarec` are ignored, as is its `{PREFIX}PORT=tcp://ADDRESS:PORT`.
 [Docker Compose](../how-to/deploy/docker-compose.md) lists the variables that only `docker-compose.yml` reads.
 
 A place is a path, or a URL such as `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
 """
-STORE = """## Store, models and logs
-
-The service and all commands read these.
-"""
-SERVICE = """## Service
-
-Only the service reads these.
-"""
+GROUPS = {  # headings, and beginnings of the names below them; the first match counts
+    "Redis": ("redis_",),
+    "Keys, tenants and access": (
+        "keys_file",
+        "seal_keys",
+        "model_keys",
+        "model_signing",
+        "tenant",
+        "insecure",
+        "playground",
+        "open_metrics",
+    ),
+    "Limits": ("max_", "new_users", "state_ttl", "sealed_state"),
+    "Timeouts and shutdown": ("head_timeout", "body_timeout", "answer_timeout", "drain", "shutdown"),
+    "Logging": ("log_", "slow_request"),
+    "Address and processes": ("host", "port", "workers", "device"),
+    "Models, data and archive": ("",),
+}
 KINDS = {bool: "`true` or `false`", int: "integer", float: "number", str: "text", Path: "path"}
 
 
 def page() -> str:
     """Return the page."""
-    own = [name for name in Settings.model_fields if name not in StoreSettings.model_fields]
-    return "\n".join([INTRODUCTION, STORE, _table([*StoreSettings.model_fields]), "", SERVICE, _table(own), ""])
+    groups: dict[str, list[str]] = {heading: [] for heading in GROUPS}
+    for name in Settings.model_fields:
+        groups[_heading(name)].append(name)
+    parts = [f"## {heading}\n\n{_table(names)}\n" for heading, names in sorted(groups.items())]
+    return "\n".join([INTRODUCTION, *parts])
+
+
+def _heading(name: str) -> str:
+    return next(heading for heading, beginnings in GROUPS.items() if name.startswith(beginnings))
 
 
 def _table(names: list[str]) -> str:
-    return table(["variable", "type", "default", "meaning"], map(_row, names))
+    return table(["variable", "type", "default", "read by", "meaning"], map(_row, names))
 
 
 def _row(name: str) -> list[str]:
     field = Settings.model_fields[name]
-    return [code(PREFIX + name.upper()), _type(field), _default(field), with_code(field.description or "")]
+    readers = "all" if name in StoreSettings.model_fields else "service"
+    return [code(PREFIX + name.upper()), _type(field), _default(field), readers, with_code(field.description or "")]
 
 
 def _type(field: FieldInfo) -> str:

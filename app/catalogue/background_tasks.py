@@ -46,6 +46,6 @@ async def _log_failures(work: Coroutine[None, None, None]) -> None:
     try:
         await work
     except StorageError as exc:
-        logger.debug("codes of a new item could not be noted: %s", exc)
+        logger.debug("cannot save the codes of a new item: %s", exc)
     except Exception:
-        logger.exception("learning of a new item failed")
+        logger.exception("failed to learn the codes of a new item")

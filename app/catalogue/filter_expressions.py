@@ -181,7 +181,7 @@ class ItemExpressions:
         try:
             return Environment({**of_items, **dict(others)})
         except RuntimeError:
-            raise InvalidExpression(0, "a parameter has a name that expressions cannot use") from None
+            raise InvalidExpression(0, "a parameter has a name that is not valid in expressions") from None
 
 
 class _Results:

@@ -31,9 +31,9 @@ class LogLines(io.StringIO):
 
 
 def job_console(settings: StoreSettings, job: str) -> Console:
-    """Return the console of a job that runs on and on: with LISAREC_LOG_FORMAT=json, its lines go to the log.
+    """Return the console of a long-running job. With LISAREC_LOG_FORMAT=json, its lines go to the log.
 
-    job  the module of the job, which its lines are logged by
+    job  the module of the job; names its logger
     """
     from app.observability import log_format
 
@@ -44,5 +44,5 @@ def job_console(settings: StoreSettings, job: str) -> Console:
 
 
 def say(text: str, to: Console = console) -> None:
-    """Print a line as it is, without markup or colours."""
+    """Print a line verbatim, without markup or colours."""
     to.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Commands about tables: download a data set, post it to a running service, write the lists of all users."""
+"""Commands for tables: download a data set, check tables, replay events, export recommendations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def download_data(
         Path | None, typer.Option(help="Data directory to write. Default: data/NAME.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Download a public data set and check its hash."""
+    """Download a public data set and verify its hash."""
     from app.jobs.datasets.download import download, find
 
     public_set = find(name)
@@ -45,16 +45,16 @@ def download_data(
     with JobProgress(TextColumn(name), BarColumn(), DownloadColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task(name, total=None)
         download(name, target, lambda done, size: bar.update(task, completed=done, total=size))
-    say(f"{target} is ready; try 'lisarec train --data {target} --out models/{name}'")
+    say(f"{target} is ready. Next: 'lisarec train --data {target} --out models/{name}'")
 
 
 def check(
     data: Annotated[Path, typer.Argument(help="Data directory, or a shop's table of events.", metavar="DIR|FILE")],
     options: MappingOptions,
 ) -> None:
-    """Check a shop's tables: list every problem and its fix.
+    """Check a shop's tables, and list every problem with its fix.
 
-    The exit status is 1 when the tables cannot be read.
+    The exit status is 1 if the tables can't be used for training.
     """
     from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
     from model.data.exports.checks import examine
@@ -64,7 +64,9 @@ def check(
     stops = {stem: blocking(table, mapping) for stem, table in tables.items()}
     for stem, table in tables.items():
         readable = int((~table.bad).sum())
-        known = "" if table.stops and readable else f", {readable:,} of which can be read"  # not without columns
+        known = (
+            "" if table.stops and readable else f", {readable:,} of them readable"
+        )  # a table without its columns has no readable lines
         say(f"{table.path}: {len(table.bad):,} lines of {stem}{known}")
         for finding in table.findings:
             kind = "error" if finding in stops[stem] else "left out" if finding.stops else "note"
@@ -74,18 +76,20 @@ def check(
     for line in warnings(tables.values()):
         say(line)
     arguments = f"--data {quote(str(data))}{options.arguments()}"
-    say(f"these tables can be read; try 'lisarec train {arguments} --out models/shop'")
+    say(f"these tables are ready for training. Next: 'lisarec train {arguments} --out models/shop'")
 
 
 def replay(
     source: DataOptions,
     url: UrlOption = "http://127.0.0.1:8000",
-    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events in one request.")] = 500,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two for one user.")] = 4,
-    hold_out: Annotated[int, typer.Option(min=0, help="Last events of each user to leave out.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events per request.")] = 500,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Concurrent requests. Events of one user are never sent concurrently.")
+    ] = 4,
+    hold_out: Annotated[int, typer.Option(min=0, help="Number of each user's last events to omit.")] = 0,
     key_file: EventsKeyOption = None,
 ) -> None:
-    """Post a data set as events to a running service. Repeating it counts nothing twice."""
+    """Send a data set as events to a running service. It is safe to repeat: no event counts twice."""
     from app.jobs.replay import histories, wait_for_service
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions
@@ -111,8 +115,8 @@ def replay(
 
 def _replay_summary(counts: ReplayCounts) -> str:
     return (
-        f"{counts.accepted:,} events accepted, {counts.duplicates:,} known before, "
-        f"{counts.unknown_items:,} of unknown items; {counts.requests:,} requests, {counts.retries:,} sent again"
+        f"{counts.accepted:,} events accepted, {counts.duplicates:,} duplicates, "
+        f"{counts.unknown_items:,} for unknown items; {counts.requests:,} requests, {counts.retries:,} retries"
     )
 
 
@@ -121,22 +125,26 @@ def _time(text: str) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time such as 2026-11-01 or 2026-11-01T08:00:00+01:00") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a valid time; use a format such as 2026-11-01 or 2026-11-01T08:00:00+01:00"
+        ) from None
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
 @dataclass(frozen=True)
 class WishOptions:
-    """Which lists are made."""
+    """Options that describe the lists."""
 
-    scenario: Annotated[str | None, typer.Option(help="Scenario whose settings the lists have.")] = None
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Items of a list. Default: the scenario's, or 10.")] = None
+    scenario: Annotated[str | None, typer.Option(help="Scenario whose settings apply to the lists.")] = None
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="Length of each list. Default: that of the scenario, or 10.")
+    ] = None
     params: Annotated[
         str | None, typer.Option(help="Parameters of the scenario, such as '{\"max_price\": 50}'.", metavar="JSON")
     ] = None
 
     def wishes(self) -> dict[str, object]:
-        """Return the fields of requests that the options stand for; raise BadParameter."""
+        """Return the options as fields of a request. Raise BadParameter if they are invalid."""
         from pydantic import ValidationError
 
         from app.schemas.recommendations import RecommendationRequest
@@ -146,7 +154,7 @@ class WishOptions:
             wishes = {name: value for name, value in given.items() if value is not None}
             RecommendationRequest.model_validate({**wishes, "user_id": "0"})
         except json.JSONDecodeError as exc:
-            raise typer.BadParameter(f"--params is no JSON: {exc}") from None
+            raise typer.BadParameter(f"--params is not valid JSON: {exc}") from None
         except ValidationError as exc:
             raise bad_values(exc) from None
         return wishes
@@ -157,13 +165,11 @@ def recommend(
     log: LogOptions,
     wishes: WishOptions,
     *,
-    users: Annotated[
-        str, typer.Option(help="All users, or those of a file with one id a line.", metavar="all|FILE")
-    ] = "all",
+    users: Annotated[str, typer.Option(help="'all', or a file with one user id per line.", metavar="all|FILE")] = "all",
     since: Annotated[
-        int | None, typer.Option(parser=_time, help="Only users with an event since this time.", metavar="TIME")
+        int | None, typer.Option(parser=_time, help="Include only users with an event since this time.", metavar="TIME")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model to use if none was activated.", metavar="DIR|URL")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to use if no model is active.", metavar="DIR|URL")] = None,
     models_dir: Annotated[
         str | None,
         typer.Option(
@@ -171,9 +177,9 @@ def recommend(
         ),
     ] = None,
 ) -> None:
-    """Write the lists of all users to a Parquet file, one row a user, such as for an e-mail.
+    """Export recommendations for all users to a Parquet file, one row per user, for example for e-mails.
 
-    It reads the store beside the service at low priority. After an interruption, the same command continues.
+    The command reads the store directly, at low priority. After an interruption, run it again to continue.
     """
     from app.jobs.lists.user_lists import ListPlan, write_lists
 
@@ -183,5 +189,5 @@ def recommend(
     os.nice(10)  # requests have priority
     with counted("users", console) as on_progress:
         counts = asyncio.run(write_lists(settings, plan, out, on_progress))
-    short = f"; {counts.short:,} of them are shorter than wanted" if counts.short else ""
-    say(f"{out}: lists of {counts.users:,} users{short}")
+    short = f"; {counts.short:,} of them are shorter than requested" if counts.short else ""
+    say(f"{out}: recommendations for {counts.users:,} users{short}")

@@ -1,4 +1,4 @@
-"""Commands about the event log and the audit log: archive, backup, restore, repair, audit."""
+"""Commands for the event log and the audit log: archive, backup, restore, repair, audit."""
 
 from __future__ import annotations
 
@@ -18,40 +18,44 @@ from app.jobs.reports.job_progress import counted
 
 @dataclass(frozen=True)
 class ArchiveOptions(LogOptions):
-    """Which log goes into which archive."""
+    """Options that name the log and the archive."""
 
-    redis_url: Annotated[str | None, typer.Option(help="Redis whose log is moved.", metavar="URL")] = None
+    redis_url: Annotated[str | None, typer.Option(help="Redis whose event log is moved.", metavar="URL")] = None
     data_dir: Annotated[
-        Path | None, typer.Option(help="Directory of the SQLite store whose log is copied.", metavar="DIR")
+        Path | None, typer.Option(help="Directory of the SQLite store whose event log is copied.", metavar="DIR")
     ] = None
     archive_dir: Annotated[
-        str | None, typer.Option(help="Archive to write. It is created if it does not exist.", metavar="DIR|URL")
+        str | None, typer.Option(help="Archive to write. It is created if it doesn't exist.", metavar="DIR|URL")
     ] = None
 
 
 def archive(
     log: ArchiveOptions,
-    once: Annotated[bool, typer.Option("--once", help="One turn, in place of a turn every --every seconds.")] = False,
-    every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
+    once: Annotated[
+        bool, typer.Option("--once", help="Archive once and exit, instead of every --every seconds.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two runs.")] = 60,
     keep_tail: Annotated[
-        float, typer.Option(min=0, help="Seconds for which an archived event stays in Redis at least.")
+        float, typer.Option(min=0, help="Minimum number of seconds that an archived event stays in Redis.")
     ] = 3600,
     keep_days: Annotated[
         int | None,
-        typer.Option(min=1, help="Whole days after which archived events are dropped. Default: never.", metavar="DAYS"),
+        typer.Option(
+            min=1, help="Retention in days: older archived events are deleted. Default: unlimited.", metavar="DAYS"
+        ),
     ] = None,
     metrics: MetricsOption = None,
 ) -> None:
     """Move the event log into Parquet files, each event once.
 
-    It can be killed at any time and continues where it stopped. Options that are missing come from the environment.
-    Services on Redis need the same archive as --archive-dir, and 'lisarec train --data DIR' trains on it.
+    The command is safe to kill: the next run continues. Missing options come from the environment.
+    Services on Redis need the same archive in --archive-dir. To train on it, run 'lisarec train --data DIR'.
     """
     from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
 
     settings = log.settings()
     if settings.archive_dir is None:
-        raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+        raise typer.BadParameter("no archive; pass --archive-dir DIR or set LISAREC_ARCHIVE_DIR")
     numbers = ArchiverMetrics()
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
@@ -64,27 +68,27 @@ def backup(
     out: Annotated[str, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE|URL")],
     log: LogOptions,
 ) -> None:
-    """Write the whole log, archived events included, to one file, from which 'lisarec restore' fills any store.
+    """Back up the whole event log, archived events included, to one file for 'lisarec restore'.
 
-    The service keeps running. The file appears when all of it is on disk.
+    The service keeps running. The file appears once it is complete and synced to disk.
     """
     from app.jobs import backup as backups
 
     settings = log.settings()
     with counted("entries", console) as on_progress:
         entries = asyncio.run(backups.backup(settings, place_of(out), on_progress))
-    say(f"{out}: {entries:,} entries of the log")
+    say(f"{out}: {entries:,} log entries")
 
 
 def restore(
-    file: Annotated[str, typer.Argument(help="Back-up that 'lisarec backup' wrote.", metavar="FILE|URL")],
+    file: Annotated[str, typer.Argument(help="Backup file that 'lisarec backup' wrote.", metavar="FILE|URL")],
     model: ModelOption,
     store: StoreOptions,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue after an interruption. Nothing counts twice.")
+        bool, typer.Option("--resume", help="Continue an interrupted restore. No event counts twice.")
     ] = False,
 ) -> None:
-    """Fill an empty store from a back-up, and fold its events for a model."""
+    """Restore a backup into an empty store, and fold its events for a model."""
     from app.jobs import backup as backups
 
     settings = store.settings()
@@ -93,18 +97,21 @@ def restore(
             backups.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
         )
     serve = store.command(f"lisarec serve --model {quote(model)}")
-    say(f"{entries:,} entries restored; try {serve}")
+    say(f"{entries:,} entries restored. Next: {serve}")
 
 
 def repair(
     log: LogOptions,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Continue without acknowledged events that the store has lost.")
+        bool,
+        typer.Option(
+            "--accept-loss", help="Accept that the store has lost acknowledged events, and continue without them."
+        ),
     ] = False,
 ) -> None:
-    """Rebuild damaged heads and indexes of users in Redis from log and archive.
+    """Rebuild users' damaged heads and indexes in Redis from the event log and the archive.
 
-    Services keep running. A store that has lost acknowledged events takes none until the loss is accepted.
+    Services keep running. A store that has lost acknowledged events rejects new ones until you accept the loss.
     """
     from app.jobs import backup as backups
 
@@ -112,17 +119,17 @@ def repair(
     users = asyncio.run(backups.repair(settings, accept_loss=accept_loss))
     say(f"{users:,} users repaired")
     if accept_loss:
-        say("what the store holds now counts; services go on within a second or so")
+        say("loss accepted; services continue with the remaining events within about a second")
 
 
 def audit(
     store: StoreOptions,
     user: Annotated[
         str | None,
-        typer.Option(help="Only actions on this user. The log has a keyed hash in place of the id.", metavar="ID"),
+        typer.Option(help="Show only actions on this user. The log has a keyed hash in place of the id.", metavar="ID"),
     ] = None,
 ) -> None:
-    """Print the audit log as lines of JSON, oldest first: who has done what, and when."""
+    """Print the audit log, oldest first: who did what, and when. Each line is a JSON object."""
     from app.jobs.backup import audit_log
     from app.schemas.operations import AuditedAction
 

@@ -1,4 +1,4 @@
-"""Commands about the model that is served: rebuild, activate, experiment, drop, retrain."""
+"""Commands for the active model: rebuild, activate, experiment, drop, retrain."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from model.config import FULL_EVERY
 def rebuild(model: ModelOption, log: LogOptions) -> None:
     """Fold all events into the states of a new model.
 
-    The old model serves meanwhile, and events may come in. Run 'lisarec activate' afterwards to switch. Where training
-    went on from the active model, states are taken over, except those of users who touched an item new to that model.
+    Meanwhile the active model keeps serving and events are accepted. Then switch with 'lisarec activate'. If the new
+    model continues from the active one, its states are copied, except those of users with items new to that model.
     """
     from app.jobs import generations
 
@@ -46,7 +46,7 @@ def rebuild(model: ModelOption, log: LogOptions) -> None:
     models_dir = None if is_usual else place_of(model).parent
     activate = log.command(f"lisarec activate {place.name}", models_dir)
     carried = f"{done.carried:,} states carried over, " if done.carried else ""
-    say(f"{place.name}: {carried}{done.events:,} events of {done.users:,} users folded; {activate} switches to it")
+    say(f"{place.name}: {carried}{done.events:,} events of {done.users:,} users folded. To switch, run {activate}")
 
 
 def activate(
@@ -54,7 +54,7 @@ def activate(
     store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
-    """Switch every process on a store to another model.
+    """Switch every process that uses a store to another model.
 
     They follow within about a second, and no request fails. A model that was not rebuilt can be activated too. A user
     with many events then gets popular items until these are folded, which the first request starts.
@@ -67,30 +67,32 @@ def activate(
     if before is not None and before != named:
         back = store.command(f"lisarec activate {before.name}", models_dir)
         drop = store.command(f"lisarec drop {before.name}")
-        say(f"{back} goes back, {drop} lets go of its states")
+        say(f"to roll back, run {back}; to delete the old states, run {drop}")
 
 
 def experiment(
     name: Annotated[str | None, typer.Argument(help="Name of the experiment.", metavar="[NAME]")] = None,
     shares: Annotated[
         list[str] | None,
-        typer.Argument(help="Models or scenarios, and their shares of the users.", metavar="NAME=SHARE..."),
+        typer.Argument(help="Models or scenarios with their shares of the users.", metavar="NAME=SHARE..."),
     ] = None,
     *,
     over: Annotated[
         Literal["models", "scenarios"],
-        typer.Option(help="What is compared. With scenarios, a request that names one of them gets the user's."),
+        typer.Option(
+            help="What to compare. With scenarios, a request that names one of them gets the one assigned to the user."
+        ),
     ] = "models",
     end: Annotated[
-        bool, typer.Option("--end", help="End the experiment: everybody gets the active model again.")
+        bool, typer.Option("--end", help="End the experiment. All users get the active model again.")
     ] = False,
     store: StoreOptions,
     models_dir: ModelsDirOption = None,
 ) -> None:
-    """Serve several models, or scenarios, at the same time, each to its share of the users.
+    """Run an A/B test: serve several models or scenarios, each to a share of the users.
 
-    Compare models for how items are ranked, and scenarios for what a list allows and prefers. A hash of the user's id
-    and the experiment's name assigns each user. GET /v1/stats has the outcome.
+    Models differ in how they rank items, scenarios in the rules for a list. A hash of the user's id
+    and the experiment's name assigns each user. GET /v1/stats returns the results.
     """
     from pydantic import ValidationError
 
@@ -98,7 +100,7 @@ def experiment(
     from app.schemas.operations import Experiment
 
     if end == (name is not None):
-        raise typer.BadParameter("give a name and NAME=SHARE for two models or scenarios, or more, or --end")
+        raise typer.BadParameter("pass a name and at least two NAME=SHARE, one per model or scenario, or pass --end")
     settings = store.settings(models_dir=models_dir)
     begun = None
     if name is not None:
@@ -107,7 +109,7 @@ def experiment(
             begun = Experiment(name=name, over=over, shares={arm: float(part) for arm, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
-                f"an experiment is a name and NAME=SHARE for 2 to 8 {over}, with shares above 0"
+                f"an experiment needs a name and 2 to 8 {over} as NAME=SHARE, with shares greater than 0"
             ) from exc
     asyncio.run(generations.set_experiment(settings, begun))
     say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
@@ -117,49 +119,56 @@ def drop(
     name: Annotated[str, typer.Argument(help="Name or tag of a model that no process serves.", metavar="NAME")],
     store: StoreOptions,
 ) -> None:
-    """Remove the states of a model that no process serves. Events stay, so the states can be rebuilt."""
+    """Delete the states of a model that no process serves. Events stay, so you can rebuild the states."""
     from app.jobs import generations
 
     settings = store.settings()
     removed = asyncio.run(generations.drop(settings, name))
-    say(f"{removed:,} states of {name} removed")
+    say(f"{removed:,} states of {name} deleted")
 
 
 def _seconds(text: str) -> float:
     number, unit = text[:-1], text[-1:]
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     if not number.isdecimal() or not int(number) or unit not in seconds:
-        raise typer.BadParameter(f"{text!r} is no time such as 24h, 30m or 7d")
+        raise typer.BadParameter(f"{text!r} is not a valid duration; use a format such as 24h, 30m or 7d")
     return float(int(number) * seconds[unit])
 
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """What a round trains, and when what it has trained is served."""
+    """Options for a round: what it trains, and when the new model is activated."""
 
     preset: Annotated[
         str,
         typer.Option(
-            help="Preset: shape and training settings. docs/reference/model.md lists them.", callback=known_preset
+            help="Preset of model shape and training settings, see docs/reference/model.md.", callback=known_preset
         ),
     ] = "lisa-mini"
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, in place of the preset's.")] = None
-    min_events: Annotated[int, typer.Option(min=1, help="Archived events before the first model is trained.")] = 2_000
-    max_events: Annotated[int, typer.Option(min=1, help="Newest events to train on. They bound the memory.")] = (
-        2_000_000
-    )
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs. Default: the preset's.")] = None
+    min_events: Annotated[
+        int, typer.Option(min=1, help="Number of archived events required before the first model is trained.")
+    ] = 2_000
+    max_events: Annotated[
+        int, typer.Option(min=1, help="Train on at most this many of the newest events. This bounds the memory.")
+    ] = 2_000_000
     max_loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the served model's quality that a new model may lose.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Largest loss of quality, as a share of the active model's, at which a new model is accepted.",
+        ),
     ] = 0.1
     criterion: Annotated[
         Literal["ndcg", "value"],
-        typer.Option(help="Metric that decides: NDCG@10, or HR@10 weighted by the value of the held-out events."),
+        typer.Option(help="Deciding metric: NDCG@10, or HR@10 weighted by the value of the held-out events."),
     ] = "ndcg"
     memory: MemoryOption = None
     warm: Annotated[
-        bool, typer.Option("--warm", help="Continue from the served model. Known items keep their codes.")
+        bool, typer.Option("--warm", help="Continue training from the active model. Known items keep their codes.")
     ] = False
-    full_every: Annotated[int, typer.Option(min=1, help="With --warm: one of so many models is trained in full.")] = (
+    full_every: Annotated[int, typer.Option(min=1, help="With --warm: train every nth model from scratch.")] = (
         FULL_EVERY
     )
     events_per_user: EventsPerUserOption = None
@@ -170,7 +179,7 @@ def retrain(
     log: LogOptions,
     *,
     models_dir: Annotated[
-        str | None, typer.Option(help="Folder of the models, in which new ones are written.", metavar="DIR|URL")
+        str | None, typer.Option(help="Folder of the models. New models are written to it.", metavar="DIR|URL")
     ] = None,
     every: Annotated[
         float | None,
@@ -179,10 +188,10 @@ def retrain(
     round_: RoundOptions,
     metrics: MetricsOption = None,
 ) -> None:
-    """Train on the archive, compare with the served model, and serve the new model if it is no worse.
+    """Train on the archive, compare with the active model, and activate the new model if it is no worse.
 
-    It can be killed at any time and continues where it stopped. The outcome is in retrain.json beside the models. The
-    exit status is 0 when a new model is served or there are too few events yet, and 3 when the new one was refused.
+    The command is safe to kill: the next run continues. The result is in retrain.json in the folder of the models. The
+    exit status is 0 if a new model is active or there are too few events yet, and 3 if the new model was rejected.
     """
     from app.jobs.retraining.loop import run_trainer
     from app.jobs.retraining.metrics import TrainerMetrics

@@ -1,4 +1,4 @@
-"""Commands about a shop's items: import them, and drop their vectors."""
+"""Commands for a shop's items: import them, and delete their vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.cli.option_groups import ungrouped
 from app.cli.options import MappingOptions, StoreOptions, UrlOption
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
-cli = typer.Typer(help="Import items, and drop their vectors.", no_args_is_help=True)
+cli = typer.Typer(help="Import items, and delete their vectors.", no_args_is_help=True)
 
 
 @cli.command("import")
@@ -23,7 +23,7 @@ def import_items(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Table with item_id and any of title, categories (a|b), available, vector and properties.",
+            help="Table with the column item_id and any of title, categories (a|b), available, vector and properties.",
             metavar="FILE",
         ),
     ],
@@ -36,12 +36,12 @@ def import_items(
 ) -> None:
     """Import items from a table (.tsv, .csv, .gz or .parquet) into a running service.
 
-    An empty cell, like a missing column, leaves what was set before. Repeating the import is safe.
+    An empty cell or a missing column leaves the value unchanged. The import is safe to repeat.
 
-    The column vector has lists of numbers (.parquet) or JSON arrays, the same number of numbers for all items.
+    The column vector contains lists of numbers (.parquet) or JSON arrays. All vectors have the same length.
 
-    Every other column is a property. Its type is the declared one, which a key with the scope admin can read. Otherwise
-    it is the first that all cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
+    Every other column is a property. A key with the scope admin uses the property's declared type. Otherwise the type
+    is the first that fits all cells: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
     """
     from app.jobs.datasets.mapped_copy import table_of_items
     from app.jobs.import_items import held_types, read, send
@@ -57,17 +57,17 @@ def import_items(
     with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task("items", total=len(items))
         unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
-    rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""
-    say(f"{len(items):,} items noted{rest}")
+    rest = f"; {unknown:,} of them are in no model yet" if unknown else ""
+    say(f"{len(items):,} items imported{rest}")
 
 
 @cli.command("drop-vectors")
 @ungrouped
 def drop_vectors(store: StoreOptions) -> None:
-    """Drop the vectors of all items, so that vectors of another length can be put.
+    """Delete the vectors of all items, so that you can import vectors of another length.
 
-    Services keep running. New items go by titles and categories until there are vectors again, and a model that has
-    learned them. Repeating it is safe.
+    Services keep running. Until you import vectors again and train a model with them, titles and categories
+    stand in for new items. The command is safe to repeat.
     """
     from app.serving.store_factory import opened_store
     from storage.items.audit import COMMAND_LINE, AuditEntry
@@ -82,4 +82,4 @@ def drop_vectors(store: StoreOptions) -> None:
             await opened.audit.append(settings.tenant, [entry])
             return dropped
 
-    say(f"{asyncio.run(drop()):,} vectors dropped")
+    say(f"{asyncio.run(drop()):,} vectors deleted")

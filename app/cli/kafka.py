@@ -1,4 +1,4 @@
-"""Commands that read topics of Kafka and write them: consume, publish."""
+"""Commands that read and write Kafka topics: consume, publish."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BrokersOption = Annotated[str, typer.Option(help="Brokers, as HOST:PORT,HOST:POR
 PropertiesOption = Annotated[
     Path | None,
     typer.Option(
-        help="File with properties of librdkafka, NAME=VALUE a line, such as TLS and passwords.", metavar="FILE"
+        help="File of librdkafka properties, such as TLS and passwords, one NAME=VALUE per line.", metavar="FILE"
     ),
 ]
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Which service takes the events."""
+    """Options that name the service."""
 
     url: UrlOption = "http://127.0.0.1:8000"
     key_file: EventsKeyOption = None
@@ -33,30 +33,33 @@ class ServiceOptions:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What a record is, and where one goes that is no event."""
+    """Options for the format of records, and for invalid records."""
 
     dead_letters: Annotated[
-        str, typer.Option(help="Topic for records that are not events, with the reason.", metavar="TOPIC")
+        str,
+        typer.Option(
+            help="Dead-letter topic: receives records that aren't valid events, with the reason.", metavar="TOPIC"
+        ),
     ] = "lisarec-dead-letters"
     avro: Annotated[
-        Path | None, typer.Option(help="Schema of records in Avro. Default: records are JSON.", metavar="FILE")
+        Path | None, typer.Option(help="Avro schema of the records. Default: records are JSON.", metavar="FILE")
     ] = None
     protobuf: Annotated[
         Path | None,
-        typer.Option(help="Descriptor set of records in Protobuf, from protoc --descriptor_set_out.", metavar="FILE"),
+        typer.Option(help="Protobuf descriptor set of the records, from protoc --descriptor_set_out.", metavar="FILE"),
     ] = None
     message: Annotated[
         str | None, typer.Option(help="Full name of the message type, for --protobuf.", metavar="NAME")
     ] = None
 
     def decoder(self) -> Decode:
-        """Return what reads a record; raise BadParameter where the options contradict each other."""
+        """Return the decoder of records. Raise BadParameter if the options contradict each other."""
         from app.jobs.kafka.records import avro_decoder, decode_json, protobuf_decoder
 
         if self.avro is not None and self.protobuf is not None:
-            raise typer.BadParameter("records are in Avro or in Protobuf; give one of --avro and --protobuf")
+            raise typer.BadParameter("records are either Avro or Protobuf; pass one of --avro and --protobuf")
         if (self.protobuf is None) != (self.message is None):
-            raise typer.BadParameter("--protobuf FILE and --message NAME go together")
+            raise typer.BadParameter("--protobuf FILE and --message NAME must be used together")
         if self.protobuf is not None and self.message is not None:
             return protobuf_decoder(self.protobuf, self.message)
         return decode_json if self.avro is None else avro_decoder(self.avro)
@@ -64,18 +67,18 @@ class RecordOptions:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How many records go into one request."""
+    """Options for the size of a request."""
 
-    batch_size: Annotated[int, typer.Option(min=1, max=1_000, help="Most events in one request.")] = 1_000
-    linger: Annotated[float, typer.Option(min=0.001, max=10, help="Most seconds for which a batch is filled.")] = 0.1
+    batch_size: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of events per request.")] = 1_000
+    linger: Annotated[float, typer.Option(min=0.001, max=10, help="Maximum number of seconds to fill a batch.")] = 0.1
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Which topics are read."""
+    """Options that name the topics."""
 
     brokers: BrokersOption
-    topic: Annotated[list[str], typer.Option(help="Topic with events, keyed by user. Repeatable.")]
+    topic: Annotated[list[str], typer.Option(help="Topic of events, keyed by user. Repeatable.")]
 
 
 def consume(
@@ -88,9 +91,9 @@ def consume(
     properties: PropertiesOption = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Post the records of Kafka topics to a service as events, each exactly once.
+    """Send the records of Kafka topics to a service as events, each exactly once.
 
-    Offsets are committed after the service has acknowledged. The command waits for a service that is away.
+    Offsets are committed after the service has acknowledged the events. If the service is down, the command waits.
     """
     _require_client()
     from app.jobs.kafka.clients import client_config
@@ -105,7 +108,7 @@ def consume(
     key_file = service.key_file
     access = ServiceAccess(service.url, None if key_file is None else key_file.read_text(encoding="utf-8").strip())
     _log()
-    say(f"{', '.join(source.topic)} of {source.brokers} goes to {service.url}")
+    say(f"sending {', '.join(source.topic)} from {source.brokers} to {service.url}")
     config = client_config(source.brokers, properties)
     run_consumer(config, plan, records.decoder(), access, records.dead_letters, numbers)
 
@@ -113,16 +116,16 @@ def consume(
 def publish(
     brokers: BrokersOption,
     topic: Annotated[str, typer.Option(help="Topic to write, keyed by user.")],
-    positions: Annotated[Path, typer.Option(help="File that remembers how far the log is published.", metavar="FILE")],
+    positions: Annotated[Path, typer.Option(help="File that stores the position in the event log.", metavar="FILE")],
     store: StoreOptions,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Publish what is logged now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Publish the events that are logged now, then exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the log.")] = 1.0,
     properties: PropertiesOption = None,
 ) -> None:
-    """Write the event log to a Kafka topic for other systems, with the recommendation that each event came of.
+    """Publish the event log to a Kafka topic, with the recommendation that led to each event.
 
-    Each entry is written at least once. Readers tell duplicates by tenant, user_id and event_id.
+    Each entry is written at least once. Consumers can detect duplicates by tenant, user_id and event_id.
     """
     _require_client()
     from app.jobs.kafka.clients import client_config
@@ -131,15 +134,15 @@ def publish(
     settings = store.settings()
     _log()
     entries = run_publisher(settings, client_config(brokers, properties), topic, positions, None if once else every)
-    say(f"{entries:,} entries of the log published in {topic}")
+    say(f"{entries:,} log entries published to {topic}")
 
 
 def _require_client() -> None:
-    """Say what to install where the client of Kafka is missing."""
+    """Raise an error that says what to install if the Kafka client is missing."""
     try:
         import confluent_kafka  # noqa: F401
     except ImportError:
-        raise ValueError("the client of Kafka is not installed; run: pip install 'lisarec[kafka]'") from None
+        raise ValueError("the Kafka client is not installed; run: pip install 'lisarec[kafka]'") from None
 
 
 def _log() -> None:

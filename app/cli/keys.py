@@ -1,4 +1,4 @@
-"""Commands that add, list and remove keys, and make and use those that seal states and sign models."""
+"""Commands for API keys, for seal keys, and for the keys that sign models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from app.cli.console import error_console, say
 from app.cli.option_groups import ungrouped
 from app.cli.options import store_settings
 
-cli = typer.Typer(help="Add, list and remove API keys, and rotate the keys that seal states.", no_args_is_help=True)
+cli = typer.Typer(help="Manage API keys, seal keys and model-signing keys.", no_args_is_help=True)
 KeysFileOption = Annotated[
-    Path | None, typer.Option("--keys", help="File of the keys. Default: LISAREC_KEYS_FILE, else keys.", metavar="FILE")
+    Path | None,
+    typer.Option("--keys", help="File of the API keys. Default: LISAREC_KEYS_FILE, else keys.", metavar="FILE"),
 ]
 
 SignedModel = Annotated[Path, typer.Argument(help="Model directory on this machine.", metavar="DIR")]
@@ -22,17 +23,18 @@ SignedModel = Annotated[Path, typer.Argument(help="Model directory on this machi
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """How much may be done with a key."""
+    """Options for the limits of a key."""
 
     rate: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Plain requests a minute. An event is one, a costly request several. Default: no limit."
+            min=1,
+            help="Plain requests per minute. An event is one, an expensive request several. Default: unlimited.",
         ),
     ] = None
     new_users: Annotated[
         int | None,
-        typer.Option(min=0, help="New users an hour. Default: the tenant's quota, and half of it with --origin."),
+        typer.Option(min=0, help="New users per hour. Default: the tenant's quota, or half of it with --origin."),
     ] = None
 
 
@@ -45,16 +47,16 @@ def add_key(
     tenant: Annotated[str | None, typer.Option(help="Tenant of the key. Default: LISAREC_TENANT, else main.")] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(help="Origin of pages that may use the key, such as https://shop.example. Repeatable."),
+        typer.Option(help="Web origin that may use the key, such as https://shop.example. Repeatable."),
     ] = None,
     limits: LimitOptions,
-    note: Annotated[str, typer.Option(help="Note for people, such as who has the key.")] = "",
+    note: Annotated[str, typer.Option(help="Free-text note, such as who uses the key.")] = "",
     audience: Annotated[
         str,
-        typer.Option(help="Audience: the key opens only sealed states of this audience. Default: of keys without one."),
+        typer.Option(help="Audience of sealed states: the key opens only states of the same audience. Default: none."),
     ] = "",
 ) -> None:
-    """Make a key and print it once. The file gets its hash, and services pick it up within a second."""
+    """Create an API key and print it once. The file stores its hash; services pick it up within a second."""
     from pydantic import ValidationError
 
     from app.http.auth import keys as keyring
@@ -62,7 +64,7 @@ def add_key(
     file = _keys_file(keys)
     known = ", ".join(keyring.SCOPES)
     if unknown := sorted(set(scope) - set(keyring.SCOPES)):
-        raise typer.BadParameter(f"no scope {unknown[0]!r}; there are: {known}")
+        raise typer.BadParameter(f"unknown scope {unknown[0]!r}; valid scopes: {known}")
     scopes = [one for one in keyring.SCOPES if one in scope]
     try:
         whose = tenant or store_settings().tenant
@@ -70,13 +72,17 @@ def add_key(
     except ValidationError as exc:
         raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
     keyring.add(file, key)
-    error_console.print(f"key {key.id} for {key.tenant}, in '{file}'; it is shown once:", highlight=False, markup=False)
+    error_console.print(
+        f"created key {key.id} for tenant {key.tenant} in '{file}'. Store it now, it is shown only once:",
+        highlight=False,
+        markup=False,
+    )
     say(text)
 
 
 @cli.command("list")
 def list_keys(keys: KeysFileOption = None) -> None:
-    """List the keys: ids, tenants, scopes, origins, limits and notes. The keys themselves are stored nowhere."""
+    """List the API keys: ids, tenants, scopes, origins, limits and notes. The keys themselves are not stored."""
     from app.http.auth.keys import read
 
     for key in read(_keys_file(keys)):
@@ -88,14 +94,14 @@ def list_keys(keys: KeysFileOption = None) -> None:
 
 @cli.command("remove")
 def remove_key(
-    key_id: Annotated[str, typer.Argument(help="Id of the key, as 'lisarec keys list' shows it.", metavar="ID")],
+    key_id: Annotated[str, typer.Argument(help="Id of the key, from 'lisarec keys list'.", metavar="ID")],
     keys: KeysFileOption = None,
 ) -> None:
-    """Revoke a key. Services pick this up within a second."""
+    """Revoke an API key. Services pick this up within a second."""
     from app.http.auth.keys import remove
 
     remove(_keys_file(keys), key_id)
-    say(f"key {key_id} is no longer valid")
+    say(f"revoked key {key_id}")
 
 
 @cli.command("seal")
@@ -104,18 +110,18 @@ def rotate_seal_keys(
         Path | None,
         typer.Option(help="File of the seal keys. Default: LISAREC_SEAL_KEYS_FILE, else seal_keys.", metavar="FILE"),
     ] = None,
-    keep: Annotated[int, typer.Option(min=2, help="Most keys that stay in the file.")] = 4,
+    keep: Annotated[int, typer.Option(min=2, help="Maximum number of keys to keep in the file.")] = 4,
 ) -> None:
-    """Make the keys that seal visitors' states, or rotate them. Services pick this up within a second.
+    """Create the keys that seal visitors' states, or rotate them. Services pick this up within a second.
 
-    The file's second key seals from now on, and a new key takes its place, so every service has a key before it seals.
+    The file's second key becomes the sealing key, and a new key becomes the second: services get keys before their use.
     """
     from app.http.auth.seal_keys import rotate
 
     file = seal_keys or store_settings().seal_keys_file or Path("seal_keys")
     sealing, following, *older = [key.id.hex() for key in rotate(file, keep)]
-    opening = f"; {', '.join(older)} open what they have sealed" if older else ""
-    say(f"{sealing} seals, {following} is the next{opening}: '{file}'")
+    opening = f"; older keys still open states: {', '.join(older)}" if older else ""
+    say(f"'{file}': sealing key {sealing}, next key {following}{opening}")
 
 
 @cli.command("model")
@@ -123,21 +129,21 @@ def make_model_key(
     key: Annotated[
         Path | None,
         typer.Option(
-            help="New file of the private key; default: LISAREC_MODEL_SIGNING_KEY_FILE, else model_signing_key.pem.",
+            help="File for the new private key. Default: LISAREC_MODEL_SIGNING_KEY_FILE, else model_signing_key.pem.",
             metavar="FILE",
         ),
     ] = None,
     public: Annotated[
         Path | None,
         typer.Option(
-            help="The public key is added to this file; default: LISAREC_MODEL_KEYS_FILE, else model_keys.pem.",
+            help="File to add the public key to. Default: LISAREC_MODEL_KEYS_FILE, else model_keys.pem.",
             metavar="FILE",
         ),
     ] = None,
 ) -> None:
-    """Make a key that signs models.
+    """Create a key pair that signs models.
 
-    Services with LISAREC_MODEL_KEYS_FILE load the models that a key of this file has signed, and no others.
+    Services with LISAREC_MODEL_KEYS_FILE load only models that are signed by a key in this file.
     """
     from model.artifact.signatures import make_key
 
@@ -145,7 +151,10 @@ def make_model_key(
     private_file = key or settings.model_signing_key_file or Path("model_signing_key.pem")
     public_file = public or settings.model_keys_file or Path("model_keys.pem")
     made = make_key(private_file, public_file)
-    say(f"key {made}: 'lisarec sign DIR --key {private_file}' signs, and services load by '{public_file}'")
+    say(
+        f"created key {made}; sign with 'lisarec sign DIR --key {private_file}', "
+        f"verify with LISAREC_MODEL_KEYS_FILE={public_file}"
+    )
 
 
 def sign(
@@ -153,21 +162,21 @@ def sign(
     key: Annotated[
         Path | None,
         typer.Option(
-            help="PEM file of the private key that 'keys model' made; default: LISAREC_MODEL_SIGNING_KEY_FILE.",
+            help="PEM file of the private key, from 'lisarec keys model'. Default: LISAREC_MODEL_SIGNING_KEY_FILE.",
             metavar="FILE",
         ),
     ] = None,
 ) -> None:
-    """Sign a model directory, so that services that ask for a signature load it.
+    """Sign a model directory, so that services that require a signature load it.
 
-    The signature covers all files. What is changed afterwards is no longer signed.
+    The signature covers all files. A later change of a file invalidates it.
     """
     from app.settings import StoreSettings
     from model.artifact import model_directory, signatures
 
     file = key or StoreSettings().model_signing_key_file
     if file is None:
-        raise typer.BadParameter("give the private key with --key FILE; 'lisarec keys model' makes one")
+        raise typer.BadParameter("no private key; pass --key FILE, or create one with 'lisarec keys model'")
     private = signatures.read_signing_key(file)
     tag = model_directory.verified_tag(model)
     signatures.sign(model, (model / model_directory.MANIFEST).read_bytes(), private)
@@ -178,19 +187,17 @@ def verify(
     model: SignedModel,
     keys: Annotated[
         Path | None,
-        typer.Option(
-            help="PEM file of public keys that it may be signed by; default: LISAREC_MODEL_KEYS_FILE.", metavar="FILE"
-        ),
+        typer.Option(help="PEM file of trusted public keys. Default: LISAREC_MODEL_KEYS_FILE.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Compare the files of a model directory with its manifest, and the manifest with its signature."""
+    """Verify a model directory: its files against the manifest, and the manifest against its signature."""
     from app.settings import StoreSettings
     from model.artifact import model_directory
 
     file = keys or StoreSettings().model_keys_file
     tag = model_directory.verified_tag(model, file)
-    signed = "whose signature nobody asked for" if file is None else f"signed by a key of '{file}'"
-    say(f"{model}: generation {tag} is whole, {signed}")
+    signed = "signature not checked (no public keys given)" if file is None else f"signed by a key in '{file}'"
+    say(f"{model}: generation {tag} is intact, {signed}")
 
 
 def _keys_file(given: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""The command line. Commands import modules when they run, since torch takes seconds and ``--help`` must not."""
+"""The command line. Commands import modules when they run, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 cli = typer.Typer(
-    help="Online recommendation: every user's whole history as one codeword histogram of constant size.",
+    help="lisarec: real-time recommendations for online shops.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,10 +61,10 @@ def _print_version(wanted: bool) -> None:
 @cli.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Handle the options that precede a command."""
 
 
 cli.add_typer(items.cli, name="items")
@@ -72,7 +72,7 @@ cli.add_typer(keys.cli, name="keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. A failure prints one line with the way out and exits 1; wrong usage exits 2."""
+    """Run a command. A failure prints one line that says what to do and exits 1; a usage error exits 2."""
     given = sys.argv[1:] if arguments is None else [*arguments]
     try:
         cli(given, prog_name="lisarec", obj=given)

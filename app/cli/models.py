@@ -51,115 +51,124 @@ if TYPE_CHECKING:
 
 
 def _moment(text: str) -> datetime:
-    """Return a date, or a time, of UTC where it says no other zone; raise BadParameter if it is none."""
+    """Return a date or time, in UTC by default. Raise BadParameter if the text is neither."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no date such as 2026-05-31, or time such as 2026-05-31T06:00Z") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a valid date or time; use a format such as 2026-05-31 or 2026-05-31T06:00Z"
+        ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class LessWorkOptions:
-    """How much of the data is learned from."""
+    """Options that limit the training data."""
 
     since: Annotated[
         datetime | None,
-        typer.Option(parser=_moment, help="Leave out training events before this date or time.", metavar="DATE"),
+        typer.Option(parser=_moment, help="Ignore training events before this date or time.", metavar="DATE"),
     ] = None
     users_sample: UsersSampleOption = 1.0
     events_per_user: EventsPerUserOption = None
     negatives: Annotated[
-        NegativesChoice, typer.Option(help="How negatives are drawn for a catalogue of more than 20,000 items.")
+        NegativesChoice, typer.Option(help="How to sample negatives for a catalogue of more than 20,000 items.")
     ] = "uniform"
 
     def require_none(self) -> None:
-        """Raise BadParameter where one is given, as mechanisms take none of them."""
+        """Raise BadParameter if any of these options is given: mechanisms support none of them."""
         if self.of_training() or self.of_data():
             raise typer.BadParameter(
-                "mechanisms learn from all events; leave out --since, --users-sample, --events-per-user, --negatives"
+                "mechanisms train on all events; omit --since, --users-sample, --events-per-user and --negatives"
             )
 
     def of_training(self) -> dict[str, Any]:
-        """Return the settings of the training that are given."""
+        """Return the training settings that the options set."""
         bound = {} if self.events_per_user is None else {"events_per_user": self.events_per_user}
         return bound if self.negatives == "uniform" else {**bound, "negatives": self.negatives}
 
     def of_data(self) -> dict[str, Any]:
-        """Return what the card of the data says of them."""
+        """Return the options as entries of the data card."""
         since = {} if self.since is None else {"since": self.since}
         return since if self.users_sample == 1 else {**since, "users_sample": self.users_sample}
 
 
 @dataclass(frozen=True)
 class RecipeOptions(LessWorkOptions):
-    """What is trained."""
+    """Options that describe the model and its training."""
 
     preset: Annotated[
         str,
         typer.Option(
-            help="Preset or mechanism: shape and training settings. docs/reference/model.md lists them.",
+            help="Preset or mechanism: model shape and training settings, see docs/reference/model.md.",
             callback=known_preset_or_mechanism,
         ),
     ] = "lisa-mini"
-    protocol: Annotated[Protocol, typer.Option(help="Protocol whose test and validation events are held out.")] = (
-        "loo_full"
-    )
+    protocol: Annotated[
+        Protocol, typer.Option(help="Evaluation protocol. Its test and validation events are held out.")
+    ] = "loo_full"
     train_on: Annotated[
-        TrainOn, typer.Option(help="Events to train on. 'all' leaves nothing to evaluate, and is for production.")
+        TrainOn,
+        typer.Option(help="Events to train on. 'all' is for production: it leaves no events for an evaluation."),
     ] = "train"
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, in place of the preset's.")] = None
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs. Default: the preset's.")] = None
     regularisation: Annotated[
         RegularisationChoice,
-        typer.Option(help="'by-density' takes dropout 0.5 and 5 epochs where items have few events."),
+        typer.Option(help="'by-density' uses dropout 0.5 and 5 epochs if there are few events per item."),
     ] = "given"
     lift: Annotated[
         float | None,
-        typer.Option(min=0, help="Strength of the lift. Default: chosen on validation events, or 1.5 without any."),
+        typer.Option(
+            min=0, help="Strength of the lift. Default: chosen on the validation events, or 1.5 without them."
+        ),
     ] = None
     lift_from: Annotated[
         Path | None,
-        typer.Option(help="Model whose lift to take, for --train-on all.", metavar="DIR"),
+        typer.Option(help="Model to copy the lift from, for --train-on all.", metavar="DIR"),
     ] = None
     event_weight: Annotated[
         list[str] | None,
         typer.Option(
-            help="What an event of this type adds to a user's state, or 0. Types of your own need one. Repeatable.",
+            help="Weight of an event type in users' states; 0 ignores the type. Required for custom types. Repeatable.",
             metavar="TYPE=WEIGHT",
         ),
     ] = None
     unseen: Annotated[
         list[str] | None,
         typer.Option(
-            help="Event type whose items do not count as seen, so that they may be shown again. Repeatable.",
+            help="Event type that doesn't mark an item as seen, so that the item can be recommended again. Repeatable.",
             metavar="TYPE",
         ),
     ] = None
     codes_from: Annotated[
         Path | None,
         typer.Option(
-            help="Model whose codes to keep (the paper's codebook migration). If it has none, they are made.",
+            help="Model to copy item codes from (the paper's codebook migration). If it has none, they are computed.",
             metavar="DIR",
         ),
     ] = None
     warm_from: Annotated[
         Path | None,
-        typer.Option(help="Continue from this model in one short epoch. Its items keep their codes.", metavar="DIR"),
+        typer.Option(
+            help="Continue training from this model for one short epoch. Its items keep their codes.", metavar="DIR"
+        ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed. The same seed and --threads give the same model.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Random seed. The same seed and --threads give the same model.")] = 0
 
     def recipe(self) -> Config | MechanismRecipe:
-        """Return it, with the training settings that the options override; raise BadParameter if they do not fit."""
+        """Return the recipe that the options describe. Raise BadParameter if they contradict each other."""
         if self.preset in MECHANISMS and (self.lift, self.lift_from) != (None, None):
-            raise typer.BadParameter("mechanisms lift nothing; leave out --lift and --lift-from")
+            raise typer.BadParameter("mechanisms have no lift; omit --lift and --lift-from")
         if self.regularisation != "given" and (self.preset in MECHANISMS or self.epochs is not None):
-            raise typer.BadParameter("the epochs are given, or those of a mechanism; leave out --regularisation")
+            raise typer.BadParameter(
+                "--regularisation sets the number of epochs; omit it for mechanisms and with --epochs"
+            )
         if self.preset in PRESETS and self.codes_from is not None:
-            raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
+            raise typer.BadParameter("this preset doesn't learn its codes; omit --codes-from")
         if self.preset in MECHANISMS:
             self.require_none()
         if self.warm_from is not None and (self.preset in MECHANISMS or self.regularisation != "given"):
-            raise typer.BadParameter("--warm-from goes on with a preset and its settings; leave out others")
+            raise typer.BadParameter("--warm-from needs a preset, and no --regularisation")
         overrides: dict[str, Any] = {"seed": self.seed, **({"epochs": self.epochs} if self.epochs else {})}
         split: SplitName = "temporal" if self.protocol == "temporal" else "loo"
         card = DataCard(split=split, train_on=self.train_on, **self.of_data())
@@ -173,26 +182,26 @@ class RecipeOptions(LessWorkOptions):
             shape = shape.model_copy(update=of_shape)
             return Config(model=shape, training=training.model_copy(update={**overrides, **lift}), **about_data)
         if not set(about_data["event_weights"].values()) <= {0, 1}:
-            raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
+            raise typer.BadParameter("mechanisms weight all events equally; --event-weight must be 0 or 1")
         usual = SERVED_TRAINING if self.preset in SERVED_MECHANISMS else MechanismTraining()
         return MechanismRecipe(model=MECHANISMS[self.preset], training=usual.model_copy(update=overrides), **about_data)
 
     def _lift(self) -> dict[str, Any]:
-        """Return the settings of the lift, with its shape where it is another model's."""
+        """Return the settings of the lift. With --lift-from they include its shape."""
         if self.lift_from is None:
             return {"lift_strength": self.lift}
         if self.lift is not None:
-            raise typer.BadParameter("--lift-from is the whole lift; leave out --lift")
+            raise typer.BadParameter("--lift-from copies the whole lift; omit --lift")
         from model.artifact import model_directory
 
         chosen = model_directory.load(self.lift_from).metrics.get("lift")
         if chosen is None:
-            raise typer.BadParameter(f"the training of {str(self.lift_from)!r} has not recorded its lift; give --lift")
+            raise typer.BadParameter(f"the model {str(self.lift_from)!r} has no recorded lift; pass --lift instead")
         shape = {"followers": chosen["followers"], "lift_decay": chosen.get("decay", DEFAULT_LIFT_DECAY)}
         return shape | {f"lift_{name}": chosen[name] for name in ("strength", "count_decay", "faint_share")}
 
     def _event_types(self) -> dict[str, Any]:
-        """Return the weights of all event types, and the unseen types, with those that the options name."""
+        """Return the weights of all event types and the unseen types, including those from the options."""
         from pydantic import ValidationError
 
         given = [text.partition("=") for text in self.event_weight or ()]
@@ -203,19 +212,19 @@ class RecipeOptions(LessWorkOptions):
         try:
             return Config.model_validate(fields).model_dump(include=set(fields))
         except ValidationError as exc:
-            raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
+            raise typer.BadParameter(f"{exc.errors()[0]['msg']}; use TYPE=WEIGHT, such as purchase=3") from exc
 
 
 def train(
     source: DataOptions,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
     options: RecipeOptions,
-    device: Annotated[Device, typer.Option(help="Device that trains.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device to train on.")] = "cpu",
     threads: ThreadsOption = DEFAULT_THREADS,
     memory: MemoryOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
 ) -> None:
-    """Train a model on a data directory, an archive, or a shop's table of events."""
+    """Train a model on a data directory, on an archive, or on a shop's event table."""
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact import model_directory
     from model.artifact.model_directory import Artifact
@@ -228,13 +237,13 @@ def train(
 
     recipe = options.recipe()
     if memory is not None and isinstance(recipe, MechanismRecipe):
-        raise typer.BadParameter("mechanisms train on events in memory; leave out --memory")
+        raise typer.BadParameter("mechanisms need all events in memory; omit --memory")
     data = source.directory()
     use_threads(threads)
     processes = Processes.joined()
     if processes.count > 1 and isinstance(recipe, MechanismRecipe):
-        raise typer.BadParameter("mechanisms train in one process; leave out torchrun")
-    console.quiet = not processes.is_first  # it speaks for all
+        raise typer.BadParameter("mechanisms train in one process; run this command without torchrun")
+    console.quiet = not processes.is_first  # only the first process prints
     gpu = " and the GPU" if device == "cuda" else ""
     together = f" in each of {processes.count} processes" if processes.count > 1 else ""
     say(f"training {options.preset} on {cores_in_use()}{gpu}{together} (--threads {threads})")
@@ -250,62 +259,62 @@ def train(
                 else:
                     made = train_warm(model_directory.load(options.warm_from), data, out, recipe, **how)
     except KeyboardInterrupt:
-        say("interrupted; the same command with --resume goes on after the last whole epoch")
+        say("interrupted. To continue after the last complete epoch, run the same command with --resume")
         raise typer.Exit(130) from None
     if isinstance(made, Artifact):
         if lift := made.metrics.get("lift"):
             count = lift["followers"]
             say(
-                f"the {count} items that follow an item most often gain score after it (lift {lift['strength']:g}); "
-                f"this takes {8 * count} bytes an item"
+                f"lift: after each item, the {count} items that follow it most often get a higher score "
+                f"(strength {lift['strength']:g}, {8 * count} bytes per item)"
             )
-        then = f"{len(made.items):,} items, generation {made.tag}; try 'lisarec serve --model {out}'"
+        then = f"{len(made.items):,} items, generation {made.tag}. Next: 'lisarec serve --model {out}'"
     else:
-        then = f"generation {made.tag}; try 'lisarec evaluate --model {out} --data {source.data}{source.arguments()}'"
+        then = f"generation {made.tag}. Next: 'lisarec evaluate --model {out} --data {source.data}{source.arguments()}'"
     say(f"{out}: {then}")
 
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """The rules by which models are measured."""
+    """Options for the rules of the evaluation."""
 
     protocol: Annotated[
-        Protocol | None, typer.Option(help="Protocol. Default: the one that the model was trained for.")
+        Protocol | None, typer.Option(help="Evaluation protocol. Default: the one that the model was trained for.")
     ] = None
     seen: Annotated[
         SeenRule | None,
-        typer.Option(help="Seen items that must not be recommended. Default: the rule that the model was chosen with."),
+        typer.Option(help="Seen items to exclude. Default: the rule that the model was selected with."),
     ] = None
 
 
 @dataclass(frozen=True)
 class BaselineOptions:
-    """Which baselines are fitted."""
+    """Options that choose the baselines."""
 
-    baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too, which takes minutes.")] = False
+    baselines: Annotated[bool, typer.Option("--baselines", help="Also fit the baselines. This takes minutes.")] = False
     baseline: Annotated[
         list[str] | None,
         typer.Option(
-            help="Fit this baseline too. Repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
+            help="Also fit this baseline. Repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
         ),
     ] = None
 
     def grids(self) -> dict[str, Sequence[Baseline]]:
-        """Return what each of them is fitted with; raise BadParameter where there is no such baseline."""
+        """Return the hyperparameters to try for each baseline. Raise BadParameter for an unknown baseline."""
         from model.evaluation.baselines import GRIDS
         from model.evaluation.neural_baselines import NEURAL_GRIDS
 
         every_grid = {**GRIDS, **NEURAL_GRIDS}
         unknown = sorted(set(self.baseline or ()) - every_grid.keys())
         if unknown:
-            raise typer.BadParameter(f"no baseline {unknown[0]!r}; there are: {', '.join(every_grid)}")
+            raise typer.BadParameter(f"unknown baseline {unknown[0]!r}; valid baselines: {', '.join(every_grid)}")
         chosen = {*(GRIDS if self.baselines else ()), *(self.baseline or ())}
         return {name: grid for name, grid in every_grid.items() if name in chosen}
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Where the numbers are written."""
+    """Options that name the output files."""
 
     json_file: JsonOption = None
     ranks: Annotated[
@@ -315,7 +324,7 @@ class ReportOptions:
         Path | None, typer.Option(help="Write a report with plots, index.html, to this directory.", metavar="DIR")
     ] = None
     report_seed: Annotated[
-        int, typer.Option(min=0, help="Seed that draws the twenty users whose lists the report shows.")
+        int, typer.Option(min=0, help="Random seed that selects the report's twenty example users.")
     ] = 0
 
 
@@ -323,7 +332,7 @@ def evaluate(
     model: Annotated[
         list[Path],
         typer.Option(
-            help="Model directory. Repeatable: the first is compared with the others, and seeds of one are averaged.",
+            help="Model directory. Repeatable: compares the first model with the others; averages seeds of one model.",
             metavar="DIR",
         ),
     ],
@@ -335,7 +344,7 @@ def evaluate(
     reports: ReportOptions,
     context: typer.Context,
 ) -> None:
-    """Measure a model on the events held out of its data, and compare it with others."""
+    """Evaluate a model on the held-out events of its data, and compare it with other models."""
     from app.jobs.reports.quality_page import Provenance, write_page
     from app.jobs.reports.quality_table import baselines_table, metrics_table, other_models_table, verdicts_of
     from app.observability.version import own_version
@@ -349,8 +358,8 @@ def evaluate(
     loaded = [load_model(directory) for directory in model]
     first = loaded[0]
     if reports.report is not None and isinstance(first, TrainedMechanism):
-        raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
-    with announced("reading the data", console) as notify:
+        raise typer.BadParameter("--report needs a model that can be served; use --json instead")
+    with announced("reading data", console) as notify:
         evaluation = evaluate_models(loaded, data, rules.protocol, rules.seen, grids, notify)
     numbers = evaluation.to_json()
     if reports.json_file is not None:
@@ -361,7 +370,7 @@ def evaluate(
         command = shlex.join(["lisarec", *context.find_root().obj])
         made = Provenance(command, datetime.now(UTC), own_version())
         page = write_page(reports.report, evaluation, loaded, made, reports.report_seed)
-        say(f"{page} is ready; open it in a browser")
+        say(f"{page} is ready. Open it in a browser")
     console.print(metrics_table(numbers))
     if evaluation.others:
         console.print(other_models_table(numbers))

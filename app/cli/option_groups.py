@@ -1,4 +1,4 @@
-"""Commands whose options stand in groups: a parameter that is a dataclass takes each of its fields as an option."""
+"""Groups of options: a command's parameter that is a dataclass becomes one option per field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command as Typer reads it: with the fields of a group as parameters, in the place of the group."""
+    """Return the command for Typer, with the fields of each group as its parameters."""
     parameters = inspect.signature(command, eval_str=True).parameters
     groups = {
         name: inspect.signature(kind, eval_str=True).parameters

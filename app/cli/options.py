@@ -1,4 +1,4 @@
-"""Options that several commands take, and the settings from options and environment."""
+"""Options that several commands share, and the settings from options and environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def place_of(text: str) -> Place:
-    """Return the place; raise BadParameter if it is neither a path nor the URL of a bucket."""
+    """Return the location. Raise BadParameter if it is neither a path nor a bucket URL."""
     try:
         return parse_place(text)
     except ValueError as exc:
@@ -32,7 +32,7 @@ def place_of(text: str) -> Place:
 
 
 def _data_directory(text: str) -> Path:
-    """Return the data directory, or a copy of one that is in a bucket."""
+    """Return the data directory. One in a bucket is copied first."""
     from app.jobs.datasets.bucket import local_copy
     from app.settings import StoreSettings
 
@@ -44,7 +44,7 @@ DataOption = Annotated[
     Path,
     typer.Option(
         "--data",
-        help="Data directory with interactions.tsv.gz, or a shop's table of events.",
+        help="Data directory with interactions.tsv.gz, or a shop's event table.",
         metavar="DIR|FILE|URL",
         parser=_data_directory,
     ),
@@ -58,13 +58,13 @@ ModelsDirOption = Annotated[
         help="Folder of the models. Default: the folder of LISAREC_MODEL_DIR, else models.", metavar="DIR|URL"
     ),
 ]
-RedisUrlOption = Annotated[str | None, typer.Option(help="Redis that keeps users and log.", metavar="URL")]
+RedisUrlOption = Annotated[str | None, typer.Option(help="Redis that stores users and the event log.", metavar="URL")]
 DataDirOption = Annotated[
-    Path | None, typer.Option(help="Directory of the SQLite store that keeps users and log.", metavar="DIR")
+    Path | None, typer.Option(help="Directory of the SQLite store for users and the event log.", metavar="DIR")
 ]
 ArchiveDirOption = Annotated[
     str | None,
-    typer.Option(help="Archive of the older part of the log, which 'lisarec archive' writes.", metavar="DIR|URL"),
+    typer.Option(help="Archive of older events, written by 'lisarec archive'.", metavar="DIR|URL"),
 ]
 UrlOption = Annotated[str, typer.Option(help="Address of the service.")]
 EventsKeyOption = Annotated[
@@ -72,15 +72,18 @@ EventsKeyOption = Annotated[
     typer.Option(help="File with a key of the scope events:write, if the service has keys.", metavar="FILE"),
 ]
 ThreadsOption = Annotated[
-    int, typer.Option(min=1, help="Cores to compute with. More than one helps only where no other process needs them.")
+    int,
+    typer.Option(
+        min=1, help="Number of CPU threads. More than one helps only if other processes leave the cores idle."
+    ),
 ]
 
 
 def size_in_bytes(text: str) -> int:
-    """Return a number of bytes such as 4GiB; raise BadParameter if it is none."""
+    """Return a size such as 4GiB in bytes. Raise BadParameter if the text is not a size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB|i|B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 4GiB or 512MiB")
+        raise typer.BadParameter(f"{text!r} is not a valid size; use a format such as 4GiB or 512MiB")
     number, unit = found.groups()
     return int(float(number) * 1024 ** (1 + "KMGT".index(unit.upper())))
 
@@ -89,17 +92,20 @@ MemoryOption = Annotated[
     int | None,
     typer.Option(
         parser=size_in_bytes,
-        help="Memory that a training may take, such as 4GiB. It then keeps the events in files beside the model.",
+        help="Memory limit of the training, such as 4GiB. The events are then kept in files next to the model.",
         metavar="SIZE",
     ),
 ]
 EventsPerUserOption = Annotated[
     int | None,
-    typer.Option(min=2, help="Events of a user per epoch at most: half are the newest, half a stretch that changes."),
+    typer.Option(
+        min=2,
+        help="Maximum events per user and epoch: half are the newest, half a stretch that changes each epoch.",
+    ),
 ]
-UsersSampleOption = Annotated[float, typer.Option(min=0.001, max=1, help="Share of the users to train on.")]
+UsersSampleOption = Annotated[float, typer.Option(min=0.001, max=1, help="Share of users to train on.")]
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Write the numbers to this JSON file too.", metavar="FILE")
+    Path | None, typer.Option("--json", help="Also write the numbers to this JSON file.", metavar="FILE")
 ]
 
 
@@ -113,7 +119,7 @@ class Address(NamedTuple):
 def _address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
+        raise typer.BadParameter(f"{text!r} is not a valid HOST:PORT; use a format such as 127.0.0.1:9464")
     return Address(host, int(port))
 
 
@@ -124,27 +130,23 @@ MetricsOption = Annotated[
 
 @dataclass(frozen=True)
 class MappingOptions:
-    """What a shop's tables have in the place of what a data directory has."""
+    """Options that map a shop's tables to the format of a data directory."""
 
     columns: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Names of columns, such as customer=user_id,sku=item_id. Repeatable.", metavar="OWN=NAME,..."
-        ),
+        typer.Option(help="Column mapping, such as customer=user_id,sku=item_id. Repeatable.", metavar="OWN=NAME,..."),
     ] = None
     timezone: Annotated[
-        str | None, typer.Option(help="Time zone of times without one, such as Europe/Berlin.", metavar="ZONE")
+        str | None, typer.Option(help="Time zone of timestamps without one, such as Europe/Berlin.", metavar="ZONE")
     ] = None
     decimal: Annotated[
         Literal[".", ","] | None,
-        typer.Option(help="Decimal sign. Signs of thousands and currencies are removed."),
+        typer.Option(help="Decimal separator. Thousands separators and currency signs are removed."),
     ] = None
-    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")] = (
-        False
-    )
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Skip unreadable lines.")] = False
 
     def mapping(self) -> TableMapping:
-        """Return what the options say; raise BadParameter."""
+        """Return the mapping that the options describe. Raise BadParameter if they are invalid."""
         from model.data.exports.mapping import TableMapping, known_timezone, parse_columns
 
         try:
@@ -154,7 +156,7 @@ class MappingOptions:
             raise typer.BadParameter(str(exc)) from None
 
     def arguments(self) -> str:
-        """Return the options as they are typed, each behind a space."""
+        """Return the options as command-line text, each preceded by a space."""
         given = [(f"--{name}", value) for name in ("timezone", "decimal") if (value := getattr(self, name)) is not None]
         pairs = [*(("--columns", text) for text in self.columns or ()), *given]
         switch = " --skip-bad-lines" if self.skip_bad_lines else ""
@@ -163,12 +165,12 @@ class MappingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(MappingOptions):
-    """The tables that are read, and how."""
+    """Options that name the input tables and their mapping."""
 
     data: DataOption
 
     def directory(self) -> Path:
-        """Return a data directory, which is a copy where something is mapped; say what is left out of it.
+        """Return a data directory, and print what is skipped. If a mapping is given, the directory is a copy.
 
         raises  BadParameter, DataError, OSError
         """
@@ -184,17 +186,17 @@ class DataOptions(MappingOptions):
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where the users are kept."""
+    """Options that name the store."""
 
     redis_url: RedisUrlOption = None
     data_dir: DataDirOption = None
 
     def settings(self, **others: object) -> StoreSettings:
-        """Return the settings of the store, with others; raise BadParameter if they are invalid."""
+        """Return the settings of the store together with others. Raise BadParameter if they are invalid."""
         return store_settings(**vars(self), **others)
 
     def command(self, command: str, models_dir: Place | str | None = None) -> str:
-        """Return a command to try next, in quotes, with the same store; passwords are left out."""
+        """Return a command for the same store, in quotes, to suggest as the next step. It contains no passwords."""
         from app.settings import without_password
 
         options = {
@@ -208,25 +210,25 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class LogOptions(StoreOptions):
-    """Where the users are kept, and where the archive of their events is."""
+    """Options that name the store and its archive."""
 
     archive_dir: ArchiveDirOption = None
 
 
 def known_preset(name: str) -> str:
-    """Return the name; raise BadParameter if it is no preset."""
+    """Return the name. Raise BadParameter if it is not a preset."""
     if name not in PRESETS:
-        raise typer.BadParameter(f"{name!r} is none of: {', '.join(sorted(PRESETS))}")
+        raise typer.BadParameter(f"unknown preset {name!r}; valid presets: {', '.join(sorted(PRESETS))}")
     return name
 
 
 def known_preset_or_mechanism(name: str) -> str:
-    """Return the name; raise BadParameter if it is neither a preset nor a mechanism."""
+    """Return the name. Raise BadParameter if it is neither a preset nor a mechanism."""
     return name if name in MECHANISMS else known_preset(name)
 
 
 def service_settings(given: Mapping[str, object]) -> Settings:
-    """Return the settings of a service, from the options that are not None; raise BadParameter if they are invalid."""
+    """Return the settings of a service from the options that are not None. Raise BadParameter if they are invalid."""
     from pydantic import ValidationError
 
     from app.settings import Settings
@@ -238,7 +240,7 @@ def service_settings(given: Mapping[str, object]) -> Settings:
 
 
 def store_settings(**given: object) -> StoreSettings:
-    """Return the settings of a store, from the options that are not None; raise BadParameter if they are invalid."""
+    """Return the settings of a store from the options that are not None. Raise BadParameter if they are invalid."""
     from pydantic import ValidationError
 
     from app.settings import StoreSettings
@@ -250,19 +252,19 @@ def store_settings(**given: object) -> StoreSettings:
 
 
 def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that are not None. A data directory among them wins over a Redis of the environment."""
+    """Return the options that are not None. A --data-dir overrides a Redis from the environment."""
     from app.settings import problem_of_unknown_variables
 
     if problem := problem_of_unknown_variables():
         raise typer.BadParameter(problem)
     options = {name: value for name, value in given.items() if value is not None}
     if "redis_url" in options and "data_dir" in options:
-        raise typer.BadParameter("give one of --redis-url and --data-dir: users are kept in Redis or in SQLite")
+        raise typer.BadParameter("pass one of --redis-url and --data-dir: users are stored in Redis or in SQLite")
     return {"redis_url": None, **options} if "data_dir" in options else options
 
 
 def bad_values(exc: ValidationError) -> typer.BadParameter:
-    """Return the error of a command whose options make no valid values; one of several fields names none of them."""
+    """Return the usage error for invalid settings. An error about several fields names no single option."""
     return typer.BadParameter(
         "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
     )

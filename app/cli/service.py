@@ -1,4 +1,4 @@
-"""Commands that run the service, or an interface to it: serve, demo, mcp, bench."""
+"""Commands that run the service or an interface to it: serve, demo, mcp, bench."""
 
 from __future__ import annotations
 
@@ -24,31 +24,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """Where the service listens, and what computes."""
+    """Options for the address and the device."""
 
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on. 0 takes any free port.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on. 0 chooses a free port.")] = None
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None
     device: Annotated[Device | None, typer.Option(help="Device that ranks items.")] = None
 
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """Who may call the service, and for which shops."""
+    """Options for access and tenants."""
 
     keys_file: Annotated[
         Path | None,
-        typer.Option("--keys", help="File of the API keys, which 'lisarec keys add' writes.", metavar="FILE"),
+        typer.Option("--keys", help="File of the API keys, written by 'lisarec keys add'.", metavar="FILE"),
     ] = None
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Serve other machines without keys.", show_default=False)
+        bool | None,
+        typer.Option(
+            "--insecure", help="Accept requests from other machines without API keys. Insecure.", show_default=False
+        ),
     ] = None
     tenant: Annotated[
-        list[str] | None, typer.Option(help="A further tenant and its model. Repeatable.", metavar="NAME=DIR|URL")
+        list[str] | None, typer.Option(help="Additional tenant and its model. Repeatable.", metavar="NAME=DIR|URL")
     ] = None
 
     def settings(self) -> dict[str, object]:
-        """Return the settings that the options stand for."""
+        """Return the options as settings."""
         tenants = _tenants(self.tenant) if self.tenant else None
         return {"keys_file": self.keys_file, "insecure": self.insecure, "tenants": tenants}
 
@@ -58,7 +61,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model directory that 'lisarec train' wrote. Default: the active model, or none yet.",
+            help="Model directory, written by 'lisarec train'. Default: the active model, if there is one.",
             metavar="DIR|URL",
         ),
     ] = None,
@@ -67,7 +70,7 @@ def serve(
     models_dir: Annotated[
         str | None,
         typer.Option(
-            help="Folder of the models that can be activated. Default: the folder of --model, else models.",
+            help="Folder of models that can be activated. Default: the folder of --model, else models.",
             metavar="DIR|URL",
         ),
     ] = None,
@@ -75,18 +78,18 @@ def serve(
     playground: Annotated[
         bool | None,
         typer.Option(
-            "--playground", help="Serve the playground, which shows users' states, at /playground.", show_default=False
+            "--playground", help="Serve the playground at /playground. It shows users' states.", show_default=False
         ),
     ] = None,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="Log lines for people, or one JSON object a line. Default: text.")
+        LogFormat | None, typer.Option(help="Log format: text, or one JSON object per line. Default: text.")
     ] = None,
 ) -> None:
     """Serve a model over HTTP.
 
-    Options that are missing come from the environment (LISAREC_...), else from the defaults. Without keys, only this
-    machine can reach the service. Without a model, events are logged and popular items recommended until the first
-    model is activated.
+    Missing options come from the environment (LISAREC_...), then from the defaults. Without API keys, only this
+    machine can reach the service. Until the first model is active, the service logs events and recommends
+    popular items.
     """
     given = {
         **vars(log),
@@ -99,7 +102,7 @@ def serve(
     }
     settings = service_settings(given)
     configure(settings.log_level, settings.log_format)
-    logger.info("loading %s", "the active model, if there is one" if settings.model_dir is None else settings.model_dir)
+    logger.info("loading %s", "the active model, if any" if settings.model_dir is None else settings.model_dir)
     from app.main import serve as serve_http  # takes seconds
 
     serve_http(settings)
@@ -108,17 +111,17 @@ def serve(
 def _tenants(given: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if not all(name and model for name, _, model in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
-        raise typer.BadParameter("give each further tenant once, as --tenant NAME=DIR")
+        raise typer.BadParameter("pass each additional tenant once, as --tenant NAME=DIR")
     return {name: model for name, _, model in pairs}
 
 
 def demo(
     data: Annotated[
-        Path | None, typer.Option(help="Data directory to use in place of the generated shop.", metavar="DIR")
+        Path | None, typer.Option(help="Data directory to use instead of the generated shop.", metavar="DIR")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of 127.0.0.1 to serve on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on at 127.0.0.1.")] = 8000,
 ) -> None:
-    """Train on a small generated shop, serve it, and print what to try."""
+    """Train on a small generated shop, serve it, and print requests to try."""
     from app.jobs.demo import demo as run_demo
 
     run_demo(data, port, console)
@@ -128,15 +131,19 @@ def mcp(
     url: UrlOption = "http://127.0.0.1:8000",
     key_file: Annotated[
         Path | None,
-        typer.Option(help="File with a key that has recs:read, where keys are on.", metavar="FILE"),
+        typer.Option(help="File with a key of the scope recs:read, if the service has keys.", metavar="FILE"),
     ] = None,
     allow_events: Annotated[
-        bool, typer.Option("--allow-events", help="Offer to log events, too; the key needs events:write.")
+        bool,
+        typer.Option(
+            "--allow-events",
+            help="Also allow assistants to log events. The key then also needs the scope events:write.",
+        ),
     ] = False,
 ) -> None:
-    """Let assistants ask a running service: a server of the Model Context Protocol over standard input and output.
+    """Run a Model Context Protocol server on standard input and output, so that AI assistants can query a service.
 
-    It offers searches, lists, explanations, similar items and statistics, and changes nothing.
+    It offers search, recommendations, explanations, similar items and statistics. By default it is read-only.
     """
     from app.observability.version import own_version
     from clients.lisarec_client import LisarecError
@@ -146,28 +153,33 @@ def mcp(
     try:
         serve_mcp(url, key, version=own_version(), allow_events=allow_events)
     except ImportError:
-        raise ValueError("the SDK of the Model Context Protocol is missing; run: pip install 'lisarec[mcp]'") from None
+        raise ValueError("the Model Context Protocol SDK is not installed; run: pip install 'lisarec[mcp]'") from None
     except LisarecError as exc:
         raise ValueError(str(exc)) from None
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """What is measured."""
+    """Options that name what to measure."""
 
-    model: Annotated[Path | None, typer.Option(help="Trained model to measure.", metavar="DIR")] = None
-    items: Annotated[list[int] | None, typer.Option(min=1, help="Items of the catalogue. Repeatable.")] = None
+    model: Annotated[Path | None, typer.Option(help="Model to measure.", metavar="DIR")] = None
+    items: Annotated[
+        list[int] | None, typer.Option(min=1, help="Size of a synthetic catalogue, in items. Repeatable.")
+    ] = None
     codes: Annotated[
-        Literal["trained", "random"], typer.Option(help="Codes of these items: like the model's, or random.")
+        Literal["trained", "random"], typer.Option(help="Codes of the synthetic items: like the model's, or random.")
     ] = "trained"
     url: Annotated[
-        str | None, typer.Option(help="Running service to measure in place of a model. Its store keeps the events.")
+        str | None,
+        typer.Option(help="Running service to measure instead of a model. The events of the test stay in its store."),
     ] = None
-    redis: Annotated[bool, typer.Option("--redis", help="Measure on a Redis of its own, in place of SQLite.")] = False
-    processes: Annotated[int, typer.Option(min=1, help="Processes of the service, on Redis.")] = 2
+    redis: Annotated[
+        bool, typer.Option("--redis", help="Start a Redis for the measurement, instead of using SQLite.")
+    ] = False
+    processes: Annotated[int, typer.Option(min=1, help="Number of service processes, with --redis.")] = 2
 
     def started(self) -> Iterator[tuple[str, AbstractContextManager[BenchTarget]]]:
-        """Yield what each thing to measure is called, and what starts it; raise BadParameter if there is none."""
+        """Yield each target's name and what starts it. Raise BadParameter if there is no target."""
         from app.jobs.loadtest.rate_sweep import enlarged_service, running_target
 
         if self.url is not None and self.model is None:
@@ -178,22 +190,20 @@ class TargetOptions:
                 service = enlarged_service(self.model, size, self.codes, processes, on_redis=self.redis)
                 yield f"{size:,} items, {self.codes} codes", service
         else:
-            raise typer.BadParameter("give either a model with --model DIR or a running service with --url URL")
+            raise typer.BadParameter("pass either a model as --model DIR or a running service as --url URL")
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Which rates are tried, and what a service that keeps up does."""
+    """Options for the request rates and the latency goal."""
 
-    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds at each rate.")] = 10.0
-    p90_ms: Annotated[
-        float, typer.Option(min=0.1, help="90th percentile of latency, in milliseconds, that the service has to keep.")
-    ] = 7.0
+    rate: Annotated[float, typer.Option(min=1, help="Initial rate, in recommendations per second.")] = 500.0
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of each rate, in seconds.")] = 10.0
+    p90_ms: Annotated[float, typer.Option(min=0.1, help="Latency goal: 90th percentile, in milliseconds.")] = 7.0
 
 
 def bench(target: TargetOptions, load: LoadOptions, json_file: JsonOption = None) -> None:
-    """Raise the rate of requests until the service no longer keeps up. Service and load share this machine."""
+    """Raise the request rate until the service exceeds the latency goal. The load runs on the same machine."""
     from app.jobs.loadtest.rate_sweep import RateSweep, as_json, disk_sync_ms
     from app.jobs.loadtest.table import bench_table
 

@@ -210,7 +210,7 @@ class ColdItemLearner:
         try:
             values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
         except StorageError as exc:
-            logger.debug("users of new items cannot be looked at: %s", exc)
+            logger.debug("cannot read the users of new items: %s", exc)
             return {}
         generation = self._generation
         return {

@@ -27,14 +27,14 @@ from storage.protocol import EventStore
 from storage.records import AppendResult
 from storage.state.event import IMPRESSION, Event, id_time_us
 
-ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
+ID_NEEDED = "is required if the service has keys; use a UUIDv7, and the same one when you send the event again"
 PLAIN_FIELDS = frozenset(
     {"event_id", "user_id", "item_id", "items", "type", "timestamp", "value", "recommendation_id", "order_id"}
 )
 FOLLOW_JUMPS_AFTER_S = 60.0
 FEW_EVENTS = 100  # that are parsed within half a millisecond
 EVENT_COST = 200.0  # of parsing one, beside a byte of JSON
-REFUSED = "nothing was applied; correct the events named here and send them all again"
+REFUSED = "nothing was applied; correct the events in `details` and send all events again"
 
 
 class ReceivedEvents(NamedTuple):
@@ -267,7 +267,7 @@ def validate_events(
 ) -> list[PostedEvent]:
     """Return the events if all of them are valid; InvalidEvents names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
-        raise InvalidEvents(f"a request has 1 to {MAX_EVENTS:,} events; nothing was applied")
+        raise InvalidEvents(f"a request must have 1 to {MAX_EVENTS:,} events; nothing was applied")
     context = {"max_us": max_us, "max_value": max_value}
     events: list[PostedEvent] = []
     faults: list[list[ErrorDetail]] = []

@@ -42,9 +42,9 @@ class LiveSignals:
         """
         if not set(types).issubset(self.event_types):
             known = ", ".join(sorted(self.event_types)[:MAX_NAMES])
-            reason = f"has a type for which no served model has a weight; there are {known}"
+            reason = f"has a type without a weight in the served models; known types: {known}"
             raise InvalidRequest(
-                "there is no such event type", [ErrorDetail(field=f"{path}exclude_events", reason=reason)]
+                "this event type does not exist", [ErrorDetail(field=f"{path}exclude_events", reason=reason)]
             )
 
     async def sync_forever(self) -> None:

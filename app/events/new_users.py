@@ -53,7 +53,7 @@ class NewUsers:
         new = await self._store.users_without_log(self._tenant, unknown)
         if sender.is_public and len(new) > MAX_PUBLIC_NEW_USERS:
             raise TooManyNewUsersAtOnce(
-                f"a request with a key of pages brings at most {MAX_PUBLIC_NEW_USERS} new users; "
+                f"a request with a page key may have at most {MAX_PUBLIC_NEW_USERS} new users; "
                 "nothing was applied, split it"
             )
         if new:

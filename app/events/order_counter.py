@@ -75,7 +75,7 @@ class OrderCounter:
                 if counts:
                     await self._store.orders.add(self._tenant, counts)
             except StorageError as exc:
-                logger.debug("orders could not be counted, which will be tried again: %s", exc)
+                logger.debug("cannot count orders, retrying: %s", exc)
                 self._waiting = weights | self._waiting
                 raise
 
@@ -92,7 +92,7 @@ class OrderCounter:
             except (StorageUnavailable, StorageBusy):
                 raise
             except StorageError as exc:  # of this user alone, for whom others' orders do not wait
-                logger.warning("orders of a user whose log cannot be read are not counted: %s", exc)
+                logger.warning("not counting the orders of a user, because the log cannot be read: %s", exc)
                 continue
             for name, weight in order_counts(newest_first[::-1], own, self._is_new, self.newest.__contains__):
                 counts[name] += weight

@@ -16,8 +16,8 @@ from storage.state.event import IMPRESSION, Event, event_hash
 from storage.state.generation import Generation
 from storage.state.portable_state import VISITOR, PortableState
 
-NOT_CARRIED = "is one of users: a sealed state has no room for what was shown"
-NOBODY = "has no place here: the events are those of the sealed state's visitor"
+NOT_CARRIED = "is not supported: a sealed state stores no impressions"
+NOBODY = "is not allowed here: the events belong to the visitor of the sealed state"
 
 
 class PortableEvents:

@@ -75,7 +75,7 @@ class TrendCounter:
                 ]
                 await self._store.add_visits(self._tenant, hashed)
             except StorageError as exc:
-                logger.debug("trends could not be noted, which will be tried again: %s", exc)
+                logger.debug("cannot save trends, retrying: %s", exc)
                 self._waiting = visits | self._waiting
                 raise
 

@@ -83,7 +83,7 @@ class UserData:
             if value is not None:
                 return value
             if not await self._store.events(self._tenant, user_id, limit=1):
-                raise UserNotFound("no event of this user is known")
+                raise UserNotFound("this user has no events")
             if time.monotonic() > give_up_s:
                 raise StateNotReady
             await asyncio.sleep(ASK_AGAIN_AFTER_S)
@@ -96,7 +96,7 @@ class UserData:
         """
         entries = await self._store.events(self._tenant, user_id, after=after, limit=limit + 1)
         if not entries and not after:
-            raise UserNotFound("no event of this user is known")
+            raise UserNotFound("this user has no events")
         page = entries[:limit]
         return UserEvents(
             user_id=user_id,
@@ -138,7 +138,7 @@ def visitor_of(body: object, user_id: str) -> str:
     except ValidationError as exc:
         raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
     if visitor == user_id:
-        raise InvalidRequest("a user cannot be merged into itself; name the visitor in 'from'")
+        raise InvalidRequest("a user cannot be merged into itself; put the visitor's id into 'from'")
     return visitor
 
 

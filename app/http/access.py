@@ -19,7 +19,7 @@ from storage.items.audit import AuditEntry, user_mark
 
 
 class Caller(NamedTuple):
-    """Who sends a request: a tenant, by one of its keys; without keys whoever reaches the service."""
+    """The sender of a request: a tenant and one of its keys. Without keys, anyone who can reach the service."""
 
     tenant: str
     key: Key | None
@@ -80,7 +80,7 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     caller = Caller(key.tenant, key, Requester(is_disconnected, key.id))
     require_scope(caller, required)
     if key.is_public and Headers(scope=request).get("origin") not in key.origins:
-        raise Forbidden("this key does not allow pages of this origin")
+        raise Forbidden("this key does not allow this web origin")
     await services.rate_limiter.count(key)
     return caller
 
@@ -106,7 +106,7 @@ def require_scope(caller: Caller, required: Scope) -> None:
 async def charge(services: Services, caller: Caller, cost: int, counted: int = 1) -> None:
     """Count what a call costs, in plain requests, against the rate of its key.
 
-    counted  how much of it was counted before; one with every call
+    counted  the part of the cost that was already counted; every call counts one at first
 
     raises  TooCostly, TooManyRequests
     """
@@ -114,7 +114,9 @@ async def charge(services: Services, caller: Caller, cost: int, counted: int = 1
         return
     rate = caller.key.requests_per_minute
     if rate is not None and cost > rate:
-        raise TooCostly(f"this call costs {cost:,} plain requests, and this key has {rate:,} a minute")
+        raise TooCostly(
+            f"this call costs {cost:,} plain requests, but the rate limit of this key is {rate:,} per minute"
+        )
     await services.rate_limiter.count(caller.key, cost - counted)
 
 
@@ -148,7 +150,7 @@ async def audit(
 
 
 async def audited_user(services: Services, caller: Caller, user_id: str) -> str:
-    """Return what stands for the user in the audit log; raise StorageError."""
+    """Return the keyed hash that replaces the user's id in the audit log. Raise StorageError."""
     return user_mark(await services.by_tenant[caller.tenant].store.secret(), caller.tenant, user_id)
 
 

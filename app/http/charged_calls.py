@@ -1,4 +1,4 @@
-"""The calls that the routes and the fast path share: each charges its caller, then does what a parsed body asks for."""
+"""The calls that the routes and the fast path share. Each charges its caller, then handles the parsed body."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -58,7 +58,7 @@ async def append_events(services: Services, caller: Caller, body: bytes) -> Even
     """Charge the caller for each event of the body of ``POST /v1/events``, and log and fold them.
 
     raises  InvalidJson
-            TooManyEvents, TooManyRequests  when the caller may not send so many, and as `Ingest.append`
+            TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `Ingest.append`
     """
     async with parsed_write(services, caller, body) as parsed:
         sender = await charged_sender(services, caller, len(parsed) if isinstance(parsed, list) else 1)
@@ -66,7 +66,7 @@ async def append_events(services: Services, caller: Caller, body: bytes) -> Even
 
 
 async def charged_sender(services: Services, caller: Caller, events: int) -> Sender:
-    """Charge the caller for so many events, of which one was counted with the call, and return who sends them.
+    """Charge the caller for a number of events, one of which was counted with the call. Return the sender.
 
     raises  TooManyEvents, TooManyRequests
     """
@@ -75,10 +75,12 @@ async def charged_sender(services: Services, caller: Caller, events: int) -> Sen
         return Sender(run_apart=run_apart)
     rate = key.requests_per_minute
     if rate is not None and events > rate:
-        raise TooManyEvents(f"this key may send {rate:,} events a minute; nothing was applied, split the request")
+        raise TooManyEvents(
+            f"the rate limit of this key is {rate:,} events per minute; nothing was applied, split the request"
+        )
     if key.is_public and events > MAX_PUBLIC_EVENTS:
         raise TooManyEvents(
-            f"a request with a key of pages has at most {MAX_PUBLIC_EVENTS} events; nothing was applied, split it"
+            f"a request with a page key may have at most {MAX_PUBLIC_EVENTS} events; nothing was applied, split it"
         )
     if events > 1:
         await services.rate_limiter.count(key, events - 1)  # one was counted with the request
@@ -170,7 +172,7 @@ async def together(services: Services, caller: Caller, item_id: str, query: Item
     raises  ItemNotFound, and as `recommend`
     """
     if item_id not in services.by_tenant[caller.tenant].catalogue.row_of:
-        raise ItemNotFound("no model has learned this item, so nothing is known to go with it")
+        raise ItemNotFound("this item is in no model, so there are no items that go with it")
     wishes = query.model_dump(exclude_unset=True)
     request = RecommendationRequest(history=[], basket=[item_id], basket_only=True, current_item=item_id, **wishes)
     return await recommend(services, caller, request)
@@ -182,7 +184,7 @@ async def put_scenario(services: Services, caller: Caller, name: str, body: obje
     raises  InvalidRequest  when they are not valid, be it an expression; it says where in the text
             and as `ScenarioRegistry.put`
     """
-    settings = parse(ScenarioSettings, body, "the body does not describe a scenario; nothing changed")
+    settings = parse(ScenarioSettings, body, "the body is not a valid scenario; nothing changed")
     await charge_operation(services, caller, scenario_charge(settings))
     await _check(services, caller, settings)
     return await services.by_tenant[caller.tenant].scenarios.put(name, settings, caller.name)
@@ -194,7 +196,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     raises  as `put_scenario` and `recommend`
     """
     whole = await _with_kept_settings(services, caller, body)
-    preview = parse(ScenarioPreview, whole, "the body does not describe a preview")
+    preview = parse(ScenarioPreview, whole, "the body is not a valid preview")
     await _check(services, caller, preview.settings, "settings.")
     services.by_tenant[caller.tenant].signals.require_types(preview.request.exclude_events, "request.")
     scenarios.require_known_params(preview.request, [preview.settings], "request.")
@@ -374,7 +376,7 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
 
 
 def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
-    """Return what a parsed body says; raise InvalidRequest."""
+    """Validate a parsed body and return the request. Raise InvalidRequest."""
     try:
         return schema.model_validate(body)
     except ValidationError as exc:

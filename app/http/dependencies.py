@@ -106,7 +106,7 @@ async def _read(request: Request, limit: int) -> bytes:
             if is_too_large := len(body) > limit:
                 break
     if is_too_large:
-        raise BodyTooLarge(f"a body has at most {limit:,} bytes; split it")
+        raise BodyTooLarge(f"the body exceeds {limit:,} bytes; split it")
     return bytes(body)
 
 
@@ -143,7 +143,7 @@ def _json_problem(fault: ValueError) -> str:
     if isinstance(fault, json.JSONDecodeError):
         return f"the body is not JSON: {fault.msg} at character {fault.pos:,}"
     if "digits" in str(fault):
-        return "the body has an integer of too many digits"
+        return "the body has an integer with too many digits"
     return str(fault)
 
 
@@ -154,13 +154,13 @@ def refuse_repeated_parameters(request: Request) -> None:
     """
     counts = Counter(name for name, _ in request.query_params.multi_items())
     if any(count > 1 and name not in REPEATABLE for name, count in counts.items()):
-        raise InvalidRequest("a query parameter that is not a list is given more than once")
+        raise InvalidRequest("a query parameter is repeated, but is not a list")
 
 
 async def no_query(request: Request) -> None:
     """Refuse any query parameter."""
     if request.scope["query_string"]:
-        raise InvalidRequest("this call takes no query parameters")
+        raise InvalidRequest("this endpoint has no query parameters")
 
 
 NO_QUERY = Depends(no_query)

@@ -85,7 +85,7 @@ class ErrorBody(BaseModel):
                 {
                     "error": {
                         "code": "invalid_events",
-                        "message": "nothing was applied; correct the events named here and send them all again",
+                        "message": "nothing was applied; correct the events in `details` and send all events again",
                         "details": [{"index": 3, "field": "timestamp", "reason": "has no time zone"}],
                     }
                 }
@@ -95,7 +95,7 @@ class ErrorBody(BaseModel):
 
 
 class Problem(NamedTuple):
-    """What one exception is to the client: status, code and message. Without a message, the exception's is used."""
+    """The response to an exception: status, code and message. Default message: that of the exception."""
 
     status: int
     code: str
@@ -117,14 +117,14 @@ PROBLEMS: dict[type[Exception], Problem] = {
     TooManyPipelined: Problem(400, "too_many_pipelined"),
     UnsupportedMediaType: Problem(415, "unsupported_media_type"),
     UserNotFound: Problem(404, "user_not_found"),
-    UnknownEvent: Problem(404, "event_not_found", "no event of this user has this id; nothing changed"),
+    UnknownEvent: Problem(404, "event_not_found", "this user has no event with this id; nothing changed"),
     MergeRefused: Problem(409, "merge_refused"),
     MergeTooLarge: Problem(409, "merge_too_large"),
-    NoSuchModel: Problem(404, "model_not_found", "no model of this name lies in the models folder; nothing changed"),
+    NoSuchModel: Problem(404, "model_not_found", "the models folder has no model of this name; nothing changed"),
     ArtifactError: Problem(
         409,
         "model_unusable",
-        "the model is incomplete, damaged, of another version or not signed; nothing changed, see the service's log",
+        "the model is incomplete, damaged, unsigned or of another version; nothing changed, see the service's log",
     ),
     InvalidSealedState: Problem(
         422, "invalid_sealed_state", "the sealed state cannot be opened; nothing was done, start again without a state"
@@ -135,8 +135,8 @@ PROBLEMS: dict[type[Exception], Problem] = {
     SealingNotConfigured: Problem(
         409,
         "sealing_not_configured",
-        "this service has no seal keys: create a file of them with 'lisarec keys seal', and name it in "
-        "LISAREC_SEAL_KEYS_FILE",
+        "this service has no seal keys; create them with 'lisarec keys seal', and set "
+        "LISAREC_SEAL_KEYS_FILE to their file",
     ),
     Unauthenticated: Problem(401, "unauthenticated"),
     Forbidden: Problem(403, "forbidden"),
@@ -146,49 +146,53 @@ PROBLEMS: dict[type[Exception], Problem] = {
     TooManyEvents: Problem(413, "too_many_events"),
     TooCostly: Problem(422, "too_costly"),
     Overloaded: Problem(503, "overloaded", "this process is overloaded; nothing was done, try again"),
-    StateNotReady: Problem(503, "state_not_ready", "the user's long log is being folded; ask again in some seconds"),
-    DeviceLost: Problem(503, "device_lost", "the GPU of this process no longer answers; ask another one"),
-    Draining: Problem(503, "draining", "this process is shutting down; ask another one"),
-    StorageBusy: Problem(503, "storage_busy", "too many writes wait for the store; nothing was applied, try again"),
-    PartlyApplied: Problem(
-        503, "partly_applied", "not all events were applied: {reason}; send all of them again, with their ids"
+    StateNotReady: Problem(
+        503, "state_not_ready", "the user's long history is being processed; try again in a few seconds"
     ),
-    StorageUnavailable: Problem(503, "storage_unavailable", "{reason}; send the same again later"),
+    DeviceLost: Problem(503, "device_lost", "the GPU of this process no longer responds; use another process"),
+    Draining: Problem(503, "draining", "this process is shutting down; use another process"),
+    StorageBusy: Problem(
+        503, "storage_busy", "too many writes are queued for the store; nothing was applied, try again"
+    ),
+    PartlyApplied: Problem(
+        503, "partly_applied", "some events were not applied: {reason}; send all of them again with the same ids"
+    ),
+    StorageUnavailable: Problem(503, "storage_unavailable", "{reason}; retry the same request later"),
     StorageError: Problem(503, "storage_failed", "{reason}"),
     # Nobody reads this response, but an unhandled exception would be logged as a fault of the service.
-    ClientDisconnect: Problem(400, "client_disconnected", "the request ended before its body did"),
-    Exception: Problem(500, "internal_error", "the service failed; its log says why"),
+    ClientDisconnect: Problem(400, "client_disconnected", "the request ended before its body was complete"),
+    Exception: Problem(500, "internal_error", "internal error; see the service's log"),
 }
 
 STORAGE_REASONS: dict[FailureCause, str] = {
     "unreachable": "the store cannot be reached",
-    "timeout": "the store does not answer in time",
+    "timeout": "the store does not respond in time",
     "loading": "the store is starting",
-    "refused": "the store refuses the service",
-    "read_only": "the store can be read only",
+    "refused": "the store rejects the service's connection",
+    "read_only": "the store is read-only",
     "memory_full": "the store's memory is full",
     "disk_full": "the store's disk is full",
-    "disk_error": "the store's disk fails",
+    "disk_error": "the store's disk has failed",
     "locked": "the store is locked by another program",
     "damaged": "the store is damaged",
-    "wrong_store": "the store has other data than before",
+    "wrong_store": "the store has different data than before",
     "unsafe": "the store could lose acknowledged events",
-    "too_few_replicas": "too few copies of the store confirm it",
+    "too_few_replicas": "too few replicas of the store confirm the write",
     "archive": "the archive of older events cannot be read",
-    "contention": "the same users are changed too often at once",
-    "busy": "too much waits for the store",
+    "contention": "too many concurrent changes to the same users",
+    "busy": "too many operations are queued for the store",
     "closed": "this process is shutting down",
-    "failed": "the store failed to read or write, the service's log says why",
+    "failed": "the store failed to read or write; see the service's log",
 }
-"""What the message of a response says of why the store fails: the kind of failure, and nothing of the store itself."""
+"""The text for each kind of store failure in the message of a response. It reveals no details of the store."""
 
 EXPECTED_ERRORS = tuple(kind for kind in PROBLEMS if kind is not Exception)
-"""The exceptions that are no faults of the service; every other one must also reach the server, which logs it."""
+"""The exceptions that are not faults of the service. All others must also reach the server, which logs them."""
 
 FRAMEWORK_PROBLEMS = {
-    404: Problem(404, "not_found", "there is nothing at this path; /openapi.json lists what there is"),
+    404: Problem(404, "not_found", "this path does not exist; /openapi.json lists all paths"),
     405: Problem(
-        405, "method_not_allowed", "this path does not take this method; the Allow header names those it does"
+        405, "method_not_allowed", "this path does not support this method; the Allow header lists those it supports"
     ),
 }
 
@@ -224,7 +228,7 @@ def error_response(exc: Exception) -> JSONResponse:
     if isinstance(exc, PartlyAccepted):
         details += [ErrorDetail(field=name, reason=str(count)) for name, count in exc.counts.items()]
     if isinstance(exc, ArtifactError):
-        logger.error("a model cannot be activated: %s", exc)
+        logger.error("cannot activate a model: %s", exc)
     message = problem.message or str(exc)
     if isinstance(exc, StorageError):
         message = message.format(reason=STORAGE_REASONS[exc.failure_cause])
@@ -256,7 +260,7 @@ async def _handle_validation(_request: Request, exc: Exception) -> JSONResponse:
 
 async def _handle_http(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, HTTPException)
-    unnamed = Problem(exc.status_code, "http_error", "the request was refused")
+    unnamed = Problem(exc.status_code, "http_error", "the request was rejected")
     problem = FRAMEWORK_PROBLEMS.get(exc.status_code, unnamed)
     headers = {"Allow": _allowed_methods(request)} if exc.status_code == 405 else exc.headers
     return _as_json(problem, str(problem.message), headers=headers)

@@ -58,7 +58,7 @@ class LingeringTransport(asyncio.Transport):
             self._transport.abort()
 
     def closed(self) -> None:
-        """Note that the connection is gone."""
+        """Record that the connection is closed."""
         self._is_closing = True
         if self._end is not None:
             self._end.cancel()

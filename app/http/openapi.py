@@ -21,12 +21,12 @@ BODY = "x-body"  # of an operation: what its body is, in JSON, since the framewo
 BEARER = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A key that `lisarec keys add` creates. It needs the scope that the operation names.",
+    "description": "An API key, created by `lisarec keys add`. It needs the scope that the operation names.",
 }
 REFUSALS = {
     "401": "The key is missing or invalid. The message is the same in both cases.",
-    "403": "The key lacks the scope `{scope}`, or does not allow pages of this origin.",
-    "429": "The key has used up its requests or its new users for now. `Retry-After` has the seconds to wait.",
+    "403": "The key lacks the scope `{scope}`, or does not allow this web origin.",
+    "429": "The key has reached its rate limit or its limit of new users. `Retry-After` has the seconds to wait.",
 }
 
 

@@ -97,7 +97,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         except HttpParserError as exc:
             # a limit that a callback found exceeded, or else the parser's own finding
             exceeded = exc.__context__ if isinstance(exc.__context__, RequestError) else None
-            self._refuse(exceeded or NotHttp("this is no request in HTTP/1.1; nothing was done"))
+            self._refuse(exceeded or NotHttp("this is not an HTTP/1.1 request; nothing was done"))
             return
         if self._deadline is None:  # almost no request needs one: it comes as a whole
             if self._in_body:
@@ -127,7 +127,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise self._head_too_large()
         if len(self.pipeline) == MAX_PIPELINED:
             raise TooManyPipelined(
-                f"at most {MAX_PIPELINED} requests of a connection may wait; take the answers, or connect again"
+                f"at most {MAX_PIPELINED} requests of a connection may be pending; read the responses, or connect again"
             )
         self._in_head, self._in_body, self._has_advanced = False, True, True
         self._clear_deadline()
@@ -224,7 +224,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _head_too_large(self) -> HeadTooLarge:
         limit = self._limits.max_head_bytes
-        return HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes, {MAX_HEADERS} headers")
+        return HeadTooLarge(
+            f"the URL and the headers of a request may have at most {limit:,} bytes and {MAX_HEADERS} headers"
+        )
 
     def _refuse(self, failure: RequestError) -> None:
         """Answer what never becomes a request of the app, after the responses that are owed, and read no further.

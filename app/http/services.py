@@ -35,7 +35,7 @@ ASK_ARCHIVE_EVERY_S = 10.0  # it changes once a minute, and a bucket may take se
 
 @dataclass(slots=True)
 class Services:
-    """A service for each tenant, and what they share. Only `draining`, the locks and the idle connections change."""
+    """One service per tenant, and their shared parts. Only `draining`, the locks and the idle connections change."""
 
     settings: Settings
     by_tenant: Mapping[str, Service]
@@ -52,7 +52,7 @@ class Services:
 
     @property
     def store_failure(self) -> StorageUnavailable | None:
-        """Why the store of a tenant takes nothing until somebody has put that right."""
+        """Why the store of a tenant rejects writes until an operator fixes it."""
         stores = (service.store for service in self.by_tenant.values())
         return next((failure for store in stores if (failure := store.failure) is not None), None)
 

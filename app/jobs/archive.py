@@ -43,23 +43,23 @@ class ArchiverMetrics:
         self.registry, self.declared = instruments.registry, instruments.declared
         ProcessCollector(registry=self.registry)
         self._turn_seconds = instruments.histogram(
-            "lisarec_archive_turn_seconds", "Time of one turn of the archiver", TURN_BUCKETS_S
+            "lisarec_archive_turn_seconds", "Duration of a run of the archiver", TURN_BUCKETS_S
         )
-        self._failures = instruments.counter("lisarec_archive_failures", "Turns that failed")
+        self._failures = instruments.counter("lisarec_archive_failures", "Failed runs")
         self._events = instruments.counter(
-            "lisarec_archive_events", "Events by what was done: archived, trimmed or dropped", ["done"]
+            "lisarec_archive_events", "Events by outcome: archived, trimmed or dropped", ["done"]
         )
         for done in ("archived", "trimmed", "dropped"):
             self._events.labels(done)
         self._through = instruments.gauge(
             "lisarec_archive_through_timestamp_seconds",
-            "Everything that was logged before this moment is in the archive",
+            "All events logged before this time are archived",
         )
         self._used = instruments.gauge(
-            "lisarec_redis_used_bytes", "Memory that a Redis server uses, as of the archiver's last turn", ["server"]
+            "lisarec_redis_used_bytes", "Used memory of a Redis server, as of the archiver's last run", ["server"]
         )
         self._limit = instruments.gauge(
-            "lisarec_redis_limit_bytes", "maxmemory of a Redis server; 0: no limit", ["server"]
+            "lisarec_redis_limit_bytes", "maxmemory of a Redis server; 0 means no limit", ["server"]
         )
 
     def listen(self, host: str, port: int) -> None:
@@ -104,7 +104,7 @@ def run_archiver(
         except StorageUnavailable as exc:
             if plan.every_s is None:
                 raise
-            report(f"will try again: {exc}")
+            report(f"retrying: {exc}")
             time.sleep(PAUSE_AFTER_FAILURE_S)
 
 
@@ -134,6 +134,6 @@ def open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
 
 
 def _summary(counts: TurnCounts, place: Place | None) -> str:
-    done = {"removed from Redis": counts.trimmed, "dropped as too old": counts.dropped}
+    done = {"removed from Redis": counts.trimmed, "deleted after --keep-days": counts.dropped}
     parts = [f"{events:,} {what}" for what, events in done.items() if events]
-    return "; ".join([f"{counts.archived:,} events archived in {place}", *parts])
+    return "; ".join([f"{counts.archived:,} events archived to {place}", *parts])

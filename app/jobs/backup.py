@@ -67,7 +67,7 @@ async def restore(
 
 
 async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
-    """Make again what is damaged, from log and archive, and return for how many users.
+    """Rebuild damaged data from the log and the archive. Return the number of repaired users.
 
     raises  StorageError, ValueError
     """
@@ -76,7 +76,7 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
 
 
 async def audit_log(settings: StoreSettings, user_id: str | None = None) -> AsyncIterator[NumberedEntry]:
-    """Iterate over the audit log of the settings' tenant, or over what is about one user in it.
+    """Iterate over the tenant's audit log, or over its entries about one user.
 
     raises  StorageError, ValueError
     """

@@ -95,19 +95,19 @@ def instructions(interactions: Interactions, titles: Mapping[str, str], port: in
     click, recommend = curl_lines(item_id, port)
     user_id = interactions.user_ids[0]
     return f"""
-Once it says that it is running, click on {title!r}:
+Once the service is running, click on {title!r}:
 
   {click}
 
-and ask what to recommend. Asked before the first click, it offers what is popular:
+Then request recommendations. Before the first click, you get popular items:
 
   {recommend}
 
-Or see what a click does, in a browser: http://{HOST}:{port}/playground
+To see the effect of each click, open the playground: http://{HOST}:{port}/playground
 
-Users of the data can be opened there, {user_id!r} for instance.
+There you can also open a user of the data set, such as {user_id!r}.
 
-Ctrl-C ends the demo.
+Press Ctrl-C to stop the demo.
 """
 
 
@@ -122,7 +122,7 @@ def curl_lines(item_id: str, port: int) -> tuple[str, str]:
 
 
 def _generate_shop(directory: Path, console: Console) -> Path:
-    console.print("Making up a small shop ...")
+    console.print("Generating a small shop ...")
     synthetic_shop.generate(_empty_directory(directory))
     return directory
 

@@ -60,7 +60,7 @@ async def _trained_from(loaded: Artifact, place: Place, store: UserStore, settin
 
 
 async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration, NamedGeneration | None]:
-    """Make every process on the store serve the model of that name; return it, and what was active before.
+    """Switch every process on the store to the model with this name. Return it and the previous one.
 
     raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
@@ -96,7 +96,7 @@ def _require_known(names: Iterable[str], newest: Mapping[str, str]) -> None:
     """Raise ValueError for a name that no scenario has, by the newest version of each."""
     known = [name for name, text in newest.items() if ScenarioVersion.model_validate_json(text).settings is not None]
     for name in set(names).difference(known):
-        raise ValueError(f"there is no scenario {name!r}; there are {', '.join(sorted(known)) or 'none'}")
+        raise ValueError(f"unknown scenario {name!r}; existing scenarios: {', '.join(sorted(known)) or 'none'}")
 
 
 async def drop(settings: StoreSettings, name: str) -> int:
@@ -136,9 +136,9 @@ async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[
 def _require_unserved(name: str, matching: list[KnownGeneration], known: list[KnownGeneration]) -> None:
     if not matching:
         others = ", ".join(f"{one.named.name} ({one.named.tag.hex()})" for one in known) or "none"
-        raise ValueError(f"the store knows no generation {name!r}; it knows: {others}")
+        raise ValueError(f"unknown generation {name!r}; generations in the store: {others}")
     idle = "".join(
-        f"; {one.named.tag.hex()!r} in the place of the name removes an older one"
+        f"; to delete an older one, pass {one.named.tag.hex()!r} instead of the name"
         for one in matching
         if not (one.is_active or one.is_live)
     )
@@ -146,8 +146,8 @@ def _require_unserved(name: str, matching: list[KnownGeneration], known: list[Kn
         raise ValueError(f"{name!r} is active; activate another one first{idle}")
     if any(one.is_live for one in matching):
         raise ValueError(
-            f"{name!r} is served or rebuilt by some process, or was within the last {LIVE_FOR_S:.0f} s; "
-            f"stop that, or try again later{idle}"
+            f"{name!r} is or was in use by a process within the last {LIVE_FOR_S:.0f} s; "
+            f"stop the process, or try again later{idle}"
         )
 
 

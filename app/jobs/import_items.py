@@ -101,7 +101,9 @@ def _add_vectors(items: list[ItemJson], path: Path) -> None:
 def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:
     """Add the column of a property to the items."""
     if not is_property_name(name) and name not in ITEM_TIMES:
-        raise DataError(f"{table.path}, line 1: column {name!r} cannot be a property, rename or remove it: {NAME_RULE}")
+        raise DataError(
+            f"{table.path}, line 1: column {name!r} is not a valid property name; rename or remove it: {NAME_RULE}"
+        )
     cells = table.frame[name]
     type_ = column_type(cells) if declared is None else declared
     if declared is None and type_ in ("text", "set"):
@@ -109,7 +111,7 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
         _warn_of_times(table, name)
     if type_ == "boolean":
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*YES_OR_NO, ""])
-        table.refuse(bad, f"{name} is a boolean, and {{!r}} is neither yes nor no: write true or false", name)
+        table.refuse(bad, f"{name} is a boolean, but {{!r}} is neither yes nor no; write true or false", name)
     numbers = table.numbers(name).tolist() if type_ == "number" else None
     for place, (item, cell) in enumerate(zip(items, cells.to_list(), strict=True)):
         if cell:
@@ -118,30 +120,30 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
 
 
 def _warn_of_numbers(table: Table, name: str) -> None:
-    """Say why a column is none of numbers, where most of its cells are."""
+    """Warn if most cells of a column are numbers, but not all."""
     cells = table.frame[name]
     known = cells.is_not_null() & (cells != "")
     is_odd = known & ~cells.str.contains(JSON_NUMBER)
     if 2 * is_odd.sum() < known.sum():
-        _warn(table, name, is_odd, "no number", "mend the cells")
+        _warn(table, name, is_odd, "not a number", "correct the cells")
 
 
 def _warn_of_times(table: Table, name: str) -> None:
-    """Say why a column is none of times, where most of its cells are, or look like times of somebody's own."""
+    """Warn if most cells of a column are times or look like local times, but not all are valid."""
     cells = table.frame[name]
     known = cells.is_not_null() & (cells != "")
     is_odd = known & ~cells.str.contains(TIME)
     if 2 * (known & (cells.str.contains(TIME) | cells.str.contains(LOCAL_TIME))).sum() > known.sum():
-        _warn(table, name, is_odd, "no time", "write times with their zone, such as 2025-07-15T10:00:00+02:00,")
+        _warn(table, name, is_odd, "not a time", "write times with a time zone, such as 2025-07-15T10:00:00+02:00,")
 
 
 def _warn(table: Table, name: str, is_odd: pl.Series, what: str, way_out: str) -> None:
-    """Say what a column is not, and what to do, if there is an odd cell."""
+    """Warn that a column is not of a type, and say what to do, if there is an odd cell."""
     if is_odd.any():
         cells, row = table.frame[name], int(is_odd.arg_true()[0])
         logger.warning(
-            "column %s is %s, since row %d has %r (so have %d of %d); if it should be one, put "
-            '{"items": {"%s": null}} to /v1/admin/properties, %s and import again',
+            "column %s is %s, because row %d has %r (%d such cells of %d). If it should be one, send "
+            '{"items": {"%s": null}} with PUT to /v1/admin/properties, %s and import again',
             name,
             what,
             row + 1,

@@ -25,7 +25,7 @@ RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 
 
 class ReplayError(Exception):
-    """The service refused an event or stayed away; the message says what to do."""
+    """The service rejected an event or stayed unreachable. The message says what to do."""
 
 
 @dataclass
@@ -124,13 +124,13 @@ def wait_for_service(url: str, say: Callable[[str], None]) -> None:
             else:
                 return
             if pause_s == FIRST_PAUSE_S:
-                say(f"waiting for {url}, where nothing answers yet")
+                say(f"waiting for {url}: no answer yet")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
 
 def _not_there(url: object, exc: httpx.TransportError) -> ReplayError:
-    return ReplayError(f"{url} cannot be reached ({exc}); start it with 'lisarec serve'")
+    return ReplayError(f"{url} cannot be reached ({exc}); start the service with 'lisarec serve'")
 
 
 def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:
@@ -152,7 +152,7 @@ async def _send(client: httpx.AsyncClient, batch: list[EventJson], retry_for_s: 
         if time.monotonic() + pause_s > give_up_s:
             raise ReplayError(
                 f"{client.base_url} {problem}; gave up after {retry_for_s:g} s. "
-                "Run the same command again when it is back: nothing is counted twice"
+                "Run the same command again once the service is back: no event counts twice"
             )
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -182,7 +182,7 @@ def _add_counts(counts: ReplayCounts, answer: httpx.Response) -> None:
         counts.duplicates += int(counted["duplicates"])
         counts.unknown_items += int(counted["unknown_items"])
     except (ValueError, TypeError, LookupError) as exc:
-        raise ReplayError(f"{answer.url} does not answer as lisarec does; is the address right?") from exc
+        raise ReplayError(f"the server at {answer.url} is not lisarec; check the URL") from exc
 
 
 def error_message(answer: httpx.Response) -> str:
@@ -190,7 +190,7 @@ def error_message(answer: httpx.Response) -> str:
     try:
         error = answer.json()["error"]
         first = "".join(
-            f"; first of them: {detail['field']} {detail['reason']}" for detail in error.get("details", [])[:1]
+            f"; the first problem: {detail['field']} {detail['reason']}" for detail in error.get("details", [])[:1]
         )
         return f"{error['message']}{first}"[:500]
     except (ValueError, TypeError, LookupError):
@@ -202,9 +202,9 @@ def require_http_url(url: str) -> None:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as exc:
-        raise ReplayError(f"{url!r} is not an address ({exc}); try http://127.0.0.1:8000") from exc
+        raise ReplayError(f"{url!r} is not a valid URL ({exc}); use one such as http://127.0.0.1:8000") from exc
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ReplayError(f"{url!r} is not an http address; try http://127.0.0.1:8000")
+        raise ReplayError(f"{url!r} is not an HTTP URL; use one such as http://127.0.0.1:8000")
 
 
 async def _require_service(client: httpx.AsyncClient) -> None:

@@ -56,18 +56,18 @@ class Metrics:
         self.generations = GenerationMetrics(instruments)
         self._queue_depth = instruments.gauge(
             "lisarec_queue_depth",
-            "Requests in progress (requests), those of them at the engine (engine), reads and writes that wait for the "
-            "store (store), as of the last second",
+            "Requests in progress (requests), those at the engine (engine), and operations waiting for the "
+            "store (store), updated every second",
             ["queue"],
         )
 
     @property
     def declared(self) -> Sequence[DeclaredMetric]:
-        """Every metric, whether anything was observed or not."""
+        """All metrics, including those without observations."""
         return self._instruments.declared
 
     def exposition(self) -> bytes:
-        """Return all numbers of all workers in Prometheus' text format."""
+        """Return the metrics of all workers in Prometheus' text format."""
         if self.shared_dir is None:
             return in_text(self._instruments.registry)
         registry = CollectorRegistry()
@@ -84,21 +84,21 @@ class Metrics:
 
 
 class RequestMetrics:
-    """How long requests take. `in_progress` counts those that are being answered; it is a plain number to be set."""
+    """Durations of requests. `in_progress` is the number of requests in progress; the middleware sets it."""
 
     def __init__(self, instruments: Instruments) -> None:
         self.in_progress = 0
         self._instruments = instruments
         self._seconds = instruments.histogram(
             "lisarec_request_seconds",
-            "Time from the end of a request's head to the end of its answer; _count counts requests",
+            "Time from the end of a request's headers to the end of its response; _count is the number of requests",
             LATENCY_BUCKETS_S,
             ["method", "route", "status"],
         )
-        self._series: dict[tuple[str, str, int], BufferedHistogram] = {}  # the library's own look-up costs more
+        self._series: dict[tuple[str, str, int], BufferedHistogram] = {}  # faster than the library's look-up
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Record one request that was answered."""
+        """Record one finished request."""
         key = (method, route, status)
         series = self._series.get(key)
         if series is None:
@@ -108,9 +108,9 @@ class RequestMetrics:
 
 
 class StoreMetrics:
-    """How long the store takes, what it fails and why, and how far the archive is behind the log.
+    """Durations and failures of store calls, and how far the archive is behind the log.
 
-    failed_reads  reads of this process after which a recommendation was answered without its user's state
+    failed_reads  number of recommendations of this process without the user's state, because the store failed
     """
 
     def __init__(self, instruments: Instruments) -> None:
@@ -119,22 +119,20 @@ class StoreMetrics:
         self._instruments = instruments
         seconds = instruments.histogram(
             "lisarec_store_seconds",
-            "Time of a call of the store (append, states or log), waiting included",
+            "Duration of a store call (append, states or log), including waiting",
             STORE_BUCKETS_S,
             ["call"],
         )
-        failures = instruments.counter(
-            "lisarec_store_failures", "Calls of the store (append, states or log) that failed", ["call"]
-        )
+        failures = instruments.counter("lisarec_store_failures", "Failed store calls (append, states or log)", ["call"])
         self._seconds = {call: instruments.buffered(seconds.labels(call), STORE_BUCKETS_S) for call in STORE_CALLS}
         self._failures = {call: failures.labels(call) for call in STORE_CALLS}
         self._failed_reads = instruments.counter(
             "lisarec_failed_state_reads",
-            "Recommendations answered with popular items because the store could not be read",
+            "Recommendations of popular items because the store could not be read",
         )
         self._distrusted = instruments.gauge(
             "lisarec_store_distrusted",
-            "1 while the store has lost acknowledged events, or would lose some, so that nothing is written to it",
+            "1 while the service writes nothing to the store, because it has lost or could lose acknowledged events",
             mode="livemax",
         )
         self._log_lag: Gauge | None = None
@@ -146,32 +144,32 @@ class StoreMetrics:
             self._failures[call].inc()
 
     def count_failed_read(self) -> None:
-        """Count a recommendation that was answered without the user's state, since the store failed."""
+        """Count a recommendation without the user's state, because the store failed."""
         self.failed_reads += 1
         self._failed_reads.inc()
 
     def set_distrusted(self, is_distrusted: bool) -> None:
-        """Record whether the store takes nothing until an operator has mended it."""
+        """Record whether the store rejects writes until an operator repairs it."""
         self._distrusted.set(is_distrusted)
 
     def set_log_lag(self, seconds: float) -> None:
-        """Record how far the archive is behind the log. A service without an archive has no such series."""
+        """Record how far the archive is behind the log. A service without an archive doesn't have this series."""
         if self._log_lag is None:
             self._log_lag = self._instruments.gauge(
                 "lisarec_log_lag_seconds",
-                "Seconds since all that was logged was archived; absent before the archiver's first turn",
+                "Seconds by which the archive is behind the event log; absent before the archiver's first run",
                 mode="livemax",
             )
         self._log_lag.set(seconds)
 
 
 class StoreFailures:
-    """Why the store fails requests: every failure is counted by its cause, and one a second of each is logged."""
+    """Store failures by cause: all are counted, and one per second and cause is logged."""
 
     def __init__(self, instruments: Instruments) -> None:
         errors = instruments.counter(
             "lisarec_store_errors",
-            "Failures of the store for which requests got a 503 or popular items, by cause",
+            "Store failures by cause that led to a 503 or to popular items",
             ["cause"],
         )
         self._errors = {cause: errors.labels(cause) for cause in FAILURE_CAUSES}
@@ -187,14 +185,14 @@ class StoreFailures:
 
 
 class EngineMetrics:
-    """How long the engine takes for its batches. `in_progress` counts requests at the engine or waiting for it."""
+    """Durations of the engine's batches. `in_progress` is the number of requests in or waiting for the engine."""
 
     def __init__(self, instruments: Instruments) -> None:
         self.in_progress = 0
         seconds = instruments.histogram(
             "lisarec_engine_seconds",
-            "Time of the engine for one batch, by stage: step makes queries from states, scan ranks the catalogue, "
-            "device is the part in which a GPU worked",
+            "Duration of a batch in the engine by stage: step computes queries from states, scan ranks the catalogue, "
+            "device is the GPU time",
             COMPUTE_BUCKETS_S,
             ["stage"],
         )
@@ -203,36 +201,36 @@ class EngineMetrics:
         }
         waits = instruments.histogram(
             "lisarec_batch_wait_seconds",
-            "Time that a request waits for its batch (batch), and a batch for the engine (engine)",
+            "Time that a request waits for its batch (batch) and that a batch waits for the engine (engine)",
             STORE_BUCKETS_S,
             ["until"],
         )
         self._request_waits = instruments.buffered(waits.labels("batch"), STORE_BUCKETS_S)
         self._batch_waits = instruments.buffered(waits.labels("engine"), STORE_BUCKETS_S)
-        queries = instruments.histogram("lisarec_batch_queries", "Queries in a batch", BATCH_BUCKETS)
+        queries = instruments.histogram("lisarec_batch_queries", "Number of queries per batch", BATCH_BUCKETS)
         self._batch_queries = instruments.buffered(queries, BATCH_BUCKETS)
 
     def observe_batch(self, queries: int, stages_s: Mapping[str, float]) -> None:
-        """Record one batch: how long those of its stages took that it had."""
+        """Record one batch and the durations of its stages."""
         self._batch_queries.observe(queries)
         for stage, seconds in stages_s.items():
             self._seconds[stage].observe(seconds)
 
     def observe_waits(self, requests_s: Iterable[float], batch_s: float) -> None:
-        """Record how long the requests of a batch have waited for it to begin, and the batch for the engine."""
+        """Record how long the requests waited for their batch, and the batch for the engine."""
         for seconds in requests_s:
             self._request_waits.observe(seconds)
         self._batch_waits.observe(batch_s)
 
 
 class EventMetrics:
-    """What became of posted events."""
+    """Outcomes of posted events."""
 
     def __init__(self, instruments: Instruments) -> None:
         events = instruments.counter(
             "lisarec_events",
-            "Valid events by outcome: accepted, duplicate, unknown_item, unknown_type, late or refused; unknown_item, "
-            "unknown_type and late events are accepted too",
+            "Valid events by outcome: accepted, duplicate, unknown_item, unknown_type, late or refused. unknown_item, "
+            "unknown_type and late events are also counted as accepted",
             ["outcome"],
         )
         self._by_outcome = {outcome: events.labels(outcome) for outcome in EVENT_OUTCOMES}
@@ -245,18 +243,18 @@ class EventMetrics:
 
 
 class RecommendationMetrics:
-    """Where recommendations come from, and what events come of them."""
+    """Sources of recommendations, and the events that they lead to."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._recommendations = instruments.counter(
             "lisarec_recommendations",
-            "Answers by source: personalised, blended, popular, similar, together or repeat",
+            "Lists by source: personalised, blended, popular, similar, together or repeat",
             ["source"],
         )
         self._by_source: dict[str, Counter] = {}
         of_list = ["tenant", "generation", "experiment"]
         self._shown = instruments.counter(
-            "lisarec_shown_lists", "Lists by length, 21 for all longer ones", [*of_list, "length"]
+            "lisarec_shown_lists", "Lists by length; 21 stands for all longer lists", [*of_list, "length"]
         )
         self._chosen = instruments.counter(
             "lisarec_chosen_items",
@@ -270,8 +268,8 @@ class RecommendationMetrics:
         )
         self._scenario_lists = instruments.counter(
             "lisarec_scenario_lists",
-            "Lists of scenarios by outcome: full, filled (by the fallback alone), short or empty; a process counts 100 "
-            "scenarios of a tenant by name, and further ones as other",
+            "Scenarios' lists by outcome: full, filled (only with the fallback), short or empty. A process counts 100 "
+            "scenarios per tenant by name, and further ones as other",
             ["tenant", "scenario", "outcome"],
         )
         self._scenario_events = instruments.counter(
@@ -287,14 +285,14 @@ class RecommendationMetrics:
         self._scenarios: dict[str, set[str]] = {}
 
     def count(self, source: str) -> None:
-        """Count one answer."""
+        """Count one list."""
         series = self._by_source.get(source)
         if series is None:
             series = self._by_source[source] = self._recommendations.labels(source)
         series.inc()
 
     def count_places(self, tenant: str, tallies: Mapping[Tally, float]) -> None:
-        """Count lists, events and their values, by the tallies of `app.events.click_through`."""
+        """Count lists, events and their values, from the tallies of `app.events.click_through`."""
         counters = {
             "shown": self._shown,
             "chosen": self._chosen,
@@ -310,7 +308,7 @@ class RecommendationMetrics:
             counters[str(what)].labels(tenant, *labels).inc(amount)
 
     def _series_of(self, tenant: str, scenario: str) -> str:
-        """Return the scenario's name, or another one where the tenant's have too many series already."""
+        """Return the label of the scenario: its name, or `other` if the tenant has too many series already."""
         names = self._scenarios.setdefault(tenant, set())
         if len(names) < MAX_SCENARIO_SERIES:
             names.add(scenario)
@@ -318,23 +316,26 @@ class RecommendationMetrics:
 
 
 class GenerationMetrics:
-    """Which generation each tenant is served, and the switches to others."""
+    """The active generation of each tenant, and switches between generations."""
 
     def __init__(self, instruments: Instruments) -> None:
         switches = instruments.counter(
-            "lisarec_switches", "Attempts to serve another model by outcome: switched or failed", ["outcome"]
+            "lisarec_switches", "Attempts to switch to another model by outcome: switched or failed", ["outcome"]
         )
         self._switches = {outcome: switches.labels(outcome) for outcome in ("switched", "failed")}
         self._processes = instruments.gauge(
-            "lisarec_generation", "Processes that serve the generation", ["tenant", "generation", "tag"]
+            "lisarec_generation", "Number of processes that serve the generation", ["tenant", "generation", "tag"]
         )
         self._state_bytes = instruments.gauge(
-            "lisarec_state_bytes", "Bytes of one user's state in the served generation", ["tenant"], mode="livemax"
+            "lisarec_state_bytes",
+            "Size of a user's state in the active generation, in bytes",
+            ["tenant"],
+            mode="livemax",
         )
         self._served: dict[str, Gauge] = {}
 
     def count_switch(self, outcome: Literal["switched", "failed"]) -> None:
-        """Count one attempt to serve another generation."""
+        """Count one attempt to switch to another generation."""
         self._switches[outcome].inc()
 
     def set_served(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:

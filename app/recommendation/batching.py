@@ -77,7 +77,7 @@ class Shares:
         return self._by_flow.get(flow, 0) + more <= most / flows
 
     def change(self, flow: str, by: int) -> None:
-        """Let the flow have so many more, or fewer."""
+        """Add a number, which may be negative, to the flow's count."""
         self.total += by
         of_flow = self._by_flow.get(flow, 0) + by
         if of_flow:
@@ -116,7 +116,7 @@ class _Call(Generic[RequestT, AnswerT]):
 
 
 class FairQueue(Generic[RequestT, AnswerT]):
-    """Calls that wait, in flows that take turns by what their requests cost.
+    """Waiting calls in flows, which take turns weighted by the cost of their requests.
 
     Start-time fair queueing (Goyal, Vin and Cheng, 1996): the request of the flow that has got least so far goes first.
     A flow that begins to wait begins with as much as the one whose turn it is.

@@ -1,4 +1,4 @@
-"""What a request costs, in plain requests: known before any work begins, and bounded for one call.
+"""The cost of a request, in plain requests: known before any work begins, and bounded per call.
 
 A plain request is a user's ten items. The weights are measured by `benchmarks/attack/amplification.py`, and rounded up
 for a catalogue of a million items. Its law is that no call takes more than four times the processor time that it costs,
@@ -119,24 +119,24 @@ def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:
-    """Return what the requests of one call cost together, in whole plain requests.
+    """Return the total cost of a call's requests, in whole plain requests.
 
-    log_lengths  entries of each log that is read for them
+    log_lengths  the number of entries of each log that they read
 
-    raises  TooCostly  when that is more than `most`; it says what each part costs
+    raises  TooCostly  when the cost exceeds `most`; the error has the cost of each part
     """
     logs = sum(map(_cost_of_length, log_lengths))
     cost = max(1, floor(sum(map(cost_of, requests)) + logs))
     if cost > most:
         raise TooCostly(
-            f"this call costs {cost:,} plain requests, and may cost {most:,}; lower what costs most, or split it",
+            f"this call costs {cost:,} plain requests, but the limit is {most:,}; reduce the largest part, or split it",
             _details(requests, logs),
         )
     return cost
 
 
 def log_charge(length: int) -> int:
-    """Return the most that a log of so many entries adds to the cost of a call."""
+    """Return the largest cost that a log with this number of entries adds to a call."""
     return ceil(_cost_of_length(length))
 
 
@@ -145,7 +145,7 @@ def _cost_of_length(length: int) -> float:
 
 
 def search_charge(query: SearchQuery, words: int, items: int, most: int) -> int:
-    """Return what a search of so many words costs in a catalogue of so many items.
+    """Return the cost of a search, from its number of words and the size of the catalogue.
 
     raises  TooCostly  as `charge_for`
     """
@@ -155,7 +155,7 @@ def search_charge(query: SearchQuery, words: int, items: int, most: int) -> int:
 
 
 def update_charge(items: Sequence[object]) -> int:
-    """Return what it costs to update items by their parsed bodies, be they valid or not."""
+    """Return the cost of updating items, from their parsed bodies, valid or not."""
     fields = [one.get(name) for one in items if isinstance(one, dict) for name in ("categories", "properties")]
     labels = sum(len(one) for one in fields if isinstance(one, list | dict))
     numbers = vector_numbers(items) // UPDATED_NUMBERS
@@ -169,19 +169,19 @@ def vector_numbers(items: Sequence[object]) -> int:
 
 
 def scenario_charge(settings: ScenarioSettings) -> int:
-    """Return what it costs to compile a scenario's expressions and keep it."""
+    """Return the cost of compiling a scenario's expressions and storing it."""
     filters = f"{settings.filter or ''}{settings.fallback or ''}"
     objective = WEIGHED * (settings.objective is not None)
     return floor(SCENARIOS + CHARACTER * len(filters) + _cost_of_boost(settings.boost) + objective)
 
 
 def archive_charge(files: int) -> int:
-    """Return what it costs to read a log that is in so many files of an archive."""
+    """Return the cost of reading a log from this number of archive files."""
     return 1 + ARCHIVED_FILE * files
 
 
 def correction_charge(entries: int) -> int:
-    """Return what an undo, a merge or an erasure costs that goes through so many log entries."""
+    """Return the cost of an undo, a merge or an erasure that processes this number of log entries."""
     return 1 + entries // CORRECTED_EVENTS
 
 

@@ -36,11 +36,11 @@ class FairThread:
         )
 
     async def run(self, function: Callable[[], ResultT], cost: float, requester: Requester = ANYBODY) -> ResultT:
-        """Return what the function returns, or raise what it raises.
+        """Run the function in the thread; return its result or raise its exception.
 
-        cost     in any unit that all computations share, more than 0
-        raises   Overloaded        when too many wait already
-                 ClientDisconnect  when the caller is gone
+        cost     greater than 0, in a unit that all computations share
+        raises   Overloaded        when the queue is full
+                 ClientDisconnect  when the client has disconnected
         """
         result: ResultT
         (result,) = await self._batcher.submit([Computation(function, cost)], requester)

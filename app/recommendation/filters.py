@@ -1,4 +1,4 @@
-"""What a request selects by properties: which items may be recommended, how many alike, and what their scores gain."""
+"""Selection by properties: the allowed items, limits per value, and additions to the scores."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Cap(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a request selects.
+    """The selection of a request.
 
     allowed     the items that may be recommended; None for all
-    gains       what is added to each item's score; None for nothing
+    gains       additions to each item's score; None for none
     fallback    the items that fill a list when none of those are left; None for no items
     caps        of the properties that `max_per` names
     conditions  where they are to be counted one by one: what ``&&`` joins in the filter, and its items

@@ -68,14 +68,16 @@ def with_settings(
 
 def unknown_scenario(name: str, known: Mapping[str, object], path: str = "") -> InvalidRequest:
     """Return the error of a request that names no scenario."""
-    reason = f"is not the name of one; {_did_you_mean(name, known)}"
-    return InvalidRequest("there is no such scenario", [ErrorDetail(field=f"{path}scenario", reason=reason)])
+    reason = f"does not exist; {_did_you_mean(name, known)}"
+    return InvalidRequest("this scenario does not exist", [ErrorDetail(field=f"{path}scenario", reason=reason)])
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(name, names, 3)
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names[:MAX_NAMES]) or 'none'}"
+    return (
+        f"did you mean {' or '.join(close)}?" if close else f"existing names: {', '.join(names[:MAX_NAMES]) or 'none'}"
+    )
 
 
 def require_known_params(request: RecommendationRequest, scenarios: Iterable[ScenarioSettings], path: str = "") -> None:
@@ -90,12 +92,12 @@ def require_known_params(request: RecommendationRequest, scenarios: Iterable[Sce
     texts = (request.filter or "", *request.boost)
     known = declared | {name for text in texts for of, name in NAMED.findall(text) if of == "params"}
     faults = [
-        ErrorDetail(field=f"{path}params", reason=f"has {name}, which nothing names; {_did_you_mean(name, known)}")
+        ErrorDetail(field=f"{path}params", reason=f"has {name}, which no expression uses; {_did_you_mean(name, known)}")
         for name in request.params
         if name not in known
     ]
     if faults:
-        raise InvalidRequest("neither the scenario nor the request's expressions name these parameters", faults)
+        raise InvalidRequest("neither the scenario nor the request's expressions use these parameters", faults)
 
 
 async def check(
@@ -151,7 +153,7 @@ def _merged(name: str, given: Any, setting: Any, path: str) -> Any:
     if name in FIXED and given != setting:
         raise InvalidRequest(
             "the request sets a field that its scenario fixes",
-            [ErrorDetail(field=f"{path}{name}", reason="is set by the scenario; leave it out")],
+            [ErrorDetail(field=f"{path}{name}", reason="is set by the scenario; omit it")],
         )
     return setting
 

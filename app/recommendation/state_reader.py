@@ -109,7 +109,7 @@ class LogReader:
         found: dict[LogQuery, SeenRows] = {}
         for query, seen in zip(queries, await self._read_logs(logs, requester), strict=True):
             if seen is None and query.within_s:
-                raise StorageUnavailable("the user's log, which decides what to leave out, cannot be read now")
+                raise StorageUnavailable("the user's log is not readable now, and it determines which items to exclude")
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
                 in_rows = partial(_in_rows, seen, context.catalogue, newest, has_purchases=query.has_purchases)

@@ -34,7 +34,7 @@ def longest_within_s(rules: Iterable[EventRule]) -> dict[str, float]:
 
 def _within(text: str) -> str:
     if _matches(text) is None:
-        raise PydanticCustomError("no_duration", "takes a whole number and m, h, d or w, such as 90d or 12h")
+        raise PydanticCustomError("no_duration", "must be a whole number followed by m, h, d or w, such as 90d or 12h")
     return text
 
 

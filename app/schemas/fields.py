@@ -148,7 +148,7 @@ def _boost(value: object) -> dict[str, float] | tuple[str, ...]:
     if not isinstance(value, dict) or len(value) > MAX_BOOSTS or not all(map(_is_boost, value.items())):
         raise PydanticCustomError(
             "no_boost",
-            "takes an expression, a list of them, or at most {categories} categories, each with a number from -{most} "
+            "must be an expression, a list of them, or up to {categories} categories, each with a number from -{most} "
             "to {most}",
             {"categories": MAX_BOOSTS, "most": int(MAX_BOOST)},
         )
@@ -163,7 +163,7 @@ def _expressions(value: str | Sequence[object]) -> tuple[str, ...]:
             return expressions
     raise PydanticCustomError(
         "no_boost",
-        "takes at most {expressions} expressions, each a text of 1 to {characters} characters",
+        "must have at most {expressions} expressions, each a text of 1 to {characters} characters",
         {"expressions": MAX_BOOST_EXPRESSIONS, "characters": MAX_EXPRESSION_CHARS},
     )
 
@@ -174,15 +174,15 @@ def parse_params(value: object) -> dict[str, Param]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise PydanticCustomError("not_json", 'is no JSON object such as {"max_price": 50}') from None
+            raise PydanticCustomError("not_json", 'is not a JSON object such as {"max_price": 50}') from None
     if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(_PARAM_NAME.fullmatch, value)):
         raise PydanticCustomError(
-            "no_params", "takes at most {most} values, each by a name of letters, digits and _", {"most": MAX_PARAMS}
+            "no_params", "must have at most {most} values, named by letters, digits and _", {"most": MAX_PARAMS}
         )
     params = {name: _param(one) for name, one in value.items()}
     if sum(map(_param_size, params.values())) > MAX_PARAMS_CHARS:
         raise PydanticCustomError(
-            "large_params", "has texts of more than {most} characters together", {"most": MAX_PARAMS_CHARS}
+            "large_params", "has texts with more than {most} characters in total", {"most": MAX_PARAMS_CHARS}
         )
     return params
 
@@ -204,7 +204,7 @@ def _param(value: object) -> Param:
             return tuple(map(float, value))
     raise PydanticCustomError(
         "no_param",
-        "takes numbers, booleans, texts of at most {characters} characters, and lists of at most {most} numbers or "
+        "must be numbers, booleans, texts of at most {characters} characters, or lists of at most {most} numbers or "
         "texts",
         {"characters": MAX_PARAM_CHARS, "most": MAX_PARAM_TEXTS},
     )
@@ -251,7 +251,7 @@ def _shares(value: object) -> dict[str, float]:
     if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
         raise PydanticCustomError(
             "no_shares",
-            "takes the names of 2 to {models} models or scenarios, each with a number above 0 and at most {most}",
+            "must name 2 to {models} models or scenarios, each with a number above 0 and at most {most}",
             {"models": MAX_ARMS, "most": int(MAX_SHARE)},
         )
     return {name: float(share) for name, share in value.items()}
@@ -381,7 +381,7 @@ class Closed(BaseModel):
             unknown = next(name for name in data if name not in names)
             raise PydanticCustomError(
                 "unknown_field",
-                "has an unknown field{meant}; the known ones are: {known}",
+                "has an unknown field{meant}; known fields: {known}",
                 {"meant": _meant(unknown, names), "known": ", ".join(names)},
             )
         return data

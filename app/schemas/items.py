@@ -16,7 +16,7 @@ MAX_ITEMS = 1_000  # of one request
 
 def _with_direction(numbers: list[float]) -> list[float]:
     if not any(numbers):
-        raise PydanticCustomError("no_direction", "needs a number that is not 0")
+        raise PydanticCustomError("no_direction", "must have a number that is not 0")
     return numbers
 
 

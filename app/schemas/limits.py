@@ -28,7 +28,7 @@ def _max_per(value: object) -> dict[str, int]:
     if not isinstance(value, dict) or len(value) > MAX_LIMITS or not all(map(_is_limit, value.items())):
         raise PydanticCustomError(
             "no_limit",
-            "takes at most {most} properties, each with a whole number from 1 to {k}",
+            "must have at most {most} properties, each with a whole number from 1 to {k}",
             {"most": MAX_LIMITS, "k": MAX_K},
         )
     return {name: int(most) for name, most in value.items()}
@@ -51,7 +51,7 @@ def _objective(value: object) -> Objective:
             return Objective(property=name, strength=float(strength))
     raise PydanticCustomError(
         "no_objective",
-        "takes a property of items, and how much it counts, from 0 to 1: {example}",
+        "must be an item property with a strength from 0 to 1: {example}",
         {"example": '{"property": "margin", "strength": 0.5}, or as a text margin:0.5'},
     )
 

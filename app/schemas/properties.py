@@ -59,7 +59,7 @@ def shown_of_item(properties: Mapping[str, PropertyValue | None]) -> dict[str, A
 def refusal(name: str, given: str, value: Any, held: str | None) -> str:
     """Return why a value is refused: its property is of another type, or there are too many."""
     if held is None:
-        return f"{name} would be one more than the {MAX_PROPERTIES} properties that there may be"
+        return f"{name} exceeds the maximum of {MAX_PROPERTIES} properties"
     return f"{name} is a {held}, and {_clipped(value)} is a {given}"
 
 
@@ -70,17 +70,17 @@ def _clipped(value: Any) -> str:
 
 def _time(value: object) -> datetime:
     if not isinstance(value, str):
-        raise PydanticCustomError("not_a_time", "is no RFC 3339 time such as 2026-05-01T08:00:00Z")
+        raise PydanticCustomError("not_a_time", "is not an RFC 3339 time such as 2026-05-01T08:00:00Z")
     try:
         return EPOCH + timedelta(microseconds=rfc_3339_us(value))
     except OverflowError:
-        raise PydanticCustomError("not_a_time", "names a time before the year 1 or after 9999") from None
+        raise PydanticCustomError("not_a_time", "is a time before the year 1 or after the year 9999") from None
 
 
 def _properties(values: object, info: ValidationInfo) -> dict[str, PropertyValue | None]:
     """Return the values as their properties' types have them: those of the context's ``types``, or of first values."""
     if not isinstance(values, dict) or len(values) > MAX_PROPERTIES:
-        raise PydanticCustomError("no_properties", f"is no object of at most {MAX_PROPERTIES} names and values")
+        raise PydanticCustomError("no_properties", f"is not an object of at most {MAX_PROPERTIES} names and values")
     if not all(map(is_property_name, values)):
         raise PydanticCustomError("no_name", f"has an invalid name: {NAME_RULE}")
     assert info.context is not None
@@ -93,7 +93,7 @@ def _value(name: str, given: object, types: TypesSoFar) -> PropertyValue:
     try:
         value = _typed(given, held)
     except PydanticCustomError as fault:
-        raise _fault(f"{name} {fault.message()}, and is {_clipped(given)}") from None
+        raise _fault(f"{name} {fault.message()}, but is {_clipped(given)}") from None
     if (found := property_type(value)) != types.setdefault(name, found):
         raise _fault(refusal(name, found, given, held))
     return value
@@ -116,7 +116,7 @@ def _typed(given: object, held: PropertyType | None) -> PropertyValue:
         texts = tuple(sorted(set(given)))
         _text("".join(texts))
         return texts
-    raise PydanticCustomError("no_value", "takes a text, a number, true or false, an array of texts, or null")
+    raise PydanticCustomError("no_value", "must be a text, a number, true or false, an array of texts, or null")
 
 
 def _is_time(text: str) -> bool:
@@ -133,7 +133,7 @@ def _number(given: float) -> float:
     except OverflowError:
         number = float("inf")
     if not isfinite(number):
-        raise PydanticCustomError("no_number", "takes numbers up to 1.8e308")
+        raise PydanticCustomError("no_number", "must be a number up to 1.8e308")
     return number
 
 
@@ -141,19 +141,19 @@ def _text(text: str) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise PydanticCustomError("no_text", "takes text without halves of surrogate pairs") from None
+        raise PydanticCustomError("no_text", "must be text without unpaired surrogates") from None
     if size > MAX_VALUE_BYTES:
-        raise PydanticCustomError("too_long", f"takes at most {MAX_VALUE_BYTES:,} bytes of text")
+        raise PydanticCustomError("too_long", f"must have at most {MAX_VALUE_BYTES:,} bytes of text")
     return text
 
 
 def _types(types: object) -> dict[str, PropertyType | None]:
     if not isinstance(types, dict) or len(types) > MAX_PROPERTIES:
-        raise PydanticCustomError("no_types", f"is no object of at most {MAX_PROPERTIES} names and types")
+        raise PydanticCustomError("no_types", f"is not an object of at most {MAX_PROPERTIES} names and types")
     if not all(map(is_property_name, types)):
         raise PydanticCustomError("no_name", f"has an invalid name: {NAME_RULE}")
     if not all(one is None or (isinstance(one, str) and one in TYPES) for one in types.values()):
-        raise PydanticCustomError("no_type", f"has a type that is none of {', '.join(TYPES)}, nor null")
+        raise PydanticCustomError("no_type", f"must have one of the types {', '.join(TYPES)}, or null")
     return types
 
 

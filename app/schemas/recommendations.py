@@ -45,7 +45,7 @@ SCENARIO = Field(
 
 
 Mode = Literal["next", "repeat"]
-TWO_LISTS = "has `mode` repeat beside `because` or `basket_only`, which list something else"
+TWO_LISTS = "combines `mode` repeat with `because` or `basket_only`; use one of them"
 
 
 class ListSettings(Closed):
@@ -112,7 +112,7 @@ class ListSettings(Closed):
     @model_validator(mode="after")
     def _parts_belong_together(self) -> Self:
         if self.within is not None and not self.exclude_events:
-            raise PydanticCustomError("within_nothing", "has `within` without `exclude_events`, to which it belongs")
+            raise PydanticCustomError("within_nothing", "has `within` without `exclude_events`")
         if self.mode == "repeat" and self.basket_only:
             raise PydanticCustomError("two_lists", TWO_LISTS)
         return self
@@ -265,7 +265,7 @@ class RecommendationRequest(RecommendationQuery):
         if self.mode != "repeat":
             return None
         if self.user_id is None:
-            return "has `mode` repeat and no `user_id`, whose log it goes by; a history and a sealed state have no log"
+            return "has `mode` repeat without `user_id`; a history and a sealed state have no event log"
         if self.because is not None or self.basket_only:
             return TWO_LISTS
         return None
@@ -273,11 +273,9 @@ class RecommendationRequest(RecommendationQuery):
     @model_validator(mode="after")
     def _user_or_history(self) -> Self:
         if sum(one is not None for one in (self.user_id, self.history, self.state)) != 1:
-            raise PydanticCustomError("user_or_history", "takes exactly one of user_id, history and state")
+            raise PydanticCustomError("user_or_history", "must have exactly one of user_id, history and state")
         if self.history is not None and self.exclude_events:
-            raise PydanticCustomError(
-                "events_of_nobody", "has `exclude_events` and no `user_id`, whose events they are"
-            )
+            raise PydanticCustomError("events_of_nobody", "has `exclude_events` without `user_id`")
         if self.mode == "repeat" and (fault := self.repeat_fault) is not None:
             raise PydanticCustomError("no_repeat", fault)
         return self

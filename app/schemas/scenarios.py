@@ -92,8 +92,8 @@ def _declared(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str
     except ValueError:
         raise PydanticCustomError(
             "no_declaration",
-            "takes at most {most} names, each with a type (text, number, boolean, set or numbers), if requests may "
-            "leave it out a default of that type, and of a number its min and max, such as {example}",
+            "must have at most {most} names, each with a type (text, number, boolean, set or numbers), a default of "
+            "that type if the parameter is optional, and optionally min and max of a number, such as {example}",
             {"most": MAX_PARAMS, "example": '{"max_price": {"type": "number", "default": 50, "max": 200}}'},
         ) from None
     return declared
@@ -135,7 +135,7 @@ class ScenarioSettings(ListSettings):
     @model_validator(mode="after")
     def _fallback_of_a_filter(self) -> Self:
         if self.fallback is not None and self.filter is None:
-            raise PydanticCustomError("no_filter", "has `fallback` without `filter`, which it replaces")
+            raise PydanticCustomError("no_filter", "has `fallback` without `filter`")
         return self
 
 

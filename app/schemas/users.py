@@ -114,7 +114,7 @@ class Undone(BaseModel):
 
     user_id: str
     event_id: str
-    changed: bool = Field(description="False if it was undone before.")
+    changed: bool = Field(description="False if it was already undone.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -136,7 +136,7 @@ class Merged(BaseModel):
 
     user_id: str
     visitor: str = Field(serialization_alias="from")
-    changed: bool = Field(description="False if they were merged before.")
+    changed: bool = Field(description="False if they were already merged.")
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"user_id": "ada", "from": "visitor-7", "changed": True}]}

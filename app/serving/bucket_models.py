@@ -79,7 +79,7 @@ class BucketModels(ModelRegistry):
         except OSError as exc:
             copies = [*self._copies.glob(f"*/{glob.escape(name)}/{MANIFEST}")]
             if copies:
-                logger.warning("a copy of the model %r is taken, which may not be the newest: %s", name, exc)
+                logger.warning("using a local copy of model %r, which may be outdated: %s", name, exc)
                 return max(copies, key=lambda path: path.stat().st_mtime).parent
             raise ArtifactError(f"'{self.folder}/{name}' cannot be read: {exc}") from exc
 
@@ -166,7 +166,7 @@ def _hashes(name: str, manifest: Content) -> dict[str, str]:
         hashes = json.loads(manifest.data)
         return {file: str(hashes[file]) for file in FILES if file in hashes}
     except (ValueError, TypeError, AttributeError) as exc:
-        raise ArtifactError(f"the manifest of model {name!r} is none; copy or train the model again") from exc
+        raise ArtifactError(f"the manifest of model {name!r} is invalid; copy or train the model again") from exc
 
 
 def _digest(manifest: bytes, signature: bytes) -> str:

@@ -14,7 +14,7 @@ from storage.items.vectors import NO_VECTOR, encode
 from storage.protocol import UserStore
 from storage.records import ITEM_TIMES, ItemEntry, PropertyType
 
-REFUSED = "nothing was noted; correct the items named here and send them all again"
+REFUSED = "nothing was applied; correct the items in `details` and send all items again"
 
 
 class ItemUpdates:
@@ -26,7 +26,7 @@ class ItemUpdates:
         self._tenant = tenant
 
     async def put(self, item_id: str, body: object) -> Item:
-        """Apply the parsed body of ``PUT /v1/items/{item_id}``; return the item as it is then.
+        """Apply the parsed body of ``PUT /v1/items/{item_id}``. Return the updated item.
 
         raises  InvalidRequest  when it is not valid
                 StorageError    when the store did not take it; sending it again is safe
@@ -58,13 +58,13 @@ class ItemUpdates:
         return dict((await self._store.properties.held(self._tenant)).types["item"])
 
     def item(self, item_id: str) -> Item:
-        """Return the item as it is now.
+        """Return the current state of the item.
 
         raises  ItemNotFound  when neither the model nor the shop knows it
         """
         item = self._switcher.current.catalogue.item(item_id)
         if item is None:
-            raise ItemNotFound("nothing is known of this item; PUT it, or train with it")
+            raise ItemNotFound("this item is unknown; PUT it, or train a model with it")
         return item
 
     async def _put(self, entries: Sequence[ItemEntry]) -> None:
@@ -80,7 +80,7 @@ def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> 
     raises  InvalidItems  when there are none or too many, or some are invalid; it names the first 20 of these, and why
     """
     if not 1 <= len(bodies) <= MAX_ITEMS:
-        raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
+        raise InvalidItems(f"a request must have 1 to {MAX_ITEMS:,} items; nothing was applied")
     types_so_far: TypesSoFar = dict(types)
     entries: list[ItemEntry] = []
     faults: list[list[ErrorDetail]] = []
@@ -109,5 +109,5 @@ def _entry(item_id: str, words: ItemWords) -> ItemEntry:
 def _detail(refused: PropertyRefused | VectorRefused, entries: Sequence[ItemEntry]) -> ErrorDetail:
     if isinstance(refused, PropertyRefused):
         return refusal_detail(refused, [entry.properties for entry in entries])
-    reason = f"{refused}; to change that, drop all vectors with 'lisarec items drop-vectors', and put the others then"
+    reason = f"{refused}; to change the length, delete all vectors with 'lisarec items drop-vectors' and put new ones"
     return ErrorDetail(field="vector", reason=reason)

@@ -32,7 +32,7 @@ CANCEL_AGAIN_AFTER_S = 0.1
 
 @dataclass(slots=True)
 class Service:
-    """The parts that endpoints use, for one tenant. What is served may change; nothing else does."""
+    """The parts that endpoints use, for one tenant. Only the active generations change."""
 
     store: UserStore
     switcher: GenerationSwitcher

@@ -44,7 +44,7 @@ class ModelRegistry(Protocol):
         """
 
     def load(self, name: str) -> Artifact:
-        """Read the model of that name.
+        """Load the model with this name.
 
         raises  NoSuchModel    when it is not there
                 ArtifactError  when it cannot be read, is broken, of another version or not signed as it has to be
@@ -83,7 +83,7 @@ class LocalModels(ModelRegistry):
                 raise no_such_model(directory, name, self.names())
             for place in (directory / name, *(directory / name).iterdir()):
                 if not place.resolve().is_relative_to(directory.resolve()):
-                    raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
+                    raise ArtifactError(f"'{place}' is outside the models folder; copy the model into it")
         except (OSError, RuntimeError) as exc:  # resolve() has the latter for a link that leads round in a circle
             raise self._unreadable(name, exc) from exc
         return directory / name
@@ -96,7 +96,7 @@ class LocalModels(ModelRegistry):
             raise self._unreadable(name, exc) from exc
 
     def _unreadable(self, name: str, exc: Exception) -> ArtifactError:
-        return ArtifactError(f"'{self._directory / name}' cannot be read ({exc}); mend it, or copy the model again")
+        return ArtifactError(f"'{self._directory / name}' cannot be read ({exc}); repair it, or copy the model again")
 
     @override
     def publish(self, name: str) -> None:
@@ -109,7 +109,7 @@ class LocalModels(ModelRegistry):
 
 def no_such_model(folder: object, name: str, names: list[str]) -> NoSuchModel:
     """Return the error of a name that the folder does not have."""
-    return NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {', '.join(names) or 'none'}")
+    return NoSuchModel(f"no model {name!r} in '{folder}'; existing models: {', '.join(names) or 'none'}")
 
 
 def is_name(name: str) -> bool:

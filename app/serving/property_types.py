@@ -21,12 +21,12 @@ from storage.errors import PropertyRefused
 from storage.protocol import UserStore
 from storage.records import HeldProperties, PropertyOwner, PropertyValue, TypeChanges
 
-NO_PROPERTIES = "the body has no properties of a user; nothing was changed"
-REFUSED = "the body declares no types of properties; nothing was declared"
+NO_PROPERTIES = "the body has no user properties; nothing was changed"
+REFUSED = "the body declares no property types; nothing was declared"
 
 
 async def declare_types(store: UserStore, scenarios: ScenarioRegistry, tenant: str, body: object) -> HeldProperties:
-    """Hold the types in the parsed body of ``PUT /v1/admin/properties``; return what is held then.
+    """Declare the types in the parsed body of ``PUT /v1/admin/properties``. Return all declared types.
 
     raises  InvalidRequest  when it is not valid, a property has another type, or there would be too many
             PropertyInUse   when a scenario names a property that is to be taken back
@@ -43,14 +43,14 @@ async def declare_types(store: UserStore, scenarios: ScenarioRegistry, tenant: s
     try:
         await store.properties.declare(tenant, changes)
     except PropertyRefused as exc:
-        hint = f"; null removes {exc.name} with all its values" if exc.held else ""
+        hint = f"; pass null to remove {exc.name} with all its values" if exc.held else ""
         raise InvalidRequest(REFUSED, [ErrorDetail(reason=f"{exc}{hint}")]) from None
     return await store.properties.held(tenant)
 
 
 def _require_unused(gone: Set[tuple[PropertyOwner, str]], scenarios: Iterable[ScenarioVersion]) -> None:
     needed = [
-        ErrorDetail(field=f"{owner}s", reason=f"scenario {one.name} needs {name}; change it first")
+        ErrorDetail(field=f"{owner}s", reason=f"scenario {one.name} uses {name}; change the scenario first")
         for one in scenarios
         if one.settings is not None
         for owner, name in sorted(properties_of(one.settings) & gone)

@@ -43,7 +43,7 @@ class ScenarioRegistry:
             await asyncio.sleep(POLL_EVERY_S)
 
     async def follow(self) -> None:
-        """Go by what the store has now; StorageError when it cannot be read."""
+        """Load the scenarios of the store. Raise StorageError when it cannot be read."""
         async with self._following:
             if await self._store.revision(self._tenant) != self._revision:
                 stored = await self._store.scenarios(self._tenant)
@@ -61,7 +61,7 @@ class ScenarioRegistry:
                 StorageUnavailable  when this process could not read any scenario yet
         """
         if self._revision is None:
-            raise StorageUnavailable("no scenario could be read yet")
+            raise StorageUnavailable("no scenarios have been loaded yet")
         return [
             self._resolve(request, experiment, f"requests.{place}." if len(requests) > 1 else "")
             for place, request in enumerate(requests)
@@ -119,9 +119,9 @@ class ScenarioRegistry:
         return [one for text in reversed(texts) if (one := _parse(text))]
 
     async def put(self, name: str, settings: ScenarioSettings | None, changed_by: str) -> ScenarioVersion:
-        """Let the scenario have these settings from now on, None to remove it; the same again change nothing.
+        """Store new settings of the scenario, or remove it with None. Identical settings change nothing.
 
-        This process goes by them before it returns, all others within a second.
+        This process applies them before the call returns, all others within a second.
 
         raises  InvalidRequest    when there would be too many scenarios, or the settings are too long
                 ScenarioNotFound  when there is nothing to remove
@@ -152,9 +152,9 @@ class ScenarioRegistry:
         wanted = versions[0].version - 1 if number is None else number
         found = next((one for one in versions if one.version == wanted), None)
         if found is None:
-            kept = f"is none of those that are kept: {versions[-1].version} to {versions[0].version}"
+            kept = f"is not one of the stored versions {versions[-1].version} to {versions[0].version}"
             raise ScenarioNotFound(
-                "there is no such version; nothing changed", [ErrorDetail(field="version", reason=kept)]
+                "this version does not exist; nothing changed", [ErrorDetail(field="version", reason=kept)]
             )
         return await self.put(name, found.settings, changed_by)
 
@@ -167,7 +167,7 @@ class ScenarioRegistry:
             return None
         removed = [one for one in self._newest.values() if one.settings is None]
         if not removed:
-            raise InvalidRequest(f"there are {MAX_SCENARIOS} scenarios, as many as there may be; remove one first")
+            raise InvalidRequest(f"there are {MAX_SCENARIOS} scenarios, the maximum; delete one first")
         return min(removed, key=lambda one: one.changed_at).name
 
 
@@ -175,7 +175,9 @@ def _parse(text: str) -> ScenarioVersion | None:
     try:
         return ScenarioVersion.model_validate_json(text)
     except ValidationError:
-        logger.error("another version of lisarec wrote a scenario; this process keeps the version that it read before")
+        logger.error(
+            "a scenario was written by another version of lisarec; this process keeps the version that it loaded before"
+        )
         return None
 
 
@@ -186,10 +188,12 @@ def _content(settings: ScenarioSettings | None) -> dict[str, Any] | None:
 def _encoded(version: ScenarioVersion) -> str:
     text = version.model_dump_json(exclude_unset=True)
     if len(text.encode()) > MAX_SCENARIO_BYTES:
-        raise InvalidRequest(f"a scenario has at most {MAX_SCENARIO_BYTES:,} bytes in JSON; nothing changed")
+        raise InvalidRequest(f"a scenario may have at most {MAX_SCENARIO_BYTES:,} bytes of JSON; nothing changed")
     return text
 
 
 def _not_found(name: str, known: Sequence[str]) -> ScenarioNotFound:
     hint = unknown_scenario(name, dict.fromkeys(known)).details[0]
-    return ScenarioNotFound("there is no such scenario; nothing changed", [hint.model_copy(update={"field": "name"})])
+    return ScenarioNotFound(
+        "this scenario does not exist; nothing changed", [hint.model_copy(update={"field": "name"})]
+    )

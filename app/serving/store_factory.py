@@ -1,4 +1,4 @@
-"""Opening the store that the settings name, for the service and for commands that work beside it."""
+"""Opens the store from the settings, for the service and for commands."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from storage.state.generation import Generation
 
 
 async def open_store(settings: StoreSettings, *generations: Generation, is_new: bool = False) -> UserStore:
-    """Open the store of the settings. A Redis that is not there yet is no error: the service waits for it.
+    """Open the store from the settings. An unreachable Redis is not an error: the service waits for it.
 
     is_new  the store may lack what an archive has
 
@@ -58,7 +58,7 @@ async def opened_store(
     """Open the store of the settings and close it afterwards; ValueError if there is none and it must not be new."""
     if settings.redis_url is None and not is_new and not (settings.data_dir / FILE_NAME).exists():
         raise ValueError(
-            f"'{settings.data_dir}' has no users; give --data-dir or --redis-url as 'lisarec serve' has it"
+            f"'{settings.data_dir}' has no users; pass the same --data-dir or --redis-url as to 'lisarec serve'"
         )
     store = await open_store(settings, *generations, is_new=is_new)
     try:

@@ -86,9 +86,9 @@ class GenerationSwitcher:
             await self._follow_experiment(pointers.experiment)
             await self._rebuild_catalogues()
         except StorageError as exc:
-            logger.debug("cannot read which generation is active: %s", exc)
+            logger.debug("cannot read the active generation: %s", exc)
         except Exception:
-            logger.exception("following the active generation failed")
+            logger.exception("failed to follow the active generation")
 
     async def refresh_items(self) -> None:
         """Apply all changes of items until now; raises StorageError when they cannot be read."""
@@ -142,7 +142,7 @@ class GenerationSwitcher:
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
     def hold(self, held: HeldProperties) -> None:
-        """Go by these properties."""
+        """Apply these properties."""
         if self._context.overrides.hold(held):
             for served in self.served():
                 served.catalogue.catch_up()
@@ -170,8 +170,8 @@ class GenerationSwitcher:
             served = await asyncio.to_thread(ServedGeneration.load, self._context, active.name)
             if served.named != active:
                 raise ArtifactError(
-                    f"model {active.name!r} is generation {served.named.tag.hex()} here, and {active.tag.hex()} is "
-                    f"active; bring that one here, or 'lisarec activate {active.name}' to serve this one"
+                    f"model {active.name!r} is generation {served.named.tag.hex()} here, but {active.tag.hex()} is "
+                    f"active; copy that model here, or run 'lisarec activate {active.name}' to serve this one"
                 )
         except (ValueError, OSError) as exc:
             if self._failed != active:

@@ -1,21 +1,21 @@
-"""A client of lisarec in one folder: copy it into your project. It needs Python 3.11 or newer and httpx.
+"""The Python client of the lisarec recommendation service. It needs Python 3.11 or newer and httpx.
 
-    lisarec = Client("https://recs.shop.example", key=KEY)         # AsyncClient in asyncio; one for each process
+    lisarec = Client("https://recs.shop.example", key=KEY)  # one per process; in asyncio use AsyncClient
     answer = lisarec.recommendations("ann", k=5, fallback=["tea-2", "cup-1"])
     lisarec.event("ann", "tea-2", type="purchase", recommendation_id=answer.recommendation_id)
 
-**Recommendations never fail and never take longer than their time-out**: when the service is away, slow or busy, the
-answer is the fallback list, its `source` is "fallback" and the log says why.
+**Recommendations never raise and never exceed their timeout.** If the service is down, slow or overloaded, you get the
+fallback list: `source` is "fallback", and the log gives the reason.
 
-**Events never wait.** `event` puts them into a bounded queue, which a thread sends in the background, in order, again
-and again with the same ids until the service has them in its log. When the queue is full, `event` takes no more until
-there is room: it gives None instead of an id, counts `dropped`, and the log says so. What was taken stays in the queue
-until the service has it, or refuses it as invalid (`refused`), or the process ends: `close`, and the end of the
-program, wait some seconds for the rest. `flush` says whether all of it is in the service's log.
+**Events never block.** `event` adds the event to a bounded queue and returns. A background thread sends the queue in
+order, and retries with the same event ids until the service has logged them. If the queue is full, `event` drops the
+event, returns None instead of an id, increments `outbox.dropped` and logs an error. A queued event leaves the queue
+when the service logs it, or rejects it as invalid (`outbox.refused`). `close` and interpreter exit wait up to ten
+seconds for the rest. `flush` returns whether the service has logged everything.
 
-Everything else (`user`, `undo`, `merge`, `erase`, and `call` for any other call) asks again until it is done or the
-time is up; then it raises a `LisarecError`, whose `details` name what is wrong. `check` says at once, as when a program
-starts, whether the address and the key are right.
+All other methods (`user`, `undo`, `merge`, `erase`, and `call` for any other endpoint) retry for up to ten seconds, and
+then raise a `LisarecError`, whose `details` name the invalid fields. Call `check` at startup: it raises at once if the
+URL or the key is wrong.
 """
 
 from .async_client import AsyncClient

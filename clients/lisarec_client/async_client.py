@@ -22,16 +22,16 @@ from .responses import (
     retry_after_s,
 )
 
-TIMEOUT_S = 0.25  # for recommendations: a page that waits longer is worse than one with popular items
+TIMEOUT_S = 0.25  # for recommendations: a page that loads late is worse than one with popular items
 PORTABLE = "/v1/portable/events"
 
 logger = logging.getLogger("lisarec")
 
 
 class AsyncClient:
-    """The client for asyncio: make one for each process, and use it in one event loop. See the package.
+    """The client for asyncio. Create one per process, and use it in one event loop. See the package's docstring.
 
-    raises  ValueError  when an argument cannot be right: every recommendation would be the fallback, and no event sent
+    raises  ValueError  if an argument is invalid
     """
 
     def __init__(
@@ -42,29 +42,29 @@ class AsyncClient:
         require_positive("timeout_s", timeout_s)
         require_positive("queue_size", queue_size)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout has it
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout ends it
         self._calls = Calls(self._http)
         self._timeout_s = timeout_s
-        self._pause_until_s = 0.0  # as Retry-After asked
+        self._pause_until_s = 0.0  # set by Retry-After
         self.outbox = Outbox(url, headers, queue_size)
 
     def event(
         self,
         user_id: str,
         item_id: str,
-        type: str = "click",  # noqa: A002  # the service's word
+        type: str = "click",  # noqa: A002  # the API's field name
         *,
         value: float | None = None,
         recommendation_id: str | None = None,
         timestamp_s: float | None = None,
         event_id: str | None = None,
     ) -> str | None:
-        """Queue an event. Return its id at once, or None when the queue is full and the event is dropped.
+        """Queue an event and return its id at once; if the queue is full, drop the event and return None.
 
-        value        what it is worth, such as what was paid; 0 or more
-        timestamp_s  when it happened, in Unix seconds; now, unless said otherwise
-        event_id     only for an event that was given an id elsewhere
-        raises       ValueError for what the service would refuse, as an id with a space in it
+        value        the value of the event, such as the price paid; 0 or greater
+        timestamp_s  the time of the event in Unix seconds; default: now
+        event_id     default: a new UUIDv7
+        raises       ValueError if an argument is invalid, such as an id with a space in it
         """
         event: dict[str, Any] = {"event_id": event_id or new_event_id(), "user_id": user_id, "item_id": item_id}
         event |= {"type": type, "timestamp": time.time() if timestamp_s is None else timestamp_s}
@@ -83,10 +83,10 @@ class AsyncClient:
         *,
         recommendation_id: str | None = None,
     ) -> list[str | None]:
-        """Queue the purchases of one order, an event for each item. Return their ids, as `event` does.
+        """Queue the purchases of one order, one event per item. Return their ids, as `event` does.
 
-        items   what was bought, or what was paid for each
-        raises  ValueError for what the service would refuse; nothing is queued then
+        items   the ids of the items, or a mapping from each id to the price paid
+        raises  ValueError if an argument is invalid; then nothing is queued
         """
         of_all: dict[str, Any] = {"user_id": user_id, "type": "purchase", "order_id": order_id}
         of_all["timestamp"] = time.time()
@@ -109,11 +109,11 @@ class AsyncClient:
         *,
         recommendation_id: str | None = None,
     ) -> str | None:
-        """Queue what the user has really seen, for `rotation`. Return the id of the event, as `event` does.
+        """Queue an impression: the items that the user has actually seen, for `rotation`. Return its id, like `event`.
 
-        shown   an answer, or at most 50 items
-        places  those of the answer that were seen, from 1; by default all
-        raises  ValueError for what the service would refuse
+        shown   the response, or 1 to 50 item ids
+        places  the places in the list that were seen, counted from 1; default: all
+        raises  ValueError if an argument is invalid
         """
         items = list(shown.item_ids if isinstance(shown, Recommendations) else shown)
         if isinstance(shown, Recommendations):
@@ -136,10 +136,10 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Any,
     ) -> Recommendations:
-        """Return the user's best items, or the first k of the fallback after the time-out. Never raise.
+        """Return the user's best items, or the first k items of the fallback after the timeout. Never raise.
 
-        k        10, unless said otherwise, by a scenario too
-        options  everything else that `POST /v1/recommendations` takes: mode, categories, categories_all,
+        k        default: that of the scenario, or 10
+        options  the other fields of `POST /v1/recommendations`: mode, categories, categories_all,
                  categories_none, exclude, exclude_seen, exclude_events, within, candidates, history, state, boost, pin,
                  diversity, objective, rotation, rotation_days, max_per_category, max_per, cursor, because, basket,
                  basket_only, explain, filter, params, current_item, scenario, debug
@@ -149,17 +149,17 @@ class AsyncClient:
         try:
             async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                 return await self._post(request)
-        except Exception as exc:  # whatever it is, the page needs items to show
-            logger.warning("recommending the fallback: %s", str(exc) or type(exc).__name__)
+        except Exception as exc:  # whatever went wrong, the page needs items to show
+            logger.warning("returning the fallback: %s", str(exc) or type(exc).__name__)
             first = itertools.islice(fallback, 10 if k is None else k)
             return Recommendations([{"item_id": item_id} for item_id in first], "fallback")
 
     async def _post(self, request: dict[str, Any]) -> Recommendations:
         if time.monotonic() < self._pause_until_s:
-            raise LisarecError(0, "silent", "the service asked not to be asked for some seconds")
+            raise LisarecError(0, "silent", "no request was sent, because the service asked for a pause (Retry-After)")
         try:
             answer = await self._http.post("/v1/recommendations", json=request)
-        except httpx.TransportError:  # as when the service closes a connection that was idle
+        except httpx.TransportError:  # for example, the service has closed an idle connection
             answer = await self._http.post("/v1/recommendations", json=request)
         self._pause_until_s = time.monotonic() + (retry_after_s(answer) or 0.0)
         body = parse_response(answer)
@@ -167,13 +167,15 @@ class AsyncClient:
         return Recommendations(body["items"], body["source"], body["recommendation_id"], **optional)
 
     async def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:
-        """Fold events into the sealed state of a visitor who keeps it; return the new one. Nothing is logged.
+        """Fold events into a visitor's sealed state and return the new state. The service stores nothing.
 
-        state   what the call before returned, for `recommendations(None, state=...)` too; None for a new visitor.
-                The visitor begins anew where the service cannot open it, or no longer
-        events  each with an `item_id`, and `type`, `value` and `recommendation_id` as of `event`; one without an id or
-                a time gets them here
-        raises  LisarecError  with the code sealing_not_configured where the service has no keys that seal
+        state   the state that the previous call returned, or None for a new visitor. If the service can't open the
+                state, or the state has expired, the visitor starts again without a history
+        events  each with an `item_id`, and optionally `type`, `value` and `recommendation_id`, as in `event`; missing
+                ids and timestamps are filled in
+        raises  LisarecError  with the code sealing_not_configured if the service has no sealing keys
+
+        Pass the returned state to `recommendations(None, state=...)`.
         """
         posted = [{"event_id": new_event_id(), "timestamp": time.time(), **event} for event in events]
         try:
@@ -184,21 +186,21 @@ class AsyncClient:
         return await self.portable_events(None, posted)
 
     async def check(self) -> None:
-        """Ask once, as when a program starts, whether a service that is ready answers, and whether it knows the key.
+        """Check once, without retries, that the service is ready and accepts the key. Call it at startup.
 
-        raises  LisarecError  when it does not: recommendations would be the fallback, and events would wait
+        raises  LisarecError  if the service isn't ready, isn't lisarec, or rejects the key
         """
         await self._calls.check()
 
     async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Make any other call of the API, such as `call("GET", "/v1/stats")`, again until there is an answer.
+        """Call any other endpoint, such as `call("GET", "/v1/stats")`, with retries.
 
-        raises  LisarecError  when the service refuses, or cannot be reached in time
+        raises  LisarecError  if the service rejects the request, or can't be reached in time
         """
         return await self._calls.call(method, path, body)
 
     async def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
-        """Return the items whose titles or ids match, the closest first, or the likeliest for a user."""
+        """Return the items whose titles or ids match the query: best match first, or ranked for the user if given."""
         asked: dict[str, str | int] = {"query": query, "limit": limit}
         if user_id is not None:
             require_id("user_id", user_id)
@@ -206,7 +208,7 @@ class AsyncClient:
         return list((await self.call("GET", f"/v1/items?{urlencode(asked)}"))["items"])
 
     async def user(self, user_id: str) -> dict[str, Any] | None:
-        """Return what the service knows of the user; None for a user without events."""
+        """Return what the service knows about the user, or None if the user has no events."""
         try:
             return await self.call("GET", user_path(user_id))
         except LisarecError as exc:
@@ -215,46 +217,46 @@ class AsyncClient:
             raise
 
     async def properties(self, user_id: str) -> dict[str, Any]:
-        """Return the user's properties by name; none for a user of whom nothing was put."""
+        """Return the user's properties by name; an empty mapping if none were set."""
         return dict((await self.call("GET", user_path(user_id, "properties")))["properties"])
 
     async def put_properties(self, user_id: str, properties: dict[str, Any]) -> dict[str, Any]:
-        """Set properties of the user, None takes one away; return all that the user has then.
+        """Set properties of the user and return all of them. The value None removes a property.
 
-        raises  LisarecError  with the code invalid_request for a value of another type than its property
+        raises  LisarecError  with the code invalid_request if a value has the wrong type for its property
         """
         return dict(
             (await self.call("PUT", user_path(user_id, "properties"), {"properties": properties}))["properties"]
         )
 
     async def undo(self, user_id: str, event_id: str) -> bool:
-        """Undo an event; return False if it was undone before.
+        """Undo an event. Return False if it was already undone.
 
-        raises  LisarecError  with the code event_not_found for an event that is not there
+        raises  LisarecError  with the code event_not_found if there is no such event
         """
         require_id("event_id", event_id)
         await self._flush_or_raise()  # the event may still be in the queue
         return bool((await self.call("DELETE", user_path(user_id, "events", event_id)))["changed"])
 
     async def merge(self, user_id: str, visitor: str) -> bool:
-        """Merge the visitor into the user, as at login; return False if this was done before.
+        """Merge the visitor into the user, for example at login. Return False if they were already merged.
 
-        raises  LisarecError  with the code merge_refused where the visitor has become another user
+        raises  LisarecError  with the code merge_refused if the visitor was merged into another user
         """
         require_id("visitor", visitor)
         return bool((await self.call("POST", user_path(user_id, "merge"), {"from": visitor}))["changed"])
 
     async def erase(self, user_id: str) -> str:
-        """Erase the user with all events, also those in this client's queue; return when the last copies are gone."""
-        await self._flush_or_raise()  # events that come after the erasure would begin a new user
+        """Erase the user and all their events, including queued ones. Return the time when the last copies are gone."""
+        await self._flush_or_raise()  # an event that arrives after the erasure would create the user again
         return str((await self.call("DELETE", user_path(user_id)))["files_by"])
 
     async def flush(self, timeout_s: float = RETRY_FOR_S) -> bool:
-        """Wait until the queue is sent. Return whether all events since the last flush are in the service's log."""
+        """Wait until the queue is empty. Return whether the service has logged all events since the last flush."""
         return await asyncio.to_thread(self.outbox.flush, timeout_s)
 
     async def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
-        """Flush, and close the client."""
+        """Flush the queue and close the client. Return whether the service has logged all events."""
         all_sent = await asyncio.to_thread(self.outbox.close, timeout_s)
         await self._http.aclose()
         return all_sent
@@ -267,4 +269,4 @@ class AsyncClient:
 
     async def _flush_or_raise(self) -> None:
         if not await self.flush():
-            raise LisarecError(0, "not_flushed", "events still wait to be sent, or were refused; nothing was done")
+            raise LisarecError(0, "not_flushed", "nothing was changed: some queued events are unsent or were rejected")

@@ -1,4 +1,4 @@
-"""Calls that may be repeated: they are made again until the service answers, or time is up."""
+"""Calls with retries, until the service answers or the deadline passes."""
 
 import asyncio
 import socket
@@ -19,15 +19,15 @@ from .responses import (
 
 
 class Calls:
-    """Calls of one service."""
+    """Calls to one service."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
     async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the JSON of the response.
+        """Return the JSON object of the response.
 
-        raises  LisarecError  when the service refuses, when something else answers, or when time is up
+        raises  LisarecError  if the service rejects the request, if something else answers, or after the deadline
         """
         give_up_at_s = time.monotonic() + RETRY_FOR_S
         for pause_s in pauses_s():
@@ -50,9 +50,9 @@ class Calls:
         raise AssertionError("there is always another pause")
 
     async def check(self) -> None:
-        """Ask once whether a service that is ready answers at the address, and whether it knows the key.
+        """Check once, without retries, that the service is ready and accepts the key.
 
-        raises  LisarecError  when it does not
+        raises  LisarecError  if it doesn't
         """
         try:
             async with asyncio.timeout(RETRY_FOR_S):
@@ -69,12 +69,12 @@ class Calls:
         try:
             parse_response(await self._http.get("/v1/model"))
         except LisarecError as exc:
-            if exc.code != "forbidden":  # the key is for other calls
+            if exc.code != "forbidden":  # the key is valid, but has another scope
                 raise
 
 
 def is_unknown_host(exc: BaseException) -> bool:
-    """Return whether a request failed since there is no host of that name, which asking again does not change."""
+    """Return whether a request failed because the host name doesn't resolve; a retry would not help."""
     cause: BaseException | None = exc
     while cause is not None:
         if isinstance(cause, socket.gaierror):

@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """The blocking client, for any thread: make one for each process. See the package.
+    """The blocking, thread-safe client. Create one per process. See the package's docstring.
 
-    It runs an `AsyncClient` in a thread of its own, since only asyncio can end everything that exceeds its time-out.
+    It runs an `AsyncClient` in a background thread, because only asyncio can cancel a call that exceeds its timeout.
     """
 
     def __init__(
@@ -39,55 +39,55 @@ class Client:
         timeout_s: float | None = None,
         **options: Any,
     ) -> Recommendations:
-        """Do as `AsyncClient.recommendations`."""
+        """Like `AsyncClient.recommendations`."""
         return self._run(self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **options))
 
     def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:
-        """Do as `AsyncClient.portable_events`."""
+        """Like `AsyncClient.portable_events`."""
         return self._run(self._client.portable_events(state, events))
 
     def check(self) -> None:
-        """Do as `AsyncClient.check`."""
+        """Like `AsyncClient.check`."""
         self._run(self._client.check())
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Do as `AsyncClient.call`."""
+        """Like `AsyncClient.call`."""
         return self._run(self._client.call(method, path, body))
 
     def search(self, query: str, user_id: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
-        """Do as `AsyncClient.search`."""
+        """Like `AsyncClient.search`."""
         return self._run(self._client.search(query, user_id, limit))
 
     def user(self, user_id: str) -> dict[str, Any] | None:
-        """Do as `AsyncClient.user`."""
+        """Like `AsyncClient.user`."""
         return self._run(self._client.user(user_id))
 
     def properties(self, user_id: str) -> dict[str, Any]:
-        """Do as `AsyncClient.properties`."""
+        """Like `AsyncClient.properties`."""
         return self._run(self._client.properties(user_id))
 
     def put_properties(self, user_id: str, properties: dict[str, Any]) -> dict[str, Any]:
-        """Do as `AsyncClient.put_properties`."""
+        """Like `AsyncClient.put_properties`."""
         return self._run(self._client.put_properties(user_id, properties))
 
     def undo(self, user_id: str, event_id: str) -> bool:
-        """Do as `AsyncClient.undo`."""
+        """Like `AsyncClient.undo`."""
         return self._run(self._client.undo(user_id, event_id))
 
     def merge(self, user_id: str, visitor: str) -> bool:
-        """Do as `AsyncClient.merge`."""
+        """Like `AsyncClient.merge`."""
         return self._run(self._client.merge(user_id, visitor))
 
     def erase(self, user_id: str) -> str:
-        """Do as `AsyncClient.erase`."""
+        """Like `AsyncClient.erase`."""
         return self._run(self._client.erase(user_id))
 
     def flush(self, timeout_s: float = RETRY_FOR_S) -> bool:
-        """Do as `AsyncClient.flush`."""
+        """Like `AsyncClient.flush`."""
         return self.outbox.flush(timeout_s)
 
     def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
-        """Do as `AsyncClient.close`."""
+        """Like `AsyncClient.close`."""
         all_sent = self.outbox.close(timeout_s)
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._run(self._client.close())
@@ -110,5 +110,5 @@ class Client:
                 self._thread.start()
         if self._loop.is_closed() or self._thread is None or not self._thread.is_alive():
             call.close()
-            raise RuntimeError("this client is closed, or of the process before a fork: make one in each process")
+            raise RuntimeError("this client is closed, or was created before a fork; create one in each process")
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

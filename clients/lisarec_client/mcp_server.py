@@ -1,6 +1,6 @@
-"""A server of the Model Context Protocol, by which assistants ask a running service. It needs the package `mcp`.
+"""A Model Context Protocol server: it lets AI assistants query a running service. It needs the package `mcp`.
 
-Nothing that it offers changes anything, unless it is told to take events.
+All its tools are read-only, unless it is started with `allow_events`.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from .ids import new_event_id
 from .responses import LisarecError
 
 INSTRUCTIONS = (
-    "Recommendations of a shop. Find ids of items by search_items. A list is for a user_id of the shop, or for a "
-    "history: item ids, oldest first. Scores compare within one list only."
+    "Product recommendations of a shop. Use search_items to find item ids. Request a list for a user_id, or for a "
+    "history of item ids, oldest first. Scores are comparable within one list only."
 )
 
 Tool = Callable[..., Awaitable[dict[str, Any]]]
 
 
 class Tools:
-    """What assistants may call; the docstrings are what they read."""
+    """The tools of the server. Assistants read the docstrings as the tools' descriptions."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def search_items(self, query: str, user_id: str | None = None, limit: int = 10) -> dict[str, Any]:
-        """Find items by words of their titles or by their ids, the closest first, or the likeliest for a user."""
+        """Find items by words in their titles or by id: best match first, or ranked for the user if given."""
         return {"items": await self._client.search(query, user_id, limit)}
 
     async def recommend(
@@ -39,25 +39,25 @@ class Tools:
         k: int = 10,
         options: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """List the best items for a user, or for a history of item ids, oldest first; give one of the two.
+        """List the best items for a user, or for a history of item ids, oldest first. Pass one of the two.
 
-        Options narrow the list, as in POST /v1/recommendations: categories, categories_none, exclude, exclude_seen
+        The options are fields of POST /v1/recommendations: categories, categories_none, exclude, exclude_seen
         ("none", "recent", "all"), filter (an expression such as "item.price < 20.0"), boost, diversity (0 to 1),
         basket, scenario, params and others.
         """
         return await self._list(user_id, history, {**(options or {}), "k": k})
 
     async def explain(self, user_id: str | None = None, history: list[str] | None = None, k: int = 3) -> dict[str, Any]:
-        """List the best items with what each score is the sum of: codewords, recent items and what follows them."""
+        """List the best items with the parts that each score adds up: codewords, recent items and what follows them."""
         return await self._list(user_id, history, {"k": k, "explain": True})
 
     async def similar_items(self, item_id: str, k: int = 10) -> dict[str, Any]:
-        """List the items that are most like an item."""
+        """List the items that are most similar to an item."""
         require_id("item_id", item_id)
         return await self._client.call("GET", f"/v1/items/{item_id}/similar?{urlencode({'k': k})}")
 
     async def stats(self) -> dict[str, Any]:
-        """Say which model answers, and how often lists were shown and followed by events, by place and scenario."""
+        """Return the active model, and how often lists were shown and led to events, by place and scenario."""
         model = await self._client.call("GET", "/v1/model")
         return {"model": model, **await self._client.call("GET", "/v1/stats")}
 
@@ -65,10 +65,10 @@ class Tools:
         self,
         user_id: str,
         item_id: str,
-        type: str = "click",  # noqa: A002  # the service's word
+        type: str = "click",  # noqa: A002  # the API's field name
         value: float | None = None,
     ) -> dict[str, Any]:
-        """Log what a user did with an item, such as a click or a purchase: it changes that user's recommendations."""
+        """Log an event of a user, such as a click on an item or its purchase. It changes the user's recommendations."""
         event: dict[str, Any] = {"user_id": user_id, "item_id": item_id, "type": type}
         if value is not None:
             event["value"] = value
@@ -84,8 +84,8 @@ class Tools:
 def serve(url: str, key: str | None = None, *, version: str = "", allow_events: bool = False) -> None:
     """Serve over standard input and output until the input ends.
 
-    raises  LisarecError  when no service that is ready answers at the address, or does not know the key
-            ImportError   where the package `mcp` is missing
+    raises  LisarecError  if the service isn't ready, isn't lisarec, or rejects the key
+            ImportError   if the package `mcp` is not installed
     """
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
@@ -111,7 +111,7 @@ def serve(url: str, key: str | None = None, *, version: str = "", allow_events: 
 
 
 def _answering(tool: Tool, failure: type[Exception]) -> Tool:
-    """Return the tool with the service's refusals as what the assistant reads, so that it can do better."""
+    """Wrap the tool, so that an error of the service becomes a tool error that the assistant reads."""
 
     @wraps(tool)
     async def answer(*arguments: Any, **named: Any) -> dict[str, Any]:

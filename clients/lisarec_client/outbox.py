@@ -1,4 +1,4 @@
-"""The outbox: a queue of events, and the thread that sends them."""
+"""The outbox: a queue of events and the thread that sends them."""
 
 import atexit
 import itertools
@@ -21,33 +21,33 @@ from .responses import (
 
 QUEUE_SIZE = 10_000  # events; some 5 MB
 BATCH_SIZE = 200  # events in one request
-REFUSED_AS_A_WHOLE = frozenset({413, 422})  # where no event is named: fewer at once may be taken
+REFUSED_AS_A_WHOLE = frozenset({413, 422})  # without an event's index: a smaller batch may be accepted
 
 logger = logging.getLogger("lisarec")
 
 
 class Outbox:
-    """A bounded queue of events, and a thread that sends them, oldest first.
+    """A bounded queue of events and a thread that sends them, oldest first.
 
-    Events that arrive during a request go with the next one, so batches grow with the load and no event waits for a
-    timer. The thread starts with the first event.
+    Events that arrive during a request go into the next request. So batches grow with the load, and no event waits for
+    a timer. The thread starts with the first event.
     """
 
     def __init__(self, url: str, headers: dict[str, str], queue_size: int) -> None:
-        self.dropped = 0  # events that found the queue full
-        self.refused = 0  # events that the service refused as invalid
+        self.dropped = 0  # events that were not queued, because the queue was full
+        self.refused = 0  # events that the service rejected as invalid
         self._url = url
         self._headers = headers
         self._queue_size = queue_size
         self._batch_size = BATCH_SIZE
-        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()  # numbered; those being sent too
+        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()  # numbered; includes the batch in flight
         self._newest = self._flushed_to = self._newest_refused = 0
         self._was_full = self._is_closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def put(self, event: dict[str, Any]) -> bool:
-        """Queue the event, or drop it when the queue is full; return whether it was queued."""
+        """Queue the event, or drop it if the queue is full. Return whether it was queued."""
         with self._changed:
             is_queued = len(self._waiting) < self._queue_size and not self._is_closed
             is_first_drop = not is_queued and not self._was_full
@@ -60,11 +60,11 @@ class Outbox:
             else:
                 self.dropped += 1
         if is_first_drop:
-            logger.error("events are dropped: %d wait already, or the client is closed", self._queue_size)
+            logger.error("dropping events: the queue is full (%d events) or the client is closed", self._queue_size)
         return is_queued
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait for the events queued so far. Return False after the time-out, or if one was refused since last time."""
+        """Wait for the events queued so far. Return False after the timeout, or if one was rejected since last time."""
         with self._changed:
             newest = self._newest
             self._changed.wait_for(lambda: self._is_closed or not self._waits_up_to(newest), timeout_s)
@@ -75,14 +75,14 @@ class Outbox:
             return all_accepted
 
     def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
-        """Flush, and end the thread. Events that could not be sent in time are lost; the log says how many."""
+        """Flush, and stop the thread. Events that can't be sent in time are lost; the log says how many."""
         all_accepted = self.flush(timeout_s)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
             lost = len(self._waiting)
         if lost:  # the thread may be in the middle of a request
-            logger.error("%d events were not sent", lost)
+            logger.error("closed with %d unsent events; they are lost", lost)
         elif self._thread is not None:
             self._thread.join()
         atexit.unregister(self.close)
@@ -107,11 +107,11 @@ class Outbox:
                 except LisarecError as exc:
                     if str(exc) != logged:
                         logged = str(exc)
-                        logger.warning("events wait, and will be sent again: %s", logged)
+                        logger.warning("events stay queued and are retried: %s", logged)
                     self._pause(next(pauses) if exc.retry_after_s is None else exc.retry_after_s)
 
     def _next_batch(self) -> list[tuple[int, dict[str, Any]]]:
-        """Wait for events, and return the oldest; none once the outbox is closed."""
+        """Wait for events and return the oldest batch; an empty one once the outbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             return [] if self._is_closed else list(itertools.islice(self._waiting, self._batch_size))
@@ -121,9 +121,9 @@ class Outbox:
             self._changed.wait_for(lambda: self._is_closed, pause_s)
 
     def _send(self, http: httpx.Client, batch: list[tuple[int, dict[str, Any]]]) -> None:
-        """Post the batch once, and remove the events that the service has accepted or refused as invalid.
+        """Post the batch once, and remove the events that the service has logged or rejected as invalid.
 
-        raises  LisarecError  when it did neither. Some events may be in its log; it recognises them by their ids
+        raises  LisarecError  if it did neither. Some events may be logged; the service recognises their ids on a retry
         """
         try:
             answer = http.post("/v1/events", json=[event for _, event in batch])
@@ -146,8 +146,8 @@ class Outbox:
             self._changed.notify_all()
 
     def _drop_refused(self, numbers: set[int], answer: httpx.Response) -> None:
-        """Drop events that the service will never accept; the others are sent without them."""
-        logger.error("%d events were refused: %s", len(numbers), answer.text)
+        """Remove events that the service will never accept. The others are sent again without them."""
+        logger.error("the service rejected %d events: %s", len(numbers), answer.text)
         with self._changed:
             self.refused += len(numbers)
             self._newest_refused = max(numbers)

@@ -1,4 +1,4 @@
-"""Responses of the service: parsed, or raised as an error."""
+"""Parsing of the service's responses and errors."""
 
 import itertools
 import random
@@ -15,10 +15,10 @@ RETRIED_STATUSES = frozenset({0, 408, 429, 500, 502, 503, 504})
 
 
 class LisarecError(Exception):
-    """The service refused, or could not be reached in time (status 0); the message says which.
+    """The service rejected the request, or could not be reached in time (status 0). The message says which.
 
-    details  what is wrong with which part of the request, as the service has said it: `field`, `reason` and, of several
-             events or items, `index`, each where it is known
+    details  one mapping for each problem in the request: `field`, `reason` and, in a batch, the `index` of the event or
+             item. Unknown parts are missing
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class LisarecError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """Items, best first. Give the `recommendation_id` to the events that come of them."""
+    """Items, best first. Pass the `recommendation_id` with the events that result from them."""
 
-    items: list[dict[str, Any]]  # {"item_id", "score", "title" ...}; of a fallback {"item_id"}
-    source: str  # the service's word ("personalised", "popular" ...), or "fallback"
+    items: list[dict[str, Any]]  # {"item_id", "score", "title" ...}; in a fallback {"item_id"}
+    source: str  # from the service ("personalised", "popular" ...), or "fallback"
     recommendation_id: str | None = None
-    cursor: str | None = None  # of the next page, where pages were asked for; None after the last one
-    because: dict[str, Any] | None = None  # {"item_id", "title"}: the item that these are most like
+    cursor: str | None = None  # of the next page, if the request was for pages; None on the last page
+    because: dict[str, Any] | None = None  # {"item_id", "title"}: the item that these are similar to
     short: dict[str, Any] | None = None  # {"reason", "left"}: why there are fewer than k items
-    debug: dict[str, Any] | None = None  # {"items", "removed", "left"}: what each part of the request left out
+    debug: dict[str, Any] | None = None  # {"items", "removed", "left"}: how many items each part of the request removed
 
     @property
     def item_ids(self) -> list[str]:
@@ -60,7 +60,7 @@ class Recommendations:
 def parse_response(answer: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a successful response.
 
-    raises  LisarecError  when the service refuses, or when something else has answered
+    raises  LisarecError  if the service rejected the request, or if something else answered
     """
     if not answer.is_success:
         raise _error_of(answer)
@@ -78,7 +78,7 @@ def _error_of(answer: httpx.Response) -> LisarecError:
         error = answer.json()["error"]
         code, message = str(error["code"]), str(error["message"])
         details = [detail for detail in error.get("details", ()) if isinstance(detail, dict)]
-    except (ValueError, TypeError, LookupError, AttributeError):  # a proxy has answered, or another server
+    except (ValueError, TypeError, LookupError, AttributeError):  # the response comes from a proxy or another server
         if answer.status_code not in RETRIED_STATUSES:
             return not_lisarec_error(answer)
         code, message, details = "http_error", answer.reason_phrase, []
@@ -86,18 +86,16 @@ def _error_of(answer: httpx.Response) -> LisarecError:
 
 
 def _in_words(detail: Mapping[str, Any]) -> str:
-    """Return a detail as `events[3].timestamp has no time zone` has it."""
+    """Return a detail as text, such as `[3] timestamp has no time zone`."""
     place = "" if detail.get("index") is None else f"[{detail['index']}]"
     named = " ".join(str(part) for part in (place, detail.get("field")) if part)
     return " ".join(str(part) for part in (named, detail.get("reason")) if part)
 
 
 def not_lisarec_error(answer: httpx.Response) -> LisarecError:
-    """Return the error for a response that is not the service's."""
+    """Return the error for a response that does not come from lisarec."""
     at = answer.url.copy_with(query=None)
-    return LisarecError(
-        answer.status_code, "not_lisarec", f"what answers at {at} is not lisarec; is the address right?"
-    )
+    return LisarecError(answer.status_code, "not_lisarec", f"the server at {at} is not lisarec; check the base URL")
 
 
 def unreachable_error(exc: Exception) -> LisarecError:
@@ -106,13 +104,13 @@ def unreachable_error(exc: Exception) -> LisarecError:
 
 
 def retry_after_s(answer: httpx.Response) -> float | None:
-    """Return the seconds of `Retry-After`; None where it is missing, or is a date, which only proxies send."""
+    """Return the seconds in `Retry-After`, or None if it is missing or is a date, which only proxies send."""
     seconds = answer.headers.get("retry-after", "")
     return float(seconds) if seconds.isascii() and seconds.isdigit() else None
 
 
 def invalid_indices(answer: httpx.Response) -> list[int]:
-    """Return the indices of events of the batch that the service refuses as invalid: at least one if there are any."""
+    """Return the indices of the batch's events that the service rejects as invalid; the list may be incomplete."""
     if answer.status_code != httpx.codes.UNPROCESSABLE_ENTITY:
         return []
     try:
@@ -123,7 +121,7 @@ def invalid_indices(answer: httpx.Response) -> list[int]:
 
 
 def pauses_s() -> Iterator[float]:
-    """Return the pauses between attempts: they grow, and they differ between the clients of one service."""
+    """Return the pauses between attempts: exponential backoff with jitter."""
     for attempt in itertools.count():
         max_pause_s = min(MIN_PAUSE_S * 2 ** min(attempt, 20), MAX_PAUSE_S)
         yield random.uniform(max_pause_s / 2, max_pause_s)  # noqa: S311

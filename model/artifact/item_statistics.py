@@ -67,7 +67,7 @@ NO_STATISTICS = ItemStatistics()
 def _complements(tensors: dict[str, Tensor], items: int) -> Complements:
     rows, scores = tensors["items"], tensors["scores"]
     if rows.dtype != torch.int32 or scores.dtype != torch.float32:
-        raise TypeError("the complements are of another type")
+        raise TypeError("the complements have the wrong type")
     if rows.ndim != 2 or rows.shape != scores.shape or len(rows) != items:
         raise ValueError("the complements do not have the shape of the catalogue")
     if rows.numel() and not -1 <= int(rows.amin()) <= int(rows.amax()) < items:
@@ -80,7 +80,7 @@ def _complements(tensors: dict[str, Tensor], items: int) -> Complements:
 def _content(tensors: dict[str, Tensor], width: int) -> ContentMap:
     parts = {name: tensors[name] for name in CONTENT_DTYPES}
     if any(part.dtype != CONTENT_DTYPES[name] for name, part in parts.items()):
-        raise TypeError("the map of contents is of another type")
+        raise TypeError("the content map has the wrong type")
     content = ContentMap(**{name: part.numpy() for name, part in parts.items()})
     require_fit(content, width)
     return content

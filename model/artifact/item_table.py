@@ -98,7 +98,7 @@ class ItemTable:
         """Read the table that ``to_frame`` makes; raises ValueError for another one."""
         names = frame["categories"].explode(empty_as_null=False)
         if frame.null_count().sum_horizontal().sum() or names.null_count() or frame["item_id"].is_duplicated().any():
-            raise ValueError("there is an item without an id, or twice")
+            raise ValueError("an item has no id, or appears twice")
         return cls(frame["item_id"], frame["title"], frame["categories"], frame["count"].to_numpy())
 
     def to_tensors(self) -> dict[str, Tensor]:
@@ -143,11 +143,11 @@ class ItemTable:
             ("categories.codes", 0, len(labels)),
         ):
             if part[name].size and not least <= part[name].min() <= part[name].max() < beyond:
-                raise ValueError(f"{name} of the items points beyond them")
+                raise ValueError(f"{name} of the items points beyond the table")
         lengths = (len(items.ids), len(items.titles), len(ends) - 1, len(part["popular_first"]))
         are_labels = len(part["categories.codes"]) == len(part["categories.items"]) == ends[-1] and is_ascending(ends)
         if set(lengths) != {len(items)} or not are_labels or FREE_SLOT not in part["ids.rows"]:
-            raise ValueError("the parts of the items do not belong together")
+            raise ValueError("the parts of the item table do not match")
         items.rows = StringIndex(items.ids, part["ids.rows"])
         items.categories = Labels(labels, part["categories.codes"], ends, part["categories.items"])
         return items
@@ -158,7 +158,7 @@ def _require_kinds(part: dict[str, NDArray[np.generic]]) -> None:
     for name, array in part.items():
         kinds = {"uint8"} if name in of_bytes else DTYPES.get(name, {"int32", "int64"})
         if array.ndim != 1 or array.dtype.name not in kinds:
-            raise TypeError(f"{name} of the items is of another type")
+            raise TypeError(f"{name} of the items has the wrong type")
 
 
 def _to_tensor(part: NDArray[np.generic]) -> Tensor:

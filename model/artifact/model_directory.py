@@ -102,7 +102,7 @@ class Artifact:
     content: ContentMap = NO_CONTENT
 
     def release_pages(self) -> None:
-        """Give back the memory of the mapped file's pages; a later access reads the file again."""
+        """Release the memory of the mapped file's pages. A later access reads the file again."""
         model = self.model
         of_items = model.history_codes, model.target_codes, model.shares, model.bias, model.followers, model.lift
         for tensor in of_items:
@@ -198,7 +198,7 @@ def load(directory: Path, keys_file: Path | None = None) -> Artifact:
         except BROKEN_FILE_ERRORS as exc:
             tag.result()  # a changed file explains more
             raise ArtifactError(
-                f"model directory {str(directory)!r} was made by another version: {str(exc)[:1000]}"
+                f"model directory {str(directory)!r} comes from another version of lisarec: {str(exc)[:1000]}"
             ) from exc
         if len(items) != len(model.bias):
             tag.result()
@@ -229,7 +229,7 @@ def verified_tag(directory: Path, keys_file: Path | None = None) -> str:
 
 
 def is_mechanism(directory: Path) -> bool:
-    """Tell whether the directory holds one of ``model.mechanisms``, which are compared and not served."""
+    """Return whether the directory contains one of ``model.mechanisms``, which are evaluated but not served."""
     try:
         return "mechanism" in json.loads((directory / CONFIG).read_bytes())["model"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -239,13 +239,13 @@ def is_mechanism(directory: Path) -> bool:
 def _require_served(directory: Path) -> None:
     if is_mechanism(directory):
         raise ArtifactError(
-            f"model directory {str(directory)!r} holds a mechanism that is compared, not served; 'lisarec evaluate' "
-            "takes it, and for serving train with --preset lisa-mini"
+            f"model directory {str(directory)!r} contains a mechanism, which can only be evaluated with "
+            "'lisarec evaluate'; to serve a model, train with --preset lisa-mini"
         )
 
 
 def exists(directory: Path) -> bool:
-    """Tell whether the directory holds a complete model."""
+    """Return whether the directory contains a complete model."""
     return (directory / MANIFEST).is_file()
 
 
@@ -266,7 +266,7 @@ def _read_manifest(directory: Path, keys_file: Path | None) -> dict[str, str]:
     except (LookupError, TypeError, ValueError, RecursionError):
         is_whole = False
     if not is_whole:
-        raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
+        raise ArtifactError(f"{directory / MANIFEST} is damaged; copy or train the model again")
     for name in FILES:
         if name in hashes and not (directory / name).is_file():  # opening a pipe would block for ever
             raise ArtifactError(
@@ -279,7 +279,7 @@ def _checked_tag(directory: Path, hashes: dict[str, str], pool: Executor) -> str
     listed = [name for name in FILES if name in hashes]
     for name, found in zip(listed, pool.map(_sha256, [directory / name for name in listed]), strict=True):
         if found != hashes[name]:
-            raise ArtifactError(f"{directory / name} is not the file its manifest names; copy or train the model again")
+            raise ArtifactError(f"{directory / name} does not match its manifest; copy or train the model again")
     named = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # metrics hold times, which do not count
     return hashlib.sha256(named.encode()).hexdigest()[:16]
 
@@ -292,7 +292,7 @@ def _sha256(path: Path) -> str:
 def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, AttentionTables]:
     broken = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if broken:
-        raise ValueError(f"{broken[0]} is not finite; train it again")
+        raise ValueError(f"{broken[0]} contains NaN or infinity; train the model again")
     history, target = tensors["codes.history"], tensors["codes.target"]
     shape = config.model
     pairs = len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
@@ -309,15 +309,15 @@ def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, A
         shapes["weights.shares"] = (len(target), *pairs[1:])
     misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
     if misfit:
-        raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
+        raise ValueError(f"{misfit[0]} does not have the shape in {CONFIG}")
     mistyped = [name for name, kind in ITEM_DTYPES.items() if name in shapes and tensors[name].dtype != kind]
     if mistyped:
-        raise ValueError(f"{mistyped[0]} is of another type")
+        raise ValueError(f"{mistyped[0]} has the wrong type")
     beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)
     if any(beyond):
         raise ValueError("codes point beyond their codebooks")
     if shape.soft and tensors["weights.shares"].lt(0).any():
-        raise ValueError("an item has a negative share of a codeword")
+        raise ValueError("an item has a negative weight for a codeword")
     if shape.followers and _largest(tensors["weights.followers"]) >= len(target):
         raise ValueError("followers point beyond the catalogue")
     weights = {
@@ -346,7 +346,7 @@ def _largest(tensor: Tensor) -> int:
 
 
 def release_pages(tensor: Tensor) -> None:
-    """Give back the memory of a tensor's pages if a file is mapped there; a later access reads the file again."""
+    """Release the memory of a tensor's pages if it maps a file. A later access reads the file again."""
     begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = tensor.data_ptr() + tensor.nbytes - begin
     if size >= mmap.PAGESIZE and _is_file_backed(begin):

@@ -22,7 +22,7 @@ def from_tensors(tensors: dict[str, Tensor], items: int) -> Intervals:
     of_purchases = tensors[OF_PURCHASES]
     parts = tensors["log_days"], tensors["spread"], tensors["repeat_share"]
     if of_purchases.dtype != torch.uint8 or any(part.dtype != torch.float32 for part in parts):
-        raise TypeError("the intervals are of another type")
+        raise TypeError("the intervals have the wrong type")
     if of_purchases.shape != (1,) or any(part.shape != (items + 1,) for part in parts):
         raise ValueError("the intervals do not have the shape of the catalogue")
     log_days, spread, repeat_share = parts

@@ -54,16 +54,18 @@ class TrustedKeys:
         keys = []
         for match in _BLOCK.finditer(_content(file)):
             if match[1] != b"PUBLIC KEY":
-                raise SignatureError(f"'{file}' holds a {match[1].decode().lower()}; it should hold public keys only")
+                raise SignatureError(
+                    f"'{file}' contains a {match[1].decode().lower()}; it must contain public keys only"
+                )
             try:
                 key = load_pem_public_key(match[0])
             except (ValueError, UnsupportedAlgorithm):
                 key = None
             if not isinstance(key, Ed25519PublicKey):
-                raise SignatureError(f"'{file}' holds a public key that is not of Ed25519; remove it")
+                raise SignatureError(f"'{file}' contains a public key that is not an Ed25519 key; remove it")
             keys.append(key)
         if not keys:
-            raise SignatureError(f"'{file}' holds no public key; 'lisarec keys model' adds one")
+            raise SignatureError(f"'{file}' contains no public key; add one with 'lisarec keys model'")
         return cls(file, keys)
 
     def check(self, directory: Path, manifest: bytes) -> None:
@@ -71,15 +73,15 @@ class TrustedKeys:
         path = directory / SIGNATURE
         if not path.is_file():  # opening a pipe would block for ever
             raise SignatureError(
-                f"model directory {str(directory)!r} is not signed, and '{self._file}' says whose signature it needs; "
-                f"if you made this model, run 'lisarec sign {directory}'"
+                f"model directory {str(directory)!r} is not signed, but '{self._file}' requires a signature; "
+                f"if the model is yours, run 'lisarec sign {directory}'"
             )
         with path.open("rb") as opened:
             signature = opened.read(SIGNATURE_BYTES + 1)
         if not any(_is_signed(key, signature, manifest) for key in self._keys):
             raise SignatureError(
-                f"{path} is no signature of the manifest beside it by a key of '{self._file}'; "
-                "copy the model again from where it was made"
+                f"{path} is not a valid signature of the manifest by a key in '{self._file}'; "
+                "copy the model again from its source"
             )
 
     def __contains__(self, key: Ed25519PublicKey) -> bool:
@@ -94,7 +96,7 @@ def read_signing_key(file: Path) -> Ed25519PrivateKey:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise SignatureError(
-            f"'{file}' holds no private key of Ed25519 without a passphrase; 'lisarec keys model' makes one"
+            f"'{file}' contains no Ed25519 private key without a passphrase; create one with 'lisarec keys model'"
         )
     return key
 
@@ -121,7 +123,7 @@ def make_key(private_file: Path, public_file: Path) -> str:
                 opened.write(private)
             trusted.write(comment.encode() + public)
     except FileExistsError:
-        raise SignatureError(f"'{private_file}' exists; give another file for the new key with --key") from None
+        raise SignatureError(f"'{private_file}' exists already; pass another file for the new key as --key") from None
     except OSError as exc:
         raise SignatureError(f"'{exc.filename}' cannot be written ({exc.strerror})") from None
     return key_id(key.public_key())
@@ -145,7 +147,9 @@ def _content(file: Path) -> bytes:
         with file.open("rb") as opened:
             content = opened.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as exc:
-        raise SignatureError(f"'{file}' cannot be read ({exc.strerror}); 'lisarec keys model' makes keys") from None
+        raise SignatureError(
+            f"'{file}' cannot be read ({exc.strerror}); create keys with 'lisarec keys model'"
+        ) from None
     if len(content) > MAX_KEY_FILE_BYTES:
-        raise SignatureError(f"'{file}' is too large for a file of keys")
+        raise SignatureError(f"'{file}' is too large for a key file")
     return content

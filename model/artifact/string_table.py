@@ -81,17 +81,17 @@ class StringTable(Sequence[str]):
         """Raise ValueError where a string would lie outside of the buffer, or is not UTF-8."""
         ends = self.ends
         if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):
-            raise ValueError("names do not end where they should")
+            raise ValueError("the ends of the names are wrong")
         decoder = getincrementaldecoder("utf-8")()
         for begin in range(0, len(self.buffer), CHECK_CHUNK):
             decoder.decode(self.buffer[begin : begin + CHECK_CHUNK].tobytes())
         decoder.decode(b"", final=True)
         begins = ends[:-1][ends[:-1] < len(self.buffer)]
         if (self.buffer[begins] & 0xC0 == 0x80).any():
-            raise ValueError("a name begins within a letter")
+            raise ValueError("a name begins in the middle of a character")
 
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
-        """Tell how each string matches a text as a whole, in any case: (N,), from EXACT to SUBSTRING, or NO_MATCH.
+        """Return how each string matches a text as a whole, ignoring case: (N,), from EXACT to SUBSTRING, or NO_MATCH.
 
         Strings that have the text's rarest pair of letters seldom, or never, are not gone through one by one.
         """
@@ -122,7 +122,7 @@ class StringTable(Sequence[str]):
 
     @cached_property
     def pairs(self) -> LetterPairs:
-        """What finds the strings that have a text, without a look at each."""
+        """An index that finds the strings with a text without reading all of them."""
         return LetterPairs(self.buffer, self.ends)
 
     @cached_property
@@ -263,7 +263,7 @@ def joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]
 
 
 def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:
-    """Tell whether the ends begin with 0 and never descend."""
+    """Return whether the ends begin with 0 and never decrease."""
     return bool(ends[0] == 0 and (ends[1:] >= ends[:-1]).all())
 
 

@@ -83,14 +83,14 @@ class SearchWord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What is searched for, in folded case: the whole text, and its first words."""
+    """A case-folded query: the whole text and its first words."""
 
     text: str
     words: tuple[SearchWord, ...]
 
     @classmethod
     def of(cls, query: str) -> Self:
-        """Return the search for what somebody has typed."""
+        """Return the search for a query text."""
         text = query.strip().casefold()
         return cls(text, tuple(map(SearchWord.of, WORD.findall(text.encode())[:MAX_WORDS])))
 
@@ -116,7 +116,7 @@ class WordIndex:
         self._strings = strings
 
     def match_levels(self, search: Search, *, with_typos: bool) -> Levels:
-        """Tell how each string matches a search that is not empty, in any case: (N,), from EXACT to NO_MATCH."""
+        """Return how each string matches a non-empty search, ignoring case: (N,), from EXACT to NO_MATCH."""
         return self._words.match_levels(self._strings.folded, search, with_typos=with_typos)
 
     @cached_property
@@ -135,7 +135,7 @@ class GrowingWordIndex:
         self._parts: tuple[_Part, ...] = ()
 
     def match_levels(self, strings: StringTable, search: Search, *, with_typos: bool) -> Levels:
-        """Tell how each string matches, as `WordIndex`.
+        """Return how each string matches, like `WordIndex`.
 
         strings  in folded case: those of the call before, and others behind them
         """
@@ -229,7 +229,7 @@ class _Words(NamedTuple):
         return cls(table, first, alone, sorted_places, ends_of_places, letters_of_strings)
 
     def match_levels(self, strings: StringTable, search: Search, *, with_typos: bool) -> Levels:
-        """Tell how each of the strings, which are those of the index in folded case, matches."""
+        """Return how each of the index's case-folded strings matches."""
         if not search.words:
             return strings.match_levels_folded(search.text)
         if search.is_word:

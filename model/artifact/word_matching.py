@@ -29,7 +29,7 @@ FIRST_LETTER, LAST_LETTER = ord("a"), ord("z")
 
 @numba.njit(nogil=True)
 def is_in_word(byte):  # type: ignore[no-untyped-def]
-    """Tell whether a byte of UTF-8 is of a letter or digit; all letters beyond ASCII are."""
+    """Return whether a UTF-8 byte belongs to a letter or digit. All bytes beyond ASCII count as letters."""
     return byte >= 0x80 or 0x30 <= byte <= 0x39 or 0x61 <= byte <= 0x7A or 0x41 <= byte <= 0x5A
 
 
@@ -116,7 +116,7 @@ def _level_in_word(word, may_have_typo, buffer, begin, end):  # type: ignore[no-
 
 @numba.njit(cache=True, nogil=True)
 def match_words(buffer, ends, word, may_have_typo, levels):  # type: ignore[no-untyped-def]
-    """Tell how each word matches."""
+    """Return how each word matches."""
     for number in range(len(levels)):
         begin, end = np.int64(ends[number]), np.int64(ends[number + 1])
         levels[number] = _level_in_word(word, may_have_typo, buffer, begin, end)
@@ -206,7 +206,7 @@ def add_letters(buffer, ends, numbers, places, letters):  # type: ignore[no-unty
 
 @numba.njit(cache=True, nogil=True)
 def find_letter(letters, letter, levels):  # type: ignore[no-untyped-def]
-    """Tell which strings have this letter from a to z, a number from 0 on: it is a part of them."""
+    """Return which strings contain this letter, given as a number from 0 (a) to 25 (z)."""
     bit = np.uint32(1) << np.uint32(letter)
     for row in range(len(levels)):
         levels[row] = SUBSTRING if letters[row] & bit else NO_MATCH

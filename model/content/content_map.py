@@ -47,12 +47,12 @@ class ContentMap(NamedTuple):
 
     @property
     def reads_texts(self) -> bool:
-        """Whether titles and categories tell anything."""
+        """Whether titles and categories contribute to the prediction."""
         return len(self.rarity) > 0
 
     @property
     def numbers(self) -> int:
-        """How many numbers a shop's vector has; 0 where vectors tell nothing."""
+        """The length of a shop's vectors; 0 if vectors do not contribute."""
         return len(self.centre)
 
     @property
@@ -61,7 +61,7 @@ class ContentMap(NamedTuple):
         return self.reads_texts or self.numbers > 0
 
     def of_descriptions(self, descriptions: Sequence[Description]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Predict vectors (n, D), and tell which descriptions have a term that training knows (n,)."""
+        """Predict vectors (n, D). Also return which descriptions have a term from the training data (n,)."""
         if not self.reads_texts:
             return np.tile(self.mean, (len(descriptions), 1)), np.zeros(len(descriptions), bool)
         own = features(term_counts(descriptions), self.rarity)
@@ -186,9 +186,9 @@ def require_fit(content: ContentMap, width: int) -> None:
     terms, numbers = (part.shape[:1] for part in (content.rarity, content.centre))
     expected = (width,), terms, (*terms, width), numbers, (*numbers, width)
     if tuple(part.shape for part in content) != expected:
-        raise ValueError("the map of contents does not have the shape of the model")
+        raise ValueError("the content map does not have the shape of the model")
     if terms not in ((0,), (BUCKETS,)) or numbers > (MAX_NUMBERS,):
-        raise ValueError("the map of contents reads other features")
+        raise ValueError("the content map reads other features")
     fits = all(float(np.abs(part).max(initial=0)) <= LARGEST for part in content)  # NaN fits nowhere
     if not fits or (content.rarity < 0).any():
-        raise ValueError("the map of contents is not finite")
+        raise ValueError("the content map contains NaN or infinity")

@@ -23,7 +23,7 @@ WORD = re.compile(r"[^\W_]+")
 
 
 class Description(NamedTuple):
-    """What is said of an item."""
+    """The description of an item."""
 
     title: str
     categories: Sequence[str] = ()

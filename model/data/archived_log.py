@@ -47,7 +47,7 @@ def read_archive(directory: Path) -> Table | None:
 
 
 def is_archive(directory: Path) -> bool:
-    """Tell whether the directory is an archive, or one tenant's part of it."""
+    """Return whether the directory is an archive, or one tenant's part of it."""
     return (_root(directory) / ARCHIVE_MANIFEST).is_file()
 
 
@@ -66,7 +66,7 @@ def with_archived_files(directory: Path, read: Callable[[list[Path]], Found]) ->
             continue
         except (OSError, pl.exceptions.PolarsError) as exc:
             raise DataError(f"archive {str(root)!r} cannot be read: {str(exc)[:200]}") from exc
-    raise DataError(f"archive {str(root)!r} lacks files that its {ARCHIVE_MANIFEST} names")
+    raise DataError(f"archive {str(root)!r} lacks files that {ARCHIVE_MANIFEST} lists")
 
 
 def _root(directory: Path) -> Path:
@@ -100,16 +100,16 @@ def _archived_files(manifest: Path, folder: str) -> list[str]:
         version, files = fields["version"], fields["files"]
         paths = [Path(file["path"]) for file in files]
     except (OSError, ValueError, TypeError, LookupError) as exc:
-        raise DataError(f"{manifest} is no list of archived files: {exc!r}") from exc
+        raise DataError(f"{manifest} is not a list of archived files: {exc!r}") from exc
     if version != ARCHIVE_VERSION:
         raise DataError(
-            f"archive {str(manifest.parent)!r} has version {version}, this lisarec reads {ARCHIVE_VERSION}; run "
-            "'lisarec backup' with the version that wrote it, 'lisarec restore' with this one, and archive to another "
+            f"archive {str(manifest.parent)!r} has version {version}, but this lisarec reads {ARCHIVE_VERSION}; run "
+            "'lisarec backup' with the version that wrote it, 'lisarec restore' with this one, and archive to a new "
             "directory"
         )
     folders = sorted({path.parts[0] for path in paths})
     if not folders:
-        raise DataError(f"archive {str(manifest.parent)!r} has no events yet; 'lisarec archive' moves them there")
+        raise DataError(f"archive {str(manifest.parent)!r} has no events yet; run 'lisarec archive'")
     if not folder and len(folders) > 1:
         named = ", ".join(str(manifest.parent / name) for name in folders[:5])
         raise DataError(f"archive {str(manifest.parent)!r} has several tenants; choose one of {named}")

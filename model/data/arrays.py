@@ -24,7 +24,7 @@ COUNTED_AT_ONCE = 1 << 22  # numpy makes eight bytes of each key that it counts
 
 
 class Arrays:
-    """Makes arrays in memory. ``piece`` is how many events a pass works on at a time."""
+    """Creates arrays in memory. ``piece`` is the number of events per pass."""
 
     piece = 1 << 62
 
@@ -33,16 +33,16 @@ class Arrays:
         return np.empty(length, dtype)
 
     def release(self) -> None:
-        """Let go of the pages of all files that are mapped; they come back when they are read."""
+        """Release the pages of all mapped files. A later access reads them again."""
 
     def slices(self, length: int) -> Iterator[slice]:
-        """Iterate over the pieces of so many events, and let go of each afterwards."""
+        """Iterate over pieces of the events, and release each piece afterwards."""
         for begin in range(0, length, self.piece):
             yield slice(begin, min(begin + self.piece, length))
             self.release()
 
     def groups(self, starts: NDArray[np.int64], share: int = 1) -> Iterator[slice]:
-        """Iterate over stretches of groups that fit into a piece together, and let go of each afterwards.
+        """Iterate over runs of groups that fit into one piece, and release each afterwards.
 
         starts  (groups + 1,)  where the events of each group begin, and the end
         share   work on this part of a piece at a time, as 4 for a quarter
@@ -121,7 +121,7 @@ class Arrays:
 
 
 class MappedArrays(Arrays):
-    """Makes arrays in files of a folder, which the system removes as soon as nothing uses them."""
+    """Creates arrays in files of a folder. The system deletes the files once nothing uses them."""
 
     def __init__(self, folder: Path, piece: int) -> None:
         """Work on so many events at a time; raises OSError where the folder cannot be written to."""

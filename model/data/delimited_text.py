@@ -92,7 +92,7 @@ class DelimitedText:
             width = len(next(lines))
             for number, fields in enumerate(lines, start=2):
                 if len(fields) != width:
-                    return DataError(f"{self.path}, line {number}: {len(fields)} fields where the header has {width}")
+                    return DataError(f"{self.path}, line {number}: {len(fields)} fields, but the header has {width}")
         except (UnicodeDecodeError, csv.Error) as exc:
             return self._unreadable(exc)
         return DataError(f"{self.path} cannot be read: {otherwise[:200]}")
@@ -117,7 +117,7 @@ def delimited_text(path: Path, raw: bytes) -> DelimitedText:
         try:
             raw, encoding = raw.decode("utf-16").encode(), "UTF-16"
         except UnicodeDecodeError:
-            raise DataError(f"{path} is UTF-16 text that was cut off; export it again") from None
+            raise DataError(f"{path} is truncated UTF-16 text; export it again") from None
     elif ".csv" in path.name and not raw.isascii() and not _is_utf8(raw) and _is_mostly_broken(raw):
         raw, encoding = raw.decode("cp1252", errors="replace").encode(), "Windows-1252"
     return DelimitedText(path, raw, _separator_of(path, raw), encoding)

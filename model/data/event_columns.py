@@ -94,7 +94,7 @@ class NumberedNames:
         cells = table.frame["order_id"].fill_null("")
         table.refuse(
             cells.str.len_chars() > MAX_ORDER_ID_CHARS,
-            f"order_id {{!r}} has more than {MAX_ORDER_ID_CHARS} letters",
+            f"order_id {{!r}} has more than {MAX_ORDER_ID_CHARS} characters",
             "order_id",
         )
         return np.where((cells == "").to_numpy(), -1, self.orders.numbers(cells)).astype(np.int32)

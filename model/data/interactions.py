@@ -85,8 +85,8 @@ class Interactions:
         if missing and not self.is_log:
             known = ", ".join(sorted(event_weights))
             raise DataError(
-                f"event type {missing[0]!r} has no weight; give it one with --event-weight {missing[0]}=1, or 0. "
-                f"Others have: {known}"
+                f"event type {missing[0]!r} has no weight; pass --event-weight {missing[0]}=1, or 0 to ignore it. "
+                f"Known weights: {known}"
             )
         return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
 
@@ -99,10 +99,10 @@ class Interactions:
             named = ", ".join(f"{name} ({count})" for name, count in islice(unknown.items(), MAX_NAMED_TYPES))
             total, more = sum(unknown.values()), len(unknown) - MAX_NAMED_TYPES
             logger.warning(
-                "left out %d events of types without a weight: %s%s; --event-weight TYPE=1 trains on a type",
+                "ignored %d events of types without a weight: %s%s; to train on a type, pass --event-weight TYPE=1",
                 total,
                 named,
-                f" and of {more} others" if more > 0 else "",
+                f" and {more} others" if more > 0 else "",
             )
         if steps[counts > 0].all():
             return self

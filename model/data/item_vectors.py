@@ -59,14 +59,16 @@ def vectors_in(path: Path) -> ItemVectors | None:
         return None
     lengths = cells.list.len()
     length = int(lengths.filter(has_one)[0])
-    _refuse(table, has_one & ~lengths.is_between(1, MAX_NUMBERS), f"the vector has not 1 to {MAX_NUMBERS:,} numbers")
-    _refuse(table, has_one & (lengths != length), f"the vector has not {length:,} numbers, as the first one has")
+    _refuse(
+        table, has_one & ~lengths.is_between(1, MAX_NUMBERS), f"the vector does not have 1 to {MAX_NUMBERS:,} numbers"
+    )
+    _refuse(table, has_one & (lengths != length), f"the vector does not have {length:,} numbers like the first one")
     flat = cells.filter(has_one).explode().fill_null(np.nan).to_numpy().reshape(-1, length)
     largest = np.abs(flat).max(axis=1)
     is_whole = np.isfinite(flat).all(axis=1) & (largest > 0)
     bad = np.zeros(len(cells), bool)
     bad[has_one.to_numpy()] = ~is_whole
-    _refuse(table, pl.Series(bad), "the vector needs finite numbers, and one that is not 0")
+    _refuse(table, pl.Series(bad), "the vector must have finite numbers, at least one of them not 0")
     scaled = flat / largest[:, None]  # squares of others could be too large, or too small
     numbers = (scaled / np.linalg.norm(scaled, axis=1, keepdims=True)).astype(np.float16)
     ids = table.frame["item_id"].filter(has_one).to_list()
@@ -77,12 +79,12 @@ def _parsed(table: Table) -> tuple[Table, pl.Series]:
     """Return the table with JSON arrays as lists, and which of them there are."""
     cells = table.frame[VECTOR].fill_null("")
     has_one = cells != ""
-    _refuse(table, has_one & ~cells.str.contains(JSON_ARRAY), "the vector is no JSON array of numbers")
+    _refuse(table, has_one & ~cells.str.contains(JSON_ARRAY), "the vector is not a JSON array of numbers")
     try:
         known = pl.select(pl.when(has_one).then(cells)).to_series()
         parsed = known.str.json_decode(pl.List(pl.Float64))
     except pl.exceptions.PolarsError as exc:
-        raise DataError(f"{table.path}: a vector is no JSON array of numbers: {str(exc)[:200]}") from exc
+        raise DataError(f"{table.path}: a vector is not a JSON array of numbers: {str(exc)[:200]}") from exc
     return Table(table.path, table.frame.with_columns(parsed.alias(VECTOR)), table.sha256), has_one
 
 

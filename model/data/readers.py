@@ -114,11 +114,11 @@ def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
     again = ids.is_duplicated() & ~ids.is_first_distinct()
     if again.any():
         first = table.place(int((ids == ids.filter(again)[0]).arg_true()[0]))
-        table.refuse(again, f"item_id {{!r}} stands here a second time, and first in {first}", "item_id")
+        table.refuse(again, f"item_id {{!r}} appears twice, first in {first}", "item_id")
     if "available" in table.frame.columns:
         cells = table.frame["available"]
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*YES_OR_NO, ""])
-        table.refuse(bad, "available {!r} is neither yes nor no: write true or false", "available")
+        table.refuse(bad, "available {!r} is neither yes nor no; write true or false", "available")
     return table
 
 

@@ -63,7 +63,7 @@ def thinned(interactions: Interactions, parts: Split, card: DataCard) -> Split:
     since_us = np.iinfo(np.int64).min
     if card.since is not None:
         if interactions.time_is_order:
-            raise DataError("the timestamps are only an order within each user; leave out --since")
+            raise DataError("the timestamps only give the order within each user; omit --since")
         since_us = int(card.since.timestamp() * MICROSECONDS)
     kept = False
     for part in interactions.pieces():
@@ -71,7 +71,7 @@ def thinned(interactions: Interactions, parts: Split, card: DataCard) -> Split:
         train &= drawn[interactions.user[part]] & (interactions.timestamp_us[part] >= since_us)
         kept = kept or bool(train.any())
     if not kept:
-        raise DataError("no training event is left; give an earlier --since or a larger --users-sample")
+        raise DataError("no training event is left; use an earlier --since or a larger --users-sample")
     return parts
 
 
@@ -86,7 +86,9 @@ def _split_loo(interactions: Interactions) -> Split:
 
 def _split_temporal(interactions: Interactions) -> Split:
     if interactions.time_is_order:
-        raise DataError("the timestamps are only an order within each user, so there is no 'temporal' split; use 'loo'")
+        raise DataError(
+            "the timestamps only give the order within each user, so the 'temporal' split is not possible; use 'loo'"
+        )
     arrays, times_us = interactions.arrays, interactions.timestamp_us
     cutoff_us = _value_of_rank(times_us, int(0.9 * (len(times_us) - 1)), arrays)
     train = arrays.joined((times_us[part] < cutoff_us for part in interactions.pieces()), len(times_us), np.bool_)

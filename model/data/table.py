@@ -44,7 +44,7 @@ class Table:
             raise DataError(f"{self.path}, {place}: " + reason.format("" if cell is None else str(cell)[:80]))
 
     def place(self, row: int) -> str:
-        """Return where a row stands in the file, in words."""
+        """Return the position of a row in the file as text."""
         row += self.first_row
         is_text = self.path.suffix != ".parquet" and not self.path.is_dir()
         return f"line {row + 2}" if is_text else f"row {row + 1}"
@@ -77,14 +77,14 @@ class Table:
             times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
         self.refuse(times.is_null(), "timestamp {!r} is neither Unix seconds nor an RFC 3339 time", "timestamp")
         far = times.abs() > LAST_SECOND * 1_000_000
-        self.refuse(far, "timestamp {!r} lies beyond the year 9999; the unit is seconds", "timestamp")
+        self.refuse(far, "timestamp {!r} is after the year 9999; the unit is seconds", "timestamp")
         return times.to_numpy().astype(np.int64)
 
 
 def find_table(directory: Path, stem: str) -> Path | None:
     """Return the path of the directory's table of that name, None without one; raises DataError for two of them."""
     if not directory.is_dir():
-        raise DataError(f"data directory {str(directory)!r} does not exist; 'lisarec data NAME' makes one")
+        raise DataError(f"data directory {str(directory)!r} does not exist; download one with 'lisarec data NAME'")
     files = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
     if len(files) > 1:
         raise DataError(f"data directory {str(directory)!r} has {files[0].name} and {files[1].name}; keep one of them")
@@ -147,7 +147,7 @@ class TableInPieces:
             raise _not_parquet(path, exc) from exc
 
     def pieces(self, rows: int) -> Iterator[Table]:
-        """Iterate over so many rows at a time, in order."""
+        """Iterate over the rows in chunks, in order."""
         for begin in range(0, self.rows, rows):
             if self._whole is not None:
                 yield Table(self.path, self._whole.frame.slice(begin, rows), self.sha256, begin)
@@ -184,7 +184,7 @@ def uncompressed(path: Path) -> bytes:
 def _check_header(path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
     for name in (*required, *optional):
         if f"{name}_duplicated_0" in header:  # what polars calls the second column of a name
-            raise DataError(f"{path}, line 1: column {name!r} stands there twice; keep one of them")
+            raise DataError(f"{path}, line 1: column {name!r} appears twice; keep one of them")
         if name in required and name not in header:
             expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
             raise DataError(f"{path}, line 1: column {name!r} is missing; the header must name {expected}")

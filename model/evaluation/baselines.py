@@ -1,4 +1,4 @@
-"""Baselines: what a recommender has to beat, each a few lines of counting or linear algebra.
+"""Baselines for comparison, each a few lines of counting or linear algebra.
 
 A baseline is a frozen dataclass of its hyperparameters. ``fit`` learns from training histories and returns a scorer,
 which ``model.holdout_ranks`` ranks by exactly as by the model. ``GRIDS`` holds the hyperparameters that validation
@@ -187,9 +187,7 @@ class Ease(Baseline):
     @override
     def fit(self, histories: Histories, items: int) -> Scorer:
         if items > EASE_MAX_ITEMS:
-            raise TooManyItems(
-                f"{items:,} items, and a dense matrix of all pairs is made for {EASE_MAX_ITEMS:,} at most"
-            )
+            raise TooManyItems(f"{items:,} items, but a dense matrix of all pairs is limited to {EASE_MAX_ITEMS:,}")
         used = used_items(histories, items).astype(np.float64)
         inverse = np.linalg.inv((used.T @ used).toarray() + self.l2 * np.eye(items))
         weights = -inverse / np.diag(inverse)

@@ -16,14 +16,14 @@ JUDGED = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}  # what a verdict is abo
 
 
 class Difference(NamedTuple):
-    """How much higher the mean of a metric is than that of another model, with the interval over users."""
+    """The difference of a metric's means between two models, with its interval over users."""
 
     difference: float
     interval_95: Interval
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the whole interval lies above or below 0; else 0, as the difference may be chance."""
+        """1 or -1 if the whole interval is above or below 0; else 0, because the difference may be chance."""
         low, high = self.interval_95
         return int(low > 0) - int(high < 0)
 
@@ -62,7 +62,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much better the first model is than another one, by metric."""
+    """The differences between the first model and another one, by metric."""
 
     first: str
     other: str
@@ -83,14 +83,16 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the comparison shows, as a sentence."""
+        """The result of the comparison as a sentence."""
         found: dict[int, list[str]] = {1: [], -1: [], 0: []}
         for name, label in JUDGED.items():
             difference = self.differences[name]
             found[difference.sign].append(f"{label} ({difference})")
         better, worse, unclear = (" and ".join(found[sign]) for sign in (1, -1, 0))
         if not better and not worse:
-            return f"{self.first} and {self.other} cannot be told apart: in {unclear} the difference may be chance."
+            return (
+                f"{self.first} and {self.other} do not differ significantly: in {unclear} the difference may be chance."
+            )
         parts = [f"{word} in {names}" for word, names in (("better", better), ("worse", worse)) if names]
         parts[0] = parts[0].replace(" in ", f" than {self.other} in ", 1)
         rest = f"; in {unclear} the difference may be chance" if unclear else ""

@@ -46,7 +46,7 @@ def evaluate(
     """
     trial = prepare_trial(models[0], directory, protocol, seen_rule)
     if len({(model.tag, model.config.model_dump_json()) for model in models}) < len(models):
-        raise DataError("the same model is given twice; give each once")
+        raise DataError("the same model is given twice; pass each model once")
     variants = []
     for name, seeds in by_variant(models).items():
         tested = []
@@ -100,13 +100,13 @@ def _label(model: AnyModel, of_that_name: int) -> str:
 
 
 def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None) -> Trial:
-    """Make the trial of a model's own data and split; arguments and errors as those of ``evaluate``."""
+    """Create the trial for a model's data and split. Arguments and errors are those of ``evaluate``."""
     config = model.config
     card = config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
     if protocol in SAMPLED_PROTOCOLS:
         if seen_rule not in (None, "all"):
-            raise DataError(f"the negatives of {protocol} lie outside the history; leave out --seen {seen_rule}")
+            raise DataError(f"the negatives of {protocol} are never in the history; omit --seen {seen_rule}")
         seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
     require_unseen_test_events(card, interactions, protocol)
@@ -114,7 +114,7 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
         interactions = interactions.with_items_first(list(model.items.ids))  # a warm model numbers them in its own way
     parts = thinned(interactions, split(interactions, card.split, card.train_on), card)
     if not len(parts.test):
-        raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")
+        raise DataError(f"the split {card.split!r} leaves no test event; evaluate on a larger table")
     events = held_out_events(interactions, parts.test, config)
     counts = np.bincount(interactions.item[parts.train], minlength=len(interactions.item_ids)).astype(np.int64)
     return Trial(protocol, seen_rule or card.seen_rule, config, interactions, parts, events, counts)

@@ -78,7 +78,7 @@ class Report:
         return buckets(result.ranks, self.trial.counts[self.trial.events.targets], FREQUENCY_EDGES)
 
     def drawn_users(self, count: int, seed: int) -> NDArray[np.int64]:
-        """Draw users to look at: places among the held-out events, ascending, ``count`` of them or all."""
+        """Select example users at random: ascending positions of held-out events, ``count`` of them or all."""
         drawn = np.random.default_rng(seed).permutation(len(self.ranks))[:count]
         return np.sort(drawn).astype(np.int64)
 

@@ -96,7 +96,7 @@ class Trial:
         return Result(name, settings, *ranks_and_recommendations(events, scorer, self.seen_rule, k))
 
     def test_model(self, model: Artifact | TrainedMechanism) -> Result:
-        """Test a model, however it was trained; raises DataError where it may have seen a test event."""
+        """Test a model. Raise DataError if it may have seen a test event in training."""
         require_unseen_test_events(model.config.data, self.interactions, self.protocol)
         settings = {"name": model.name, "generation": model.tag, "seed": model.config.training.seed}
         scorer = scorer_of(model)
@@ -114,8 +114,8 @@ class Trial:
         if own != others:
             named = ", ".join(sorted(own ^ others))
             raise DataError(
-                f"events of type {named} step one of the models and not {model.name!r}, or the reverse, so others are "
-                "held out; compare models whose types of weight 0 are the same"
+                f"events of type {named} have weight 0 in only one of the first model and {model.name!r}, so the "
+                "held-out events differ; compare models whose types of weight 0 are the same"
             )
         if model.config.event_weights == self.config.event_weights:
             return self.events
@@ -170,13 +170,13 @@ def require_unseen_test_events(card: DataCard, interactions: Interactions, proto
     """Raise DataError where the model may have been trained on the test events, or on other data."""
     if interactions.sha256 != card.sha256:
         raise DataError(
-            f"the model was trained on the table {card.sha256[:16]}, this one is {interactions.sha256[:16]}; "
-            "evaluate on the data the model was trained on"
+            f"the model was trained on the table {card.sha256[:16]}, but this table is {interactions.sha256[:16]}; "
+            "evaluate on the data that the model was trained on"
         )
     if card.train_on == "all":
-        raise DataError("the model was trained on all events, the test events too; train with --train-on train")
+        raise DataError("the model was trained on all events, including the test events; train with --train-on train")
     if (protocol == "temporal") != (card.split == "temporal"):
-        raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not test")
+        raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not use")
 
 
 def _renumbered(scorer: Scorer, rows: NDArray[np.int64]) -> Scorer:

@@ -46,7 +46,7 @@ def _has(bitmap, rows, found):  # type: ignore[no-untyped-def]
 
 
 def has(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> NDArray[np.bool_]:
-    """Tell which of the rows are in the bitmap: (rows,)."""
+    """Return which of the rows are in the bitmap: (rows,)."""
     found = np.empty(len(rows), np.bool_)
     _has(bitmap, rows, found)
     return found

@@ -294,7 +294,7 @@ class CapturedBatches:
             if captured.takes(k):
                 captured.prepare(k)
         except RuntimeError as exc:  # the memory is full, or the driver is too old
-            logger.warning("step and scan run one after the other, as no graph was captured: %s", exc)
+            logger.warning("running step and scan one after the other, because capturing a graph failed: %s", exc)
             return None
         return captured
 

@@ -90,7 +90,7 @@ class RankedQueries(NamedTuple):
 
 
 class DeviceUnavailable(ValueError):
-    """This machine lacks the device, or its memory is too small for the model; the message says which."""
+    """This machine lacks the device, or the device has too little memory for the model. The message says which."""
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
 
     def __init__(self, artifact: Artifact, device: str = "cpu") -> None:
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise DeviceUnavailable(f"device {device!r} is not there: torch finds no GPU")
+            raise DeviceUnavailable(f"device {device!r} is not available: torch finds no GPU")
         self.device = torch.device(device)
         self.items = len(artifact.items)
         self._words = len(bitmap.empty(self.items))
@@ -178,7 +178,7 @@ class Engine:
                 with CAPTURE_LOCK:
                     torch.cuda.synchronize(self.device)
             except RuntimeError as exc:
-                logger.error("%s is lost until this process is started again: %s", self.device, exc)
+                logger.error("lost %s until this process restarts: %s", self.device, exc)
                 self.is_lost = True
         return self.is_lost
 
@@ -187,7 +187,7 @@ class Engine:
         return self._captured is not None and self._captured.takes(k)
 
     def rank_states(self, states: States, k: int, excluded: Bitmaps | None = None) -> RankedQueries:
-        """Step, and find the k best items of each state; where it is captured, without a return to the CPU between.
+        """Step, and find the k best items of each state. If a graph is captured, this runs without a return to the CPU.
 
         raises  ValueError  as ``step`` and ``top_k``
                 IndexError  for items beyond the catalogue, where it is captured
@@ -199,7 +199,7 @@ class Engine:
             try:
                 found = self._captured.rank(states, k, excluded)
             except torch.OutOfMemoryError as exc:
-                logger.warning("step and scan for %d items run one after the other: %s", k, exc)
+                logger.warning("running step and scan for %d items one after the other: %s", k, exc)
             else:
                 recent = torch.from_numpy(np.array(states.recent_items, np.int64))
                 return RankedQueries(Queries(torch.from_numpy(found.vectors), recent), found.ranked, found.device_s)
@@ -358,7 +358,7 @@ def open_engine(artifact: Artifact, device: str) -> Engine:
     try:
         return Engine(artifact, device)
     except DeviceUnavailable as exc:
-        logger.warning("the CPU ranks model %r: %s", artifact.name, exc)
+        logger.warning("ranking model %r on the CPU: %s", artifact.name, exc)
         return Engine(artifact)
 
 
@@ -375,7 +375,10 @@ def gpu_scan_class(device: torch.device) -> type[TorchScan]:
     if find_spec("triton") is None:
         return TorchScan
     if torch.cuda.get_device_capability(device) < OLDEST_OF_TRITON:
-        logger.warning("%s is too old for Triton: torch scores and sorts every item for each request", device)
+        logger.warning(
+            "%s is too old for Triton; using slower torch kernels, which score and sort every item for each request",
+            device,
+        )
         return TorchScan
     from model.inference.scan_gpu import TritonScan
 

@@ -26,7 +26,7 @@ class Stages(NamedTuple):
 
 
 class StageSeconds(NamedTuple):
-    """How long the device worked on each stage, without the time until the stage began."""
+    """The device time of each stage, without the time before the stage began."""
 
     upload: float
     compute: float

@@ -92,7 +92,7 @@ class Scan:
         self.items, books = codes.shape
         self._path = path or supported_paths()[-1]
         if self._path not in supported_paths():
-            raise ValueError(f"this CPU has no {self._path}; it has: {', '.join(supported_paths())}")
+            raise ValueError(f"this CPU does not support {self._path}; it supports: {', '.join(supported_paths())}")
         blocks = -(-self.items // BLOCK)
         padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # places past the last item never win
         padded[: self.items] = bias

@@ -1,4 +1,4 @@
-"""The complements of items, counted: what stands in one order with them more often than chance puts it there.
+"""Counts of items' complements: items that are in the same order more often than by chance.
 
 Neighbours in the space of codes are alike, and so replace each other; complements are bought together. An item scores
 ``(c / (n + SHRINKAGE) / p ** POPULARITY) ** SHARPNESS`` as a complement of another one: c counts the orders that have
@@ -96,7 +96,7 @@ class Baskets(NamedTuple):
 
 
 class OrderCounts(NamedTuple):
-    """How many orders there are, and how many have each item (N,)."""
+    """The number of orders, and the number of orders with each item (N,)."""
 
     orders: int
     orders_with: NDArray[np.int64]

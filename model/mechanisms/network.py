@@ -130,7 +130,7 @@ class MechanismNetwork(nn.Module):
             raise ValueError("this model needs codes of its histories, and the other one hard codes or none")
         fit = source is None or source.codebooks.shape == own.codebooks.shape
         if not fit or other.embedding.weight.shape != self.embedding.weight.shape:
-            raise ValueError("it has other codebooks or items; train it with the same numbers of both")
+            raise ValueError("its codebooks or items differ; train it with the same numbers of both")
         theirs = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("mechanism.")}
         self.load_state_dict(theirs, strict=False)
         if source is not None:

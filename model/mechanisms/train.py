@@ -78,7 +78,7 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
     ) -> None:
         histories = training_histories(interactions, parts.train, recipe.event_weights)
         if not histories.positions:
-            raise DataError("no user has two training events, so there is nothing to learn; add interactions")
+            raise DataError("no user has two training events, so there is nothing to learn; add more events")
         newest = newest_events(histories, recipe.model.window + 1)
         super().__init__(network, newest, validation_events(interactions, parts, recipe), recipe, directory, device)
         self._net = network
@@ -224,14 +224,14 @@ def load(directory: Path) -> TrainedMechanism:
         metrics = json.loads((directory / model_directory.METRICS).read_text())
     except model_directory.BROKEN_FILE_ERRORS as exc:
         raise model_directory.ArtifactError(
-            f"model directory {str(directory)!r} holds no mechanism of this version: {str(exc)[:1000]}"
+            f"model directory {str(directory)!r} contains no mechanism of this version: {str(exc)[:1000]}"
         ) from exc
     return TrainedMechanism(directory.resolve().name, tag, recipe, network.eval(), metrics)
 
 
 def _migrate(source: TrainedMechanism, network: MechanismNetwork, recipe: MechanismRecipe) -> None:
     if source.config.data.sha256 != recipe.data.sha256 or source.config.data.train_on != recipe.data.train_on:
-        raise TrainError(f"the codes of {source.name!r} were learned from other events; train it on the same ones")
+        raise TrainError(f"the codes of {source.name!r} were learned from other events; train it on the same events")
     try:
         network.migrate(source.network)
     except ValueError as exc:

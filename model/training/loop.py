@@ -37,7 +37,7 @@ class TrainError(ValueError):
 
 
 class Validation(NamedTuple):
-    """What the weights of an epoch are worth on the events held out, as they would be served.
+    """The quality of an epoch's weights on held-out events, as they would be served.
 
     lift  what validation chose for them, of a model that lifts
     """
@@ -157,7 +157,7 @@ class TrainingLoop(ABC, Generic[Batch]):
             losses.append(self.train_batch(batch))
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1])
-        validated = self.validate(lambda done: progress.stage(f"validating epoch {epoch + 1}, {done:.0%} of the users"))
+        validated = self.validate(lambda done: progress.stage(f"validating epoch {epoch + 1}, {done:.0%} of users"))
         elapsed_s, loss = time.monotonic() - started, sum(losses) / len(losses)
         if validated is None:
             return EpochReport(epoch, loss, None, None, elapsed_s)
@@ -182,7 +182,7 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     @torch.inference_mode()
     def validate(self, on_progress: Callable[[float], None] = lambda _: None) -> Validation | None:
-        """Judge the present weights on the events held out; None where nothing is.
+        """Validate the current weights on the held-out events. Return None if there are none.
 
         on_progress  is called with the share of them that is ranked
         """
@@ -225,12 +225,12 @@ class TrainingLoop(ABC, Generic[Batch]):
     def _load_checkpoint(self) -> None:
         path = self.directory / LAST_CHECKPOINT
         if not path.is_file():
-            raise TrainError(f"there is no checkpoint {path} to resume from; train without --resume")
+            raise TrainError(f"no checkpoint {path} to resume from; omit --resume")
         with safe_open(path, "pt") as checkpoint:
             about = checkpoint.metadata()
             tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
         if about["config"] != self.recipe.model_dump_json():
-            raise TrainError(f"the checkpoint {path} was trained with other options; give the same ones to resume")
+            raise TrainError(f"the checkpoint {path} was trained with other options; use the same options to resume")
         self._require_same_training(path, tensors)
         self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
         self.network.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
@@ -248,7 +248,7 @@ class TrainingLoop(ABC, Generic[Batch]):
 
 
 def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:
-    """Return the validation events that epochs are judged by; None where the model trains on them.
+    """Return the validation events for the epochs, or None if the model trains on them.
 
     Of more than 10,000 users as many are drawn, always the same ones, so that an epoch is judged in seconds.
     """

@@ -77,7 +77,7 @@ class Negatives(NamedTuple):
 
 
 def uniform_negatives(drawn: Tensor, items: int) -> Negatives:
-    """Return the sample of so many items that was drawn with the same chance for each."""
+    """Return a uniform sample of the items."""
     return Negatives(drawn, math.log(items / len(drawn)))
 
 
@@ -91,7 +91,7 @@ def negative_shares(counts: Tensor) -> Tensor:
 
 
 def popular_negatives(shares: Tensor, count: int) -> Negatives:
-    """Draw so many items, popular ones more often.
+    """Sample items, popular ones more often.
 
     Each stands for 1 / (count * share) items, and for itself at least: so often it would be drawn with replacement.
     """

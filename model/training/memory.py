@@ -1,4 +1,4 @@
-"""What a training may take of a machine: its device, and how much memory."""
+"""The resources of a training: its device and its memory limit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Resources:
         room = self.memory - taken
         if room < SMALLEST_PIECE:
             raise TrainError(
-                f"{in_gib(self.memory)} of memory are too little; give --memory {in_gib(taken + SMALLEST_PIECE)}"
+                f"{in_gib(self.memory)} of memory are too little; use --memory {in_gib(taken + SMALLEST_PIECE)}"
             )
         return MappedArrays(folder, room // 2 // BYTES_PER_EVENT)
 
@@ -66,7 +66,7 @@ class Resources:
         if needed > self.memory:
             raise TrainError(
                 f"{in_gib(self.memory)} of memory are too little for a model of {items:,} items, trained on "
-                f"{users:,} users; give --memory {in_gib(needed)}"
+                f"{users:,} users; use --memory {in_gib(needed)}"
             )
 
 

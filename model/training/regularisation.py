@@ -10,7 +10,7 @@ SPARSE_EVENTS_PER_ITEM = 15.0  # tables with fewer are sparse
 
 
 class Regularisation(NamedTuple):
-    """What keeps a training from learning its events by heart."""
+    """Regularisation: prevents overfitting."""
 
     dropout: float
     epochs: int

@@ -10,7 +10,7 @@ from model.config import DEFAULT_THREADS
 
 
 def use_threads(threads: int = DEFAULT_THREADS) -> None:
-    """Let PyTorch compute with so many threads from now on, in this process."""
+    """Set the number of PyTorch's threads in this process."""
     torch.set_num_threads(threads)
 
 

@@ -32,7 +32,7 @@ from model.training.regularisation import regularised
 from model.training.trainer import FirstModel, Preparation, Trainer, prepare
 from model.training.warm_start import WarmStart
 
-READING, WRITING = "reading the data", "writing the model"  # stages of every training
+READING, WRITING = "reading data", "writing the model"  # stages of every training
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -90,9 +90,9 @@ def prepare_training(
 ) -> TrainingInputs[AnyRecipe]:
     """Read and split the data of a training; raises as ``train``."""
     if model_directory.exists(out):
-        raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")
+        raise TrainError(f"{str(out)!r} already contains a model; choose another --out, or delete it")
     if (out / LAST_CHECKPOINT).exists() and not resume:
-        raise TrainError(f"{str(out)!r} holds an unfinished training; go on with --resume, or remove it")
+        raise TrainError(f"{str(out)!r} contains an unfinished training; continue it with --resume, or delete it")
     require_device(resources.device)
     interactions = read_interactions(directory, resources.arrays(out)).stepping(recipe.event_weights)
     texts = read_items(directory)
@@ -156,7 +156,7 @@ class _Training(NamedTuple):
         """Train, and return the model when the first process has written it."""
         processes = self.resources.processes
         if processes.count > 1 and self.resources.device != "cpu":
-            raise TrainError("several processes train on CPUs alone; leave out --device")
+            raise TrainError("training with several processes works on CPUs only; omit --device")
         with processes.together():
             if processes.is_first:
                 self._lead(config, start, on_config)
@@ -243,4 +243,4 @@ def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
 def require_device(device: str) -> None:
     """Raise TrainError for a device that this machine does not have."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise TrainError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
+        raise TrainError(f"device {device!r} is not available: torch finds no GPU; use --device cpu")

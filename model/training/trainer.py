@@ -68,7 +68,7 @@ def prepare(interactions: Interactions, parts: Split, config: Config, start: Fir
     """
     histories = training_histories(interactions, parts.train, config.event_weights)
     if not histories.positions:
-        raise DataError("no user has two training events, so there is nothing to learn; add interactions")
+        raise DataError("no user has two training events, so there is nothing to learn; add more events")
     items = len(interactions.item_ids)
     counts, seed = PairCounts(histories, items, interactions.arrays), config.training.seed
     if start is None:
@@ -124,7 +124,7 @@ class Trainer(TrainingLoop[PositionBatch]):
     @override
     def _finish(self, progress: Progress) -> None:
         self.model.fold_norms_and_round()
-        self.validate(lambda done: progress.stage(f"choosing the lift, {done:.0%} of the users"))
+        self.validate(lambda done: progress.stage(f"choosing the lift, {done:.0%} of users"))
         self._set_lift(self.lift)
 
     def _set_lift(self, lift: Lift) -> None:
@@ -182,4 +182,4 @@ class Trainer(TrainingLoop[PositionBatch]):
     @override
     def _require_same_training(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if not torch.equal(tensors["history_codes"], self.model.history_codes.cpu()):
-            raise TrainError(f"the checkpoint {path} was made on another kind of machine; train without --resume")
+            raise TrainError(f"the checkpoint {path} comes from another kind of machine; omit --resume")

@@ -47,28 +47,32 @@ OF_ITEMS = {"followers", "lift", "history_codes", "target_codes"}  # which are c
 
 
 class WarmStartError(ValueError):
-    """A training cannot go on from this model; the message names the way out."""
+    """A warm start from this model is not possible. The message says what to do."""
 
 
 class WarmStart:
-    """The trained model that a training goes on from."""
+    """The trained model that a warm start continues from."""
 
     def __init__(self, trained: Artifact) -> None:
         self.trained = trained
         self.item_ids: Sequence[str] = list(trained.items.ids)
 
     def continued(self, config: Config) -> Config:
-        """Return the recipe of a training that goes on from the model.
+        """Return the recipe of a warm start from the model.
 
         raises  WarmStartError  when it has another shape, or other weights of events
         """
         before, name = self.trained.config, self.trained.name
         if not isinstance(self.trained.model, LisaMini) or not isinstance(before.training, TrainConfig):
-            raise WarmStartError(f"the codes of {name!r} are learned; go on from a model of a preset, as lisa-mini")
+            raise WarmStartError(
+                f"cannot continue from {name!r}, because its codes are learned; use a preset such as lisa-mini"
+            )
         if _shape(before.model) != _shape(config.model):
-            raise WarmStartError(f"{name!r} has another shape; go on with its preset, or train afresh")
+            raise WarmStartError(f"{name!r} has another shape; use its preset, or train without --warm-from")
         if before.event_weights != config.event_weights:
-            raise WarmStartError(f"{name!r} counts with other weights of events; give the same, or train afresh")
+            raise WarmStartError(
+                f"{name!r} has other event weights; use the same weights, or train without --warm-from"
+            )
         about = {"warm_from": self.trained.tag, "warm_count": before.training.warm_count + 1}
         return config.model_copy(update={"training": config.training.model_copy(update=about)})
 

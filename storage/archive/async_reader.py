@@ -30,7 +30,7 @@ class AsyncArchiveReader:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is a folder of an archive."""
+        """Whether an archive is configured."""
         return self._reader is not None
 
     async def read(self, query: Callable[[ArchiveSnapshot], T], timeout_s: float | None = None) -> T:
@@ -39,18 +39,16 @@ class AsyncArchiveReader:
         raises  StorageUnavailable  also without an archive, and when it does not answer in time
         """
         if self._reader is None:
-            raise StorageUnavailable(
-                "older parts of the log are in an archive; say where with --archive-dir DIR", "archive"
-            )
+            raise StorageUnavailable("older events are in an archive; pass it as --archive-dir DIR", "archive")
         timeout_s = timeout_s or self._timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._reader.read, query)
         except TimeoutError:
-            raise StorageUnavailable(f"the archive did not answer within {timeout_s:g} s", "archive") from None
+            raise StorageUnavailable(f"the archive did not respond within {timeout_s:g} s", "archive") from None
 
     def close(self) -> None:
-        """Give up what is still read, and let the threads end."""
+        """Cancel pending reads, and stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -60,7 +58,7 @@ async def read_manifest(folder: Path | Folder | None, timeout_s: float) -> Manif
     try:
         return await archive.read(lambda snapshot: snapshot.manifest) if archive.is_configured else None
     except StorageUnavailable as exc:
-        logger.warning("the archive does not tell what the store has to hold: %s", exc)
+        logger.warning("cannot read from the archive what the store must contain: %s", exc)
         return None
     finally:
         archive.close()

@@ -32,8 +32,8 @@ MANIFEST = "archive.json"
 THROUGH = "through"
 VERSION = 4
 EARLIER_VERSION = (
-    "the archive was written by an earlier lisarec (version {found}, this one knows {known}); run 'lisarec backup' "
-    "with that version, 'lisarec restore' with this one, and archive to another directory"
+    "the archive was written by an earlier lisarec (version {found}, this version supports {known}); run "
+    "'lisarec backup' with that version, 'lisarec restore' with this one, and archive to another directory"
 )
 
 COLUMNS = {
@@ -119,7 +119,7 @@ class Manifest:
             if fields["version"] < VERSION:
                 raise StorageError(EARLIER_VERSION.format(found=fields["version"], known=VERSION))
             if fields["version"] != VERSION:
-                raise StorageError(f"the archive has version {fields['version']}, this lisarec knows {VERSION}")
+                raise StorageError(f"the archive has version {fields['version']}, but this lisarec supports {VERSION}")
             return cls(
                 str(fields["archive_id"]),
                 {int(number): str(place) for number, place in fields["positions"].items()},
@@ -128,7 +128,7 @@ class Manifest:
                 str(fields.get("writer", "")),
             )
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
-            raise StorageError(f"{MANIFEST} is no list of archived files: {exc!r}") from exc
+            raise StorageError(f"{MANIFEST} is not a list of archived files: {exc!r}") from exc
 
 
 def archived_through_s(folder: Folder) -> float | None:

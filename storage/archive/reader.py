@@ -45,7 +45,7 @@ class ArchiveReader:
         self._read_again_at_s = 0.0
 
     def read(self, query: Callable[[ArchiveSnapshot], T]) -> T:
-        """Return what the query finds in the archive as it is now.
+        """Run the query on the current state of the archive.
 
         A file that is missing was merged into another one meanwhile, so the query then runs again on the newer archive.
         While the manifest cannot be read, the archive is what it was, whose files may still be here.
@@ -58,7 +58,7 @@ class ArchiveReader:
                 with suppress(FileNotFoundError):
                     return query(self._current())
             self._current()
-            raise StorageUnavailable(f"the archive '{self._folder}' lacks files that its {MANIFEST} names", "archive")
+            raise StorageUnavailable(f"the archive '{self._folder}' lacks files that {MANIFEST} lists", "archive")
         except (OSError, pl.exceptions.PolarsError) as exc:
             raise StorageUnavailable(f"the archive '{self._folder}' cannot be read: {exc}", "archive") from exc
 
@@ -97,7 +97,7 @@ class ArchiveReader:
         except OSError as exc:
             if self._snapshot is None:
                 raise
-            logger.warning("reading the archive as it was: %s", exc)
+            logger.warning("reading an older state of the archive: %s", exc)
             self._read_again_at_s = time.monotonic() + PAUSE_AFTER_FAILURE_S
             return None
 
@@ -128,9 +128,13 @@ class ArchiveSnapshot:
     def require(self, archive_id: str, partition: int, through: int) -> None:
         """Raise StorageUnavailable unless this is that archive and has the partition's entries up to `through`."""
         if archive_id != self.manifest.archive_id:
-            raise StorageUnavailable(f"'{self._folder}' is not the archive of this log; see --archive-dir", "archive")
+            raise StorageUnavailable(
+                f"'{self._folder}' is not the archive of this event log; check --archive-dir", "archive"
+            )
         if self.manifest.seq(partition) < through:
-            raise StorageUnavailable(f"'{self._folder}' is an older copy of the archive; see --archive-dir", "archive")
+            raise StorageUnavailable(
+                f"'{self._folder}' is an outdated copy of the archive; check --archive-dir", "archive"
+            )
 
     def entries(
         self, tenant: str, user_id: str, *, after: int = 0, through: int = FOREVER, limit: int = FOREVER

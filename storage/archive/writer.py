@@ -77,9 +77,9 @@ class ArchiveWriter:
             with folder.writing():
                 yield cls(folder)
         except Overtaken as exc:
-            raise StorageUnavailable(f"another process is writing the archive '{folder}'") from exc
+            raise StorageUnavailable(f"another process is writing to the archive '{folder}'") from exc
         except (OSError, pl.exceptions.PolarsError) as exc:
-            raise StorageUnavailable(f"the archive '{folder}' cannot be written: {exc}") from exc
+            raise StorageUnavailable(f"cannot write to the archive '{folder}': {exc}") from exc
 
     def commit(self, entries: Iterable[EventEntry | ErasureEntry], positions: Mapping[int, str]) -> None:
         """Add the entries and set the positions that they reach. Both are durable when this returns.

@@ -19,7 +19,7 @@ MAX_ROWS = 200_000  # committed at once; about 200 MB of memory
 
 @dataclass(frozen=True, slots=True)
 class TurnCounts:
-    """What one turn of the archiver did, in events."""
+    """The result of one run of the archiver, in events."""
 
     archived: int = 0
     trimmed: int = 0

@@ -40,14 +40,14 @@ REWRITE_TIMEOUT_S = 600.0
 PARTITIONS_AT_ONCE = 32
 
 LOST_ARCHIVED = (
-    "'{key}' no longer has its entry {position}, which is archived: Redis has lost events, or these are other data. "
-    "docs/how-to/operate/archive.md, 'When the archiver stops', says what to do"
+    "'{key}' lacks its archived entry {position}: Redis has lost events, or has other data. "
+    "See 'When the archiver stops' in docs/how-to/operate/archive.md"
 )
 NOTED_LOST = (
-    "Redis lacks events that were acknowledged, as services have noted in '{key}': nothing is archived until it has "
-    "its data again, or 'lisarec repair --accept-loss' has accepted the loss"
+    "Redis has lost acknowledged events (recorded in '{key}'): nothing is archived until Redis has "
+    "its data again, or you accept the loss with 'lisarec repair --accept-loss'"
 )
-LOST_READ = "'{key}' has lost its entry {position} since it was read; nothing of it is archived"
+LOST_READ = "'{key}' has lost its entry {position} since it was read; the entry is not archived"
 
 StreamEntry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -87,18 +87,18 @@ class RedisSource(LogSource):
             self._redis.hset(self._keys.meta, "archive", archive_id)
         elif claimed is None or claimed.decode() != archive_id:
             raise StorageError(
-                "this archive is not the one that these events are moved to; give the archive directory that was used "
-                "before, or, for a Redis that has lost its data, a new one"
+                "this archive does not belong to this event log; pass the archive directory that was used "
+                "before, or a new one if Redis has lost its data"
             )
 
     def _read_meta(self) -> dict[bytes, bytes]:
         """Return the hash of what is known of the data, and keep the number of partitions."""
         meta: dict[bytes, bytes] = self._redis.hgetall(self._keys.meta)
         if not {b"layout", b"partitions"} <= meta.keys():
-            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
+            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it right?")
         if int(meta[b"layout"]) != LAYOUT_VERSION:
             raise StorageError(
-                f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this lisarec does not know"
+                f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this version of lisarec does not support"
             )
         self._keys = Keyspace(self._prefix, int(meta[b"partitions"]))
         return meta
@@ -218,11 +218,11 @@ def _rewrite(server: Any) -> None:
         _wait_until(lambda: _begins_rewrite(server))
         _wait_until(lambda: not _is_rewriting(server.info("persistence")))
         if server.info("persistence").get("aof_last_bgrewrite_status", "ok") != "ok":
-            raise StorageUnavailable("Redis could not rewrite its append-only file; its log says why")
+            raise StorageUnavailable("Redis failed to rewrite its append-only file; see the log of Redis")
     except ResponseError as exc:
         if not is_withheld(exc):
             raise
-        logger.info("what was erased stays in Redis's append-only file until it is rewritten: %s", exc)
+        logger.info("erased data stay in Redis's append-only file until it is rewritten: %s", exc)
 
 
 def _told(server: Any, *command: str) -> Any:
@@ -241,7 +241,7 @@ def _begins_rewrite(server: Any) -> bool:
     except ResponseError as exc:
         if is_withheld(exc):
             raise
-        logger.info("asking again for a rewrite of the append-only file: %s", exc)  # one from before may be under way
+        logger.info("requesting another rewrite of the append-only file: %s", exc)  # one from before may be under way
         return False
     return True
 
@@ -254,7 +254,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
     give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
     while not is_so():
         if time.monotonic() > give_up_at_s:
-            raise StorageUnavailable("Redis does not rewrite its append-only file; its log says why")
+            raise StorageUnavailable("Redis does not rewrite its append-only file; see the log of Redis")
         time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""What the archiver needs of a log: its entries, and a way to trim what is archived."""
+"""The archiver's view of a log: its entries, and a way to trim archived ones."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class LogSource(Protocol):
         ...
 
     def scrub(self) -> None:
-        """Remove what the log and its files still hold of users who were erased."""
+        """Remove the remaining data of erased users from the log and its files."""
         ...
 
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:
-        """Return name, used bytes and most bytes (0: no limit) of each server that holds the log in memory."""
+        """Return the name, used bytes and maximum bytes (0: no limit) of each server with the log in memory."""
         ...

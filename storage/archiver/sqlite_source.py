@@ -36,7 +36,7 @@ class SQLiteSource(LogSource):
         """Open the store in the directory; StorageUnavailable when there is none, or it cannot be read, also later."""
         path = Path(data_dir) / FILE_NAME
         if not path.is_file():
-            raise StorageUnavailable(f"there is no '{path}'; give the directory that 'lisarec serve --data-dir' uses")
+            raise StorageUnavailable(f"'{path}' does not exist; pass the --data-dir of 'lisarec serve'")
         try:
             with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as db:
                 yield cls(db)
@@ -55,7 +55,7 @@ class SQLiteSource(LogSource):
     def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
         position = position_of(0)
         if position is not None and not holds_archived(self._db, position):
-            raise StorageError("the archive holds events of another SQLite file; give another archive directory")
+            raise StorageError("the archive contains events of another SQLite file; use another archive directory")
         after = int(position.partition("-")[0]) if position is not None else 0
         while page := self._page(after):
             after = page[-1].seq

@@ -1,4 +1,4 @@
-"""What a folder promises: files by name that appear whole or not at all.
+"""The contract of a folder: files by name, which appear completely or not at all.
 
 Names are relative, with slashes. A folder fails as a file system does: FileNotFoundError where there is no such file,
 another OSError where it cannot be reached, read or written.

@@ -87,7 +87,7 @@ class LocalFolder(Folder):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                raise Overtaken(f"another process holds '{lock.name}'") from exc
+                raise Overtaken(f"another process has locked '{lock.name}'") from exc
             for path in self._directory.glob(f"*{UNFINISHED}"):
                 path.unlink()
             yield

@@ -143,7 +143,7 @@ class ObjectFolder(Folder):
             file.flush()
             os.fsync(file.fileno())
             if file.tell() != found.meta["size"] or not digest.hexdigest().startswith(sha256 or ""):
-                raise OSError(f"'{self._url}/{name}' has not arrived as it was written")
+                raise OSError(f"'{self._url}/{name}' differs from what was uploaded")
 
     @override
     def forget_copies_except(self, names: Collection[str]) -> None:
@@ -166,7 +166,7 @@ class ObjectFolder(Folder):
         try:
             yield
         except FileNotFoundError:
-            raise FileNotFoundError(f"there is no '{self._url}/{name}'") from None
+            raise FileNotFoundError(f"'{self._url}/{name}' does not exist") from None
         except (BaseError, ValueError) as exc:
             raise OSError(f"'{self._url}' failed: {str(exc).partition(chr(10))[0]}") from exc
 

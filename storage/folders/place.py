@@ -1,4 +1,4 @@
-"""Where a folder is, as operators write it: a path, or a URL of a bucket."""
+"""The location of a folder: a path, or the URL of a bucket."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ def parse_place(given: str | Place) -> Place:
         return Path(given)
     parts = urlsplit(given)
     if scheme not in SCHEMES or not parts.hostname:
-        raise ValueError(f"'{scheme}://' is no place for files; give a path, or s3://, gs:// or az://BUCKET/PREFIX")
+        raise ValueError(
+            f"'{scheme}://' is not a supported location; use a path, or s3://, gs:// or az://BUCKET/PREFIX"
+        )
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"'{scheme}://...' must be a bucket and a prefix alone; credentials come from the environment")
+        raise ValueError(f"'{scheme}://...' must be only a bucket and a prefix; credentials come from the environment")
     return ObjectUrl(given.rstrip("/"))
 
 

@@ -1,1 +1,1 @@
-"""What stores keep of items, whichever store it is."""
+"""Item data, the same for all stores."""

@@ -56,7 +56,7 @@ class NumberedEntry(NamedTuple):
 
 
 class KeysSeen(NamedTuple):
-    """Which keys of a tenant there were when somebody looked: as believed, and as they are now."""
+    """The keys of a tenant at the last check and now."""
 
     believed: str
     now: str
@@ -78,7 +78,7 @@ class AuditLog(Protocol):
         ...
 
     async def keys_seen(self, tenant: str) -> str:
-        """Return which keys of the tenant there were when somebody looked last; empty if nobody ever did."""
+        """Return the keys of the tenant at the last check; empty if there was none."""
         ...
 
 

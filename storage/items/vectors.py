@@ -38,7 +38,7 @@ def encode(numbers: Sequence[float]) -> bytes:
         raise ValueError(f"a vector has 1 to {MAX_NUMBERS:,} numbers")
     largest = float(np.abs(vector).max())
     if not 0 < largest < np.inf:
-        raise ValueError("a vector needs finite numbers, and one that is not 0")
+        raise ValueError("a vector must have finite numbers, at least one of them not 0")
     vector /= largest  # squares of others could be too large, or too small
     return (vector / np.linalg.norm(vector)).astype(NUMBER).tobytes()
 

@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
-    """Write log and items as they are after the call; return the number of entries.
+    """Write the log and the items as of some time after the call. Return the number of entries.
 
     Other processes may go on meanwhile. Each user's log is complete. The file appears when all of it is on disk.
 
@@ -117,7 +117,7 @@ async def restore(
     raises  StorageError  when the store has entries, the file is no complete back-up, or the store fails
     """
     if not resume and not await _is_empty(store):
-        raise StorageError("the store has users already; restore into an empty one, or go on with --resume")
+        raise StorageError("the store already has users; restore into an empty store, or continue with --resume")
     await store.accept_loss()  # services remember what the store held before
     items = list(_read_items(path))  # reads the whole file: a torn one is refused before anything is restored
     for tenant, of_tenant in groupby(items, itemgetter(0)):
@@ -252,7 +252,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemRecord]]:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             header = json.loads(next(lines, "null"))
             if header not in map(_header, (VERSION, *EARLIER_VERSIONS)):
-                raise StorageError(f"'{path}' is no back-up that this lisarec knows")
+                raise StorageError(f"'{path}' is not a backup that this version of lisarec can read")
             has_codes_in_items = header["version"] in VERSIONS_WITH_CODES_IN_ITEMS
             read_record = _from_earlier_json if has_codes_in_items else from_json
             for line in lines:
@@ -269,14 +269,14 @@ def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemRecord]]:
                     continue
                 if isinstance(line_value, dict) and "entries" in line_value:
                     if line_value != {"entries": count}:
-                        raise StorageError(f"'{path}' lacks entries: it has {count:,}")
+                        raise StorageError(f"'{path}' lacks entries: it has only {count:,}")
                     return
                 count += 1
                 tenant, record = read_record(line_value)
                 yield tenant, record if header["version"] >= FIRST_WITH_LISTS else _with_items(record)
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
-        raise StorageError(f"'{path}' cannot be read as a back-up: {exc}") from exc
-    raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
+        raise StorageError(f"'{path}' is not a readable backup: {exc}") from exc
+    raise StorageError(f"'{path}' is truncated after {count:,} entries")
 
 
 def _item_entry(tenant: str, item_id: str, *parts: Any) -> tuple[str, ItemEntry]:

@@ -26,10 +26,10 @@ FEW = 0.01  # of the users: reading the logs of so many one by one takes no long
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """How much a rebuild has done so far.
+    """The progress of a rebuild.
 
     events, users  folded
-    carried        users whose states were taken over as they are
+    carried        users whose states were copied unchanged
     """
 
     events: int = 0
@@ -48,7 +48,7 @@ async def rebuild(
     tenant: str = MAIN_TENANT,
     before: Generation | None = None,
 ) -> Rebuilt:
-    """Fold the tenant's log as it is now into the generation's states, and return how much that was.
+    """Fold the tenant's log into the generation's states. Return the numbers of users and events.
 
     It needs memory for the users of one partition, or for one user in the embedded store.
 

@@ -1,4 +1,4 @@
-"""What waits for a round of the Redis store, and how its callers are answered."""
+"""Requests that wait for a round of the Redis store, and the replies to their callers."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class _Waiting(ABC):
         """Fail after the deadline: the server is too slow; return whether that is so."""
         is_late = asyncio.get_running_loop().time() > self.deadline_s
         if is_late:
-            self.fail(StorageUnavailable("Redis answers too slowly", "timeout"))
+            self.fail(StorageUnavailable("Redis responds too slowly", "timeout"))
         return is_late
 
 
@@ -324,10 +324,10 @@ class Commit:
     def settle(self, replies: Sequence[Any] | Exception) -> list[Part]:
         """Settle the parts by a reply for each change; return the parts that have to wait for the next round."""
         if isinstance(replies, TryAgainError):
-            return self._retries(self.parts, "the cluster was moving the users' partition")
+            return self._retries(self.parts, "the cluster was migrating the users' partition")
         if isinstance(replies, MovedError | NoScriptError):
             # a node that has the partition only now may lack what the fold began with
-            return self._retries(self.parts, "the users' partition was elsewhere")
+            return self._retries(self.parts, "the users' partition was on another node")
         if isinstance(replies, Exception):
             return self.fail(replies)
         changed = [fold.user for fold in self.folds.values() if fold.new]
@@ -348,7 +348,7 @@ class Commit:
                 for new, (user, entry) in zip(is_new, part.entries, strict=True)
             ]
             part.request.settle(part, results)
-        return self._retries(retries, "others were faster with events of the same users")
+        return self._retries(retries, "concurrent writes changed the same users")
 
     def fail(self, cause: Exception) -> list[Part]:
         """Settle all parts with an error; none has to wait."""

@@ -50,7 +50,7 @@ class RedisStates:
 
     @property
     def waiting(self) -> int:
-        """How many reads wait, in values."""
+        """The number of queued reads, in values."""
         return self._reads.waiting_size
 
     def node_of(self, tenant: str, user_id: str) -> str:
@@ -206,7 +206,7 @@ class RedisStates:
             try:
                 await self._read_again(user, generation)
             except StorageError as exc:
-                logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
+                logger.warning("cannot fold a state from the log, retrying: %s", exc)
             finally:
                 del self._catching_up[key]
 

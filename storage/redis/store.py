@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """How long the store waits, how much may wait, and what an acknowledgement requires.
+    """The store's timeouts, its queue limits, and its conditions for an acknowledgement.
 
     max_waiting     events, and as many values to read
     state_ttl_days  states expire so many days after the last event; None: never
@@ -154,7 +154,7 @@ class RedisStore(UserStore):
             if refused or not isinstance(exc, StorageUnavailable):
                 await store.close()
                 raise
-            logger.warning("the store is not there yet: %s", exc)
+            logger.warning("the store is not available yet: %s", exc)
         return store
 
     @property

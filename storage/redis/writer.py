@@ -69,7 +69,7 @@ class EventWriter:
 
     @property
     def waiting(self) -> int:
-        """How many events wait."""
+        """The number of queued events."""
         return self._writes.waiting_size + sum(part.size for part in self._awaiting_archive)
 
     @property
@@ -86,7 +86,7 @@ class EventWriter:
         if not self._serving:
             raise ValueError("a store that takes events needs at least one generation")
         if sum(part.size for part in self._awaiting_archive) > self._max_waiting:
-            raise StorageBusy("too much waits for the archive; try again later")
+            raise StorageBusy("too many operations are queued for the archive; try again later")
         request = Request(len(events))
         parts = await request.split(self._session.keys, tenant, events)
         with self._counted(parts):
@@ -99,7 +99,7 @@ class EventWriter:
         slots = self._servers.slots
         nodes = {slots.node_of(part.partition) or "" for part in parts} if slots.is_cluster else set[str]()
         if any(self._calls[node] >= MAX_CALLS_OF_NODE for node in nodes):
-            raise StorageBusy("too many requests wait for one node of the cluster; try again later")
+            raise StorageBusy("too many requests are queued for one node of the cluster; try again later")
         self._calls.update(nodes)
         try:
             yield

@@ -38,7 +38,7 @@ class CatchUpThread:
             self._thread.submit(self._run, key, generation)
 
     def close(self) -> None:
-        """Give up what is not folded yet; it can be folded later."""
+        """Cancel pending folds; they can run later."""
         self._closed = True
         self._thread.shutdown(cancel_futures=True)
         self._connection.close()
@@ -48,7 +48,7 @@ class CatchUpThread:
             with short_turns():
                 self._catch_up(key[0], key[1], generation)
         except (sqlite3.Error, StorageError) as exc:
-            logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
+            logger.warning("cannot fold a state from the log, retrying: %s", exc)
         finally:
             self._under_way.discard(key)
 

@@ -215,12 +215,12 @@ def create_schema(db: sqlite3.Connection, path: Path) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise StorageError(
-            f"'{path}' was written by a newer lisarec (schema {version}, this one knows {SCHEMA_VERSION}); "
+            f"'{path}' was written by a newer lisarec (schema {version}, this version supports {SCHEMA_VERSION}); "
             "run that version, or choose another directory"
         )
     if 0 < version < SCHEMA_VERSION:
         raise StorageError(
-            f"'{path}' was written by an earlier lisarec (schema {version}, this one knows {SCHEMA_VERSION}); "
+            f"'{path}' was written by an earlier lisarec (schema {version}, this version supports {SCHEMA_VERSION}); "
             "run 'lisarec backup' with that version, and 'lisarec restore' with this one into another directory"
         )
     if not version:

@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StoredState:
-    """A state as it is stored.
+    """A stored state.
 
     user_id      whose it is: the user of that name, or the one whom they have become by a merge
     newest_seq   the newest sequence number of the user's log; 0: no log

@@ -69,8 +69,8 @@ ERASE_PAUSE_S = 0.005
 
 ARCHIVE_TIMEOUT_S = 1.0
 ARCHIVE_HAS_MORE = (
-    "the archive '{archive}' has events that the store lacks: the file is an older one, or another. Put the right one "
-    "back, or go on without them: 'lisarec repair --accept-loss', and another archive directory for the archiver"
+    "the archive '{archive}' has events that the store lacks, because its file is outdated or another one. Put the "
+    "right file back, or accept the loss with 'lisarec repair --accept-loss' and use a new archive directory"
 )
 
 logger = logging.getLogger(__name__)
@@ -360,4 +360,4 @@ async def _erase(database: Database, tenant: str, user_id: str) -> None:
     if await database.write(begin):
         await _finish_erasures(database, tenant)
     if not await database.empty_log(EMPTY_LOG_WITHIN_S):
-        logger.info("a copy of what was erased stays in the write-ahead log while another program reads it")
+        logger.info("a copy of the erased data stays in the write-ahead log while another program reads it")

@@ -1,4 +1,4 @@
-"""Undo and merge: how they change which entries stand in a user's log, and what they mean for the fold.
+"""Undo and merge: their effect on the entries of a user's log, and on the fold.
 
 An event that was posted as VISITOR, before or after VISITOR became another user, has the id "VISITOR/ID" in the other's
 log. So the ids of different users stay apart, and copying an event twice is a resend, which changes nothing. Ids from
@@ -135,9 +135,9 @@ def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:
     raises           MergeRefused when the visitor cannot become the user
     """
     if visitor == target:
-        raise MergeRefused("the user is the visitor, or has become the visitor; nothing changed")
+        raise MergeRefused("the user is the visitor, or was merged into the visitor; nothing changed")
     if visitors_target not in (visitor, target):
-        raise MergeRefused("the visitor has become another user before; nothing changed")
+        raise MergeRefused("the visitor was already merged into another user; nothing changed")
     return visitors_target == target
 
 

@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The correction that the user's event of this id no longer counts, wherever it stands in the log."""
+    """The correction that the user's event with this id no longer counts, at any position in the log."""
 
     user_id: str
     event_id: str
@@ -97,7 +97,7 @@ def uuid7_time_us(event_id: str) -> int | None:
 
 
 def digest(name: str) -> bytes:
-    """Return 128 bits of BLAKE2b, which stand for a name that must not be stored, or takes too much room."""
+    """Return 128 bits of BLAKE2b, as a replacement for a name that is secret or too long."""
     return blake2b(name.encode(), digest_size=16).digest()
 
 

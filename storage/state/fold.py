@@ -16,7 +16,7 @@ from storage.state.layout import ITEM_RING, MAX_SHOWN_COUNT, MAX_TIME_S, State
 
 
 class Effect(Enum):
-    """What folding an event did to a state."""
+    """The effect of folding an event into a state."""
 
     STEPPED = "stepped"
     STEPPED_LATE = "stepped, but an item with a newer timestamp stays the last one"
@@ -26,7 +26,7 @@ class Effect(Enum):
 
 
 def fold_event(generation: Generation, state: State, event: Event) -> Effect:
-    """Fold the event into the state, in place. The caller makes sure that it was not folded before."""
+    """Fold the event into the state, in place. The caller must ensure that it was not folded before."""
     _push_id(state, event)
     if event.type == IMPRESSION:
         for item_id in event.items:

@@ -100,7 +100,7 @@ def from_json(value: Any) -> tuple[str, LogRecord]:
             return tenant, Undo(user_id, event_id, timestamp_us)
         case {"merge": [tenant, user_id, target, timestamp_us]}:
             return tenant, Merge(user_id, target, timestamp_us)
-    raise ValueError("a value is no entry of a log")
+    raise ValueError("a value is not a log entry")
 
 
 def codes_to_blob(codes: CodesByTag) -> bytes:

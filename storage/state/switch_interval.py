@@ -1,4 +1,4 @@
-"""Threads give the interpreter up sooner while something computes for long beside the event loop."""
+"""Shorter thread switch interval while a long computation runs next to the event loop."""
 
 import sys
 import threading

@@ -27,7 +27,7 @@ def run(service: Service, command: list[str], **more: str) -> str:
     done = subprocess.run(
         command, env=environment(service, **more), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
-    assert done.stderr in ("", "recommending the fallback: TimeoutError\n")  # on a machine with much else to do
+    assert done.stderr in ("", "returning the fallback: TimeoutError\n")  # on a machine with much else to do
     return done.stdout
 
 

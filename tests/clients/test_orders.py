@@ -30,7 +30,7 @@ def test_of_an_order_that_can_only_be_wrong_nothing_is_sent(
     service: Service, connect: Connect, ann: str, order_id: str, items: list[str] | dict[str, float]
 ) -> None:
     client = connect()
-    with pytest.raises(ValueError, match="has to be"):
+    with pytest.raises(ValueError, match="must be"):
         client.order(ann, order_id, items)
     event_id = client.event(ann, "item-1")
     assert client.flush(60.0)

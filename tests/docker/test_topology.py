@@ -68,7 +68,7 @@ def test_a_head_that_is_too_large_is_refused(running: Topology) -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/%6detrics", "/v1/admin/generations/tiny/activate", "/v1/%61dmin/x"])
 def test_what_is_for_operators_is_not_passed_on_however_it_is_spelled(running: Topology, path: str) -> None:
     answer = httpx.get(f"{running.url}{path}")
-    assert (answer.status_code, answer.json()["error"]["message"].endswith(("replica", "passed on"))) == (404, True)
+    assert (answer.status_code, answer.json()["error"]["message"].endswith(("/metrics", "/v1/admin"))) == (404, True)
 
 
 def test_no_request_fails_while_replicas_come_and_go(running: Topology, model_dir: Path) -> None:

@@ -139,8 +139,8 @@ def test_every_cause_of_a_store_s_failure_is_there_with_its_message() -> None:
         ("shown items of a state", layout.SHOWN_RING),
         ("event ids of a sealed state", layout.ID_RING),
         ("entries of a visitor that is merged", records.MAX_MERGED),
-        ("new users in one request of a key of pages", events.MAX_PUBLIC_NEW_USERS),
-        ("events in one request of a key of pages", events.MAX_PUBLIC_EVENTS),
+        ("new users in one request of a page key", events.MAX_PUBLIC_NEW_USERS),
+        ("events in one request of a page key", events.MAX_PUBLIC_EVENTS),
     ],
 )
 def test_the_limits_are_those_of_the_code(bound: str, number: int) -> None:

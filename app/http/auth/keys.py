@@ -1,4 +1,4 @@
-"""API keys: a file that operators edit, which holds hashes and never a key.
+"""API keys: a file that operators edit. It contains hashes, never a key.
 
 A key is ``lisarec_ID_SECRET``. The id has 48 random bits and names the key in the file and in logs; the secret has 256.
 A fast hash is enough for so many random bits; passwords would need a slow one. The file has one line of JSON for each
@@ -64,14 +64,14 @@ class Key(BaseModel):
     @classmethod
     def _refuse_key_in_note(cls, note: str) -> str:
         if f"{KEY_PREFIX}_" in note:
-            raise ValueError("looks like a key, which must not stand here")
+            raise ValueError("looks like a key, which does not belong here")
         return note
 
     @model_validator(mode="after")
     def _browsers_reach_no_user(self) -> Self:
         if self.origins and not BROWSER_SCOPES.issuperset(self.scopes):
             allowed = " and ".join(sorted(BROWSER_SCOPES))
-            raise ValueError(f"a key with origins, which everybody can read in a page, takes {allowed} alone")
+            raise ValueError(f"a key with origins is public, so its only allowed scopes are {allowed}")
         return self
 
     def allows(self, required: Scope) -> bool:
@@ -123,12 +123,12 @@ def add(path: Path, key: Key) -> None:
 
 
 def remove(path: Path, key_id: str) -> None:
-    """Remove the key from the file, and leave the other lines as they are.
+    """Remove the key from the file, and keep the other lines unchanged.
 
-    raises  KeysFileError  when it is not there
+    raises  KeysFileError  when the file has no such key
     """
     if key_id not in (key.id for key in read(path)):
-        raise KeysFileError(f"'{path}' has no key {key_id!r}; 'lisarec keys list' names those it has")
+        raise KeysFileError(f"'{path}' has no key {key_id!r}; list its keys with 'lisarec keys list'")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if not (_is_entry(line) and json.loads(line)["id"] == key_id)]
     successor = path.with_name(f".{path.name}.new")
@@ -146,11 +146,13 @@ def read(path: Path) -> list[Key]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        raise KeysFileError(f"the keys file '{path}' cannot be read ({reason}); 'lisarec keys add' makes one") from None
+        raise KeysFileError(
+            f"the keys file '{path}' cannot be read ({reason}); create a key with 'lisarec keys add'"
+        ) from None
     keys = [_parse(line, f"'{path}', line {number}") for number, line in enumerate(lines, 1) if _is_entry(line)]
     ids = [key.id for key in keys]
     if len(set(ids)) < len(ids):
-        raise KeysFileError(f"'{path}' has two keys of one id; remove one of the lines")
+        raise KeysFileError(f"'{path}' has two keys with the same id; remove one of the lines")
     return keys
 
 
@@ -168,7 +170,7 @@ def _parse(line: str, place: str) -> Key:
         reason = "is not a field of a key" if first["type"] == "extra_forbidden" else first["msg"]
         reason = "is not JSON" if first["type"] == "json_invalid" else reason
         raise KeysFileError(
-            f"{place}: {field}: {reason}; correct it, or remove it and 'lisarec keys add' another"
+            f"{place}: {field}: {reason}; correct the line, or remove it and create another key with 'lisarec keys add'"
         ) from None
 
 
@@ -207,15 +209,15 @@ class Keyring:
             return
         try:
             self._replace(read(self._file.path))
-            logger.warning("the keys file has changed: %d keys are valid now", len(self._keys))
+            logger.warning("reloaded the keys file: %d valid keys", len(self._keys))
         except KeysFileError as exc:
-            logger.error("the keys stay as they were: %s", exc)
+            logger.error("ignoring the changed keys file: %s", exc)
 
     def _replace(self, keys: list[Key]) -> None:
         foreign = sorted({key.tenant for key in keys} - self._tenants)
         if foreign:
-            logger.warning("keys of tenants that are not served here are not valid here: %s", ", ".join(foreign))
+            logger.warning("ignoring keys of tenants that this service does not serve: %s", ", ".join(foreign))
         self._keys = {key.id: key for key in keys if key.tenant in self._tenants}
         self._origins = frozenset(chain.from_iterable(key.origins for key in self._keys.values()))
         if not self._keys:
-            logger.warning("there is no valid key: every call is refused until 'lisarec keys add' makes one")
+            logger.warning("no valid key: the service rejects every call until you create one with 'lisarec keys add'")

@@ -52,27 +52,27 @@ class RateLimiter:
             self._shared = SlidingWindowCounterRateLimiter(storage)
 
     async def count(self, key: Key, cost: int = 1) -> None:
-        """Count a request of the key, or what it costs beyond those counted before.
+        """Count a request of the key, or the rest of its cost.
 
-        raises  TooManyRequests  when the key has not as much left; the error says when it will have some
+        raises  TooManyRequests  when the key exceeds its rate limit; the error has the seconds to wait
         """
         if key.requests_per_minute is None or not cost:
             return
         wait_s = await self._spend(RateLimitItemPerMinute(key.requests_per_minute), cost, key.id)
         if wait_s:
             raise TooManyRequests(
-                f"this key may send {key.requests_per_minute:,} requests a minute; an event is one, "
-                "and a costly request is several",
+                f"the rate limit of this key is {key.requests_per_minute:,} plain requests per minute; an event is one "
+                "and an expensive request several",
                 wait_s,
             )
 
     async def count_new_users(self, key: Key, tenant_quota: int, count: int) -> None:
-        """Count users whom the key's request brings, and who had no events before.
+        """Count the new users in a request of the key: those without earlier events.
 
-        A page's key without a quota of its own has half of its tenant's: the rest stays for the tenant's servers.
+        A page key without its own quota gets half of the tenant's quota. The rest is reserved for the tenant's servers.
 
-        raises  TooManyNewUsersAtOnce  when they are more than an hour's quota
-                TooManyNewUsers        when key or tenant has not as much left; the error says when there will be some
+        raises  TooManyNewUsersAtOnce  when one request exceeds an hour's quota
+                TooManyNewUsers        when the key or the tenant exceeds its quota; the error has the seconds to wait
         """
         own_quota = key.new_users_per_hour
         if own_quota is None and key.is_public:
@@ -83,15 +83,15 @@ class RateLimiter:
         for whose, quota, name in quotas:
             if count > quota:
                 raise TooManyNewUsersAtOnce(
-                    f"{whose} may bring {quota:,} new users an hour; nothing was applied, split the request"
+                    f"the quota of {whose} is {quota:,} new users per hour; nothing was applied, split the request"
                 )
             if wait_s := await self._spend(RateLimitItemPerHour(quota), count, name):
                 raise TooManyNewUsers(
-                    f"{whose} has brought {quota:,} new users within an hour; nothing was applied", wait_s
+                    f"{whose} has reached its quota of {quota:,} new users per hour; nothing was applied", wait_s
                 )
 
     async def _spend(self, limit: RateLimitItem, cost: int, name: str) -> int:
-        """Take the cost from what is left under the name, and return 0; or the seconds until some will be left."""
+        """Take the cost from the remaining quota and return 0, or return the seconds until enough is left."""
         if self._shared is not None and self._circuit.allows_call():
             try:
                 async with asyncio.timeout(REDIS_TIMEOUT_S):
@@ -99,7 +99,7 @@ class RateLimiter:
                         return 0
                 return await self._wait_s(self._shared, limit, name)
             except REDIS_ERRORS as exc:
-                logger.warning("counting requests in this process alone for now: %s", type(exc).__name__)
+                logger.warning("counting rate limits per process for now: %s", type(exc).__name__)
                 self._failed = limit, name
                 self._circuit.open()
         return 0 if await self._local.hit(limit, name, cost=cost) else await self._wait_s(self._local, limit, name)

@@ -45,7 +45,7 @@ def read(path: Path) -> list[SealKey]:
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise SealKeysError(
-            f"the seal keys '{path}' cannot be read ({reason}); 'lisarec keys seal' makes them"
+            f"the seal keys '{path}' cannot be read ({reason}); create them with 'lisarec keys seal'"
         ) from None
     keys = []
     for number, line in enumerate(lines, 1):
@@ -53,13 +53,13 @@ def read(path: Path) -> list[SealKey]:
             match = _LINE.fullmatch(line.rstrip())
             if match is None:
                 raise SealKeysError(
-                    f"'{path}', line {number} is no seal key; remove it, 'lisarec keys seal' makes others"
+                    f"'{path}', line {number} is not a seal key; remove it, and make keys with 'lisarec keys seal'"
                 )
             keys.append(SealKey(bytes.fromhex(match[1]), bytes.fromhex(match[2])))
     if not keys:
-        raise SealKeysError(f"the file '{path}' has no seal key; 'lisarec keys seal' makes some")
+        raise SealKeysError(f"the file '{path}' has no seal key; create keys with 'lisarec keys seal'")
     if len({key.id for key in keys}) < len(keys):
-        raise SealKeysError(f"'{path}' has two seal keys of one id; remove one of the lines")
+        raise SealKeysError(f"'{path}' has two seal keys with the same id; remove one of the lines")
     return keys
 
 
@@ -113,9 +113,9 @@ class SealKeyring:
             return
         try:
             self._replace(read(self._file.path))
-            logger.warning("the seal keys have changed: %s seals now", self._primary.hex())
+            logger.warning("reloaded the seal keys: the sealing key is %s", self._primary.hex())
         except SealKeysError as exc:
-            logger.error("the seal keys stay as they were: %s", exc)
+            logger.error("ignoring the changed seal keys: %s", exc)
 
     def _replace(self, keys: list[SealKey]) -> None:
         self._ciphers = {key.id: AESGCM(key.secret) for key in keys}

@@ -42,7 +42,7 @@ class Sealed(NamedTuple):
 
 
 class StateSealer:
-    """Seals and opens states, which expire so many days after they were sealed."""
+    """Seals and opens states. A sealed state expires after a number of days."""
 
     def __init__(self, keyring: SealKeyring, days: int) -> None:
         self._keyring = keyring

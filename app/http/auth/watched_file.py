@@ -8,7 +8,7 @@ POLL_EVERY_S = 1.0  # a change is noticed within this time
 
 
 class WatchedFile:
-    """Says whether a file has changed, and looks at most once in `POLL_EVERY_S`."""
+    """Detects changes of a file. It checks the file at most once per `POLL_EVERY_S`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

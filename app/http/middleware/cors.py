@@ -15,7 +15,7 @@ from app.http.error_responses import error_response
 from app.http.services import Services
 from app.settings import is_loopback
 
-PATHS = frozenset({"/v1/events", "/v1/portable/events", "/v1/portable/recommendations"})  # for keys of pages
+PATHS = frozenset({"/v1/events", "/v1/portable/events", "/v1/portable/recommendations"})  # for page keys
 METHOD = "POST"
 ALLOWED_HEADERS = frozenset({"authorization", "content-type"})
 PREFLIGHT_MAX_AGE_S = 600
@@ -36,7 +36,7 @@ class CrossOriginPolicy:
         services: Services = scope["state"]["services"]
         if services.keyring is None:
             if _is_cross_origin(scope, services.settings.host):
-                refusal = Forbidden("there are no keys here, and pages of other origins may do nothing")
+                refusal = Forbidden("this service has no keys, so it rejects calls from other web origins")
                 return error_response(refusal)(scope, receive, send)
             return self._app(scope, receive, send)
         if scope["path"] not in PATHS:
@@ -78,7 +78,7 @@ def _preflight(headers: Headers, is_allowed: bool) -> Response:
     names = headers.get("access-control-request-headers", "").split(",", len(ALLOWED_HEADERS))  # more are refused
     requested = {name.strip().lower() for name in names} - {""}
     if not is_allowed or headers["access-control-request-method"] != METHOD or requested - ALLOWED_HEADERS:
-        refusal = error_response(Forbidden("pages of this origin may not call this"))
+        refusal = error_response(Forbidden("this web origin may not call this endpoint"))
         refusal.headers["Vary"] = "Origin"
         return refusal
     return Response(

@@ -60,7 +60,7 @@ class FastPath:
 
 
 def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | None:
-    """Return the awaitable response body; None, at once or awaited, for a request that the app has to answer."""
+    """Return an awaitable of the response body. Return None, or an awaitable of None, to let the app answer."""
     method, path = scope["method"], scope["path"]
     if method == "GET" and b"%" not in scope["raw_path"] and (user := USER_PATH.fullmatch(path)):
         scope["route"] = GET_RECOMMENDATIONS

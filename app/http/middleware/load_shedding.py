@@ -1,4 +1,4 @@
-"""Load shedding: a process works on a bounded number of requests, and refuses more with 503 at once."""
+"""Load shedding: a process accepts a bounded number of concurrent requests, and rejects more with 503 at once."""
 
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
 
 class RequestsInProgress:
-    """Counts requests in progress by source, and says whether one more has room.
+    """Counts requests in progress by source, and decides whether to accept one more.
 
     There is room for `most`, and beyond them for sources with less than their share: tenants have equal shares of
     `most`, and the keys of a tenant equal shares of the tenant's. So the n-th source to come has room for `most` / n,

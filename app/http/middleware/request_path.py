@@ -22,6 +22,8 @@ class RequestPath:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one request (ASGI)."""
         if scope["type"] == "http" and AMBIGUOUS.search(scope["raw_path"]):
-            refusal = error_response(InvalidRequest("a path has no encoded control character and no encoded slash"))
+            refusal = error_response(
+                InvalidRequest("a path must not have an encoded control character or an encoded slash")
+            )
             return refusal(scope, receive, send)
         return self._app(scope, receive, send)

@@ -20,8 +20,12 @@ router = GuardedRouter(tags=["admin"], dependencies=[needs("admin")])
 EXPERIMENT = json_request(
     Experiment,
     {
-        "a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}},
-        "half get the other settings": {"name": "prices", "over": "scenarios", "shares": {"home": 1, "home-2": 1}},
+        "the new model for a tenth of the users": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}},
+        "the other settings for half of the users": {
+            "name": "prices",
+            "over": "scenarios",
+            "shares": {"home": 1, "home-2": 1},
+        },
     },
 )
 
@@ -29,7 +33,7 @@ PROPERTIES = json_request(
     DeclaredTypes,
     {
         "of items and users": {"items": {"price": "number", "brand": "text"}, "users": {"member": "boolean"}},
-        "take one back": {"items": {"size": None}},
+        "remove a property": {"items": {"size": None}},
     },
 )
 

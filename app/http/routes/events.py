@@ -23,7 +23,7 @@ EXAMPLE = {
 IMPRESSION = {"user_id": "ada", "type": "impression", "items": ["tea-2", "cup-1"]}
 BODY = json_request(
     PostedEvent | Annotated[list[PostedEvent], Field(min_length=1, max_length=MAX_EVENTS)],
-    {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}], "what was shown": IMPRESSION},
+    {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}], "an impression": IMPRESSION},
 )
 
 

@@ -30,7 +30,7 @@ class GuardedRoute(APIRoute):
             if needed is not None:
                 await authorise(request.state.services, request.scope, needed)
             elif len(request.scope["query_string"]) > MAX_OPEN_QUERY_BYTES:
-                raise InvalidRequest("this call takes no long query")
+                raise InvalidRequest("the query of this endpoint is too long")
             refuse_repeated_parameters(request)
             return await handle(request)
 

@@ -134,7 +134,7 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
     """
     sealer_of(services)
     if not isinstance(body, Mapping) or OF_USERS & body.keys():
-        reason = f"takes one request with a sealed state, and none of {', '.join(sorted(OF_USERS))}"
+        reason = f"accepts one request with a sealed state, without {', '.join(sorted(OF_USERS))}"
         raise InvalidRequest(INVALID, [ErrorDetail(reason=reason)])
     is_first = body.get("state") is None
     work = partial(parse, RecommendationRequest, {**body, "state": ""} if is_first else body, INVALID)
@@ -153,5 +153,5 @@ def _refuse_expressions(request: RecommendationRequest) -> None:
     has_properties = request.max_per or request.objective is not None
     if request.filter is not None or isinstance(request.boost, tuple) or has_properties:
         raise Forbidden(
-            "a key of pages names a scenario, and brings no filter, boost by expressions, max_per or objective"
+            "with a page key, put filter, boost expressions, max_per and objective into a scenario, and pass its name"
         )

@@ -24,7 +24,7 @@ BODY = json_request(
     {
         "user": {"user_id": "ada", "k": 5, "categories": ["tea"]},
         "history": {"history": ["cup-1", "tea-2"], "exclude_seen": "all"},
-        "the shop's rules": {
+        "rules of the shop": {
             "user_id": "ada",
             "k": 5,
             "categories_none": ["gift cards"],
@@ -34,9 +34,9 @@ BODY = json_request(
             "max_per_category": 2,
             "max_per": {"categories": 2},
         },
-        "not what was bought lately": {"user_id": "ada", "exclude_events": ["purchase"], "within": "90d"},
-        "what goes with the cart": {"user_id": "ada", "basket": ["cup-1", "tea-2"], "basket_only": True},
-        "what to buy again": {"user_id": "ada", "mode": "repeat", "k": 5},
+        "without recent purchases": {"user_id": "ada", "exclude_events": ["purchase"], "within": "90d"},
+        "items that go with the cart": {"user_id": "ada", "basket": ["cup-1", "tea-2"], "basket_only": True},
+        "items to buy again": {"user_id": "ada", "mode": "repeat", "k": 5},
         "the first page": {"user_id": "ada", "cursor": ""},
         "explained": {"user_id": "ada", "k": 3, "explain": True},
         "a page": {"requests": [{"user_id": "ada"}, {"user_id": "ada", "because": ""}]},

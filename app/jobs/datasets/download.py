@@ -24,7 +24,7 @@ OnProgress = Callable[[int, int | None], None]  # bytes so far; bytes in all, if
 
 
 class DownloadError(Exception):
-    """A set could not be downloaded; the message says what to do. Nothing of it is kept."""
+    """A data set could not be downloaded. The message says what to do. Partial files are deleted."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def download(
 def find(name: str) -> PublicSet:
     """Return the set of that name; raises DownloadError with the known names otherwise."""
     if name not in PUBLIC_SETS:
-        raise DownloadError(f"there is no public set {name!r}; choose one of: {', '.join(PUBLIC_SETS)}")
+        raise DownloadError(f"unknown data set {name!r}; choose one of: {', '.join(PUBLIC_SETS)}")
     return PUBLIC_SETS[name]
 
 
@@ -122,13 +122,15 @@ def _fetch(url: str, file: Path, on_progress: OnProgress, timeout_s: float) -> N
                 on_progress(answer.num_bytes_downloaded, int(size) if size else None)
     except httpx.HTTPStatusError as exc:
         status = exc.response.status_code
-        raise DownloadError(f"{url} answers {status}; try later, or see whether the publisher moved the file") from exc
+        raise DownloadError(
+            f"{url} answers {status}; try again later, or check whether the publisher has moved the file"
+        ) from exc
     except httpx.TimeoutException as exc:
         raise DownloadError(f"{url} sent nothing for {timeout_s:g} s; run the command again") from exc
     except httpx.ConnectError as exc:
         raise DownloadError(f"{url} cannot be reached ({exc}); check the network or HTTPS_PROXY") from exc
     except httpx.HTTPError as exc:
-        raise DownloadError(f"the download of {url} broke off ({exc}); run the command again") from exc
+        raise DownloadError(f"the download of {url} was interrupted ({exc}); run the command again") from exc
 
 
 def _convert(url: str, file: Path, directory: Path, public_set: PublicSet) -> str:
@@ -136,21 +138,21 @@ def _convert(url: str, file: Path, directory: Path, public_set: PublicSet) -> st
         return public_set.convert(file, directory)
     except (ValueError, LookupError, csv.Error, zipfile.BadZipFile, zlib.error) as exc:
         raise DownloadError(
-            f"{url} is not the file it was ({exc}); a proxy may have answered instead of the publisher"
+            f"{url} is not the expected file ({exc}); a proxy may have answered instead of the publisher"
         ) from exc
 
 
 def _check_blob(url: str, file: Path, expected: str | None) -> None:
     if expected is not None and (found := git_blob_id(file.read_bytes())) != expected:
         raise DownloadError(
-            f"{url} is not the file it was: its git blob id is {found} instead of {expected}; nothing was kept"
+            f"{url} is not the expected file: git blob id {found} instead of {expected}; the download was deleted"
         )
 
 
 def _check_table(url: str, found: str, expected: str) -> None:
     if found != expected:
         raise DownloadError(
-            f"{url} is not the file it was: its table has SHA-256 {found} instead of {expected}; nothing was kept"
+            f"{url} is not the expected file: its SHA-256 is {found} instead of {expected}; the download was deleted"
         )
 
 

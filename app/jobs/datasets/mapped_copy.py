@@ -47,7 +47,7 @@ def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:
 def warnings(found: Iterable[Examination]) -> list[str]:
     """Return what to print of the tables that much is left out of."""
     return [
-        f"warning: {one.path}: {one.lost_share:.0%} of the lines cannot be read, and are left out"
+        f"warning: {one.path}: {one.lost_share:.0%} of the lines are unreadable and are skipped"
         for one in found
         if one.lost_share > MAX_LOST_SHARE
     ]
@@ -63,7 +63,7 @@ def in_words(finding: Finding) -> str:
 def _require_readable(tables: Iterable[Examination], mapping: TableMapping) -> None:
     problems = [f"{one.path}: {in_words(finding)}" for one in tables for finding in blocking(one, mapping)]
     if problems:
-        raise DataError("\n  ".join(["these tables cannot be read:", *problems]))
+        raise DataError("\n  ".join(["these tables are unreadable:", *problems]))
 
 
 def _written(found: Mapping[str, Examination], cache: Path) -> Path:
@@ -76,4 +76,4 @@ def _written(found: Mapping[str, Examination], cache: Path) -> Path:
 def _left_out(found: Mapping[str, Examination]) -> Iterator[str]:
     for table in found.values():
         if rows := int(table.bad.sum()):
-            yield f"{table.path}: {rows:,} of {len(table.bad):,} lines are left out; 'lisarec check' lists them"
+            yield f"{table.path}: {rows:,} of {len(table.bad):,} lines are skipped; 'lisarec check' lists them"

@@ -54,7 +54,7 @@ def until_signalled() -> Iterator[threading.Event]:
     try:
         yield stopping
     except KafkaException as exc:
-        raise KafkaFailure(f"the client of Kafka says: {exc.args[0].str()}") from exc
+        raise KafkaFailure(f"the Kafka client reports: {exc.args[0].str()}") from exc
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

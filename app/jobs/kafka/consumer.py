@@ -72,7 +72,7 @@ class Batch(NamedTuple):
         return cls(kept, events, letters)
 
     def offsets(self) -> list[TopicPartition]:
-        """Return where to go on behind the batch."""
+        """Return the offsets after the batch."""
         newest: dict[tuple[str, int], int] = {}
         for record in (*self.records, *(letter.record for letter in self.letters)):
             place = str(record.topic()), int(record.partition() or 0)
@@ -117,9 +117,9 @@ class EventConsumer:
         self._early: list[Message] = []  # came while partitions were about to be paused
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until it is told to stop; then what is settled is committed.
+        """Consume until a stop is requested; then commit the processed batches.
 
-        raises  KafkaFailure  when brokers or service refuse what it does
+        raises  KafkaFailure  when the brokers or the service reject its requests
         """
         self._consumer.subscribe(
             list(self._plan.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
@@ -147,7 +147,7 @@ class EventConsumer:
     def _is_record(self, message: Message) -> bool:
         error = message.error()
         if error is not None and error.fatal():
-            raise KafkaFailure(f"the brokers refuse this consumer: {error.str()}")
+            raise KafkaFailure(f"the brokers reject this consumer: {error.str()}")
         if error is not None:
             logger.warning("%s: %s", message.topic(), error.str())
         return error is None
@@ -181,7 +181,7 @@ class EventConsumer:
             try:
                 self._consumer.store_offsets(offsets=[offset])
             except KafkaException as exc:  # the partition has left: its next owner reads the same again
-                logger.info("the offset of %s/%d is not stored: %s", offset.topic, offset.partition, exc)
+                logger.info("cannot store the offset of %s/%d: %s", offset.topic, offset.partition, exc)
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._metrics.rebalanced("assigned", len(partitions))

@@ -36,10 +36,10 @@ class DeadLetters:
         self._stopping = stopping
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
-        """Return when the brokers have all of them; brokers that are away are waited for.
+        """Write the dead letters, and return once the brokers have all of them. Wait for unreachable brokers.
 
-        raises  Stopped       when the command ends before
-                KafkaFailure  when the brokers refuse them
+        raises  Stopped       when the command ends first
+                KafkaFailure  when the brokers reject them
         """
         waiting = [(letter, letter.record.value()) for letter in letters]
         while waiting:
@@ -67,8 +67,8 @@ class DeadLetters:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return letter, None
         if error.name() != "_MSG_TIMED_OUT":
-            raise KafkaFailure(f"dead letters cannot be written to the topic '{self._topic}': {error.str()}")
-        logger.warning("dead letters are written again: %s", error.str())
+            raise KafkaFailure(f"cannot write to the dead-letter topic '{self._topic}': {error.str()}")
+        logger.warning("retrying to write dead letters: %s", error.str())
         return letter, letter.record.value()
 
 

@@ -1,8 +1,8 @@
-"""How reading and writing topics ends before its time."""
+"""Failures of reading and writing topics."""
 
 
 class KafkaFailure(Exception):
-    """Something that waiting does not mend; the message says what to do."""
+    """A permanent failure. The message says what to do."""
 
 
 class Stopped(Exception):

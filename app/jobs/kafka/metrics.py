@@ -14,31 +14,31 @@ BATCH_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
 
 
 class ConsumerMetrics:
-    """What became of the records, how far behind their topics they are, and what is waited for."""
+    """Outcomes of records, consumer lag, and waiting times."""
 
     def __init__(self) -> None:
         instruments = Instruments()
         self.registry, self.declared = instruments.registry, instruments.declared
         ProcessCollector(registry=self.registry)
         self._records = instruments.counter(
-            "lisarec_consume_records", "Settled records by outcome: accepted, duplicate or dead_letter", ["outcome"]
+            "lisarec_consume_records", "Processed records by outcome: accepted, duplicate or dead_letter", ["outcome"]
         )
         self._failures = instruments.counter(
-            "lisarec_consume_failures", "Requests that the service did not take, and that are made again"
+            "lisarec_consume_failures", "Failed requests to the service that are retried"
         )
         self._rebalances = instruments.counter(
-            "lisarec_consume_rebalances", "Partitions that were assigned, revoked or lost", ["change"]
+            "lisarec_consume_rebalances", "Partitions by change: assigned, revoked or lost", ["change"]
         )
         self._lag = instruments.gauge(
             "lisarec_consume_lag_records",
-            "Records of a partition of this consumer that are not settled, as of the last two seconds",
+            "Unprocessed records of a partition of this consumer, updated every two seconds",
             ["topic", "partition"],
         )
         self._paused = instruments.gauge(
-            "lisarec_consume_paused", "1 while a batch has waited for the service for more than a second"
+            "lisarec_consume_paused", "1 while a batch has been waiting for the service for more than a second"
         )
         self.batch_seconds = instruments.histogram(
-            "lisarec_consume_batch_seconds", "Time until a batch is settled", BATCH_BUCKETS_S
+            "lisarec_consume_batch_seconds", "Time to process a batch", BATCH_BUCKETS_S
         )
         for outcome in get_args(Outcome):
             self._records.labels(outcome)
@@ -54,7 +54,7 @@ class ConsumerMetrics:
         self._records.labels(outcome).inc(records)
 
     def count_failure(self) -> None:
-        """Count a request that has to be made again."""
+        """Count a request that is retried."""
         self._failures.inc()
 
     def rebalanced(self, change: Rebalance, partitions: int) -> None:

@@ -1,7 +1,7 @@
-"""Writes the event log to a topic, for other systems: what was done, and which recommendation it came of.
+"""Publishes the event log to a topic, with the recommendation that led to each event.
 
-How far the log is published stands in a file, which is replaced when the brokers have everything up to there. Whoever
-is killed before writes the same entries again.
+The position in the log is stored in a file, which is replaced once the brokers have all entries up to it. A publisher
+that is killed earlier writes the same entries again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_UNDELIVERED = 10_000
 FLUSH_S = 0.2
 
 MISSING = (
-    "the log no longer has what comes next: it was archived longer ago than --keep-tail, or these are other data. What "
-    "is missing is in the archive; remove '{file}' to publish what the log holds"
+    "the log no longer has the next entries: they were archived more than --keep-tail ago, or the log differs. The "
+    "archive has the missing entries; to publish the entries in the log, delete '{file}'"
 )
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 def run_publisher(
     settings: StoreSettings, config: Mapping[str, Any], topic: str, positions: Path, every_s: float | None
 ) -> int:
-    """Publish what is new, every so many seconds or once (None); return the number of entries.
+    """Publish new entries periodically, or once (None). Return the number of entries.
 
     raises  StorageUnavailable  when the log cannot be read the only time
             KafkaFailure        when the log no longer has what comes next, or the brokers refuse what is written
@@ -64,7 +64,7 @@ def run_publisher(
             except StorageUnavailable as exc:
                 if every_s is None:
                     raise
-                logger.warning("will try again: %s", exc)
+                logger.warning("retrying: %s", exc)
                 stopping.wait(PAUSE_AFTER_FAILURE_S)
             except StorageError as exc:
                 raise KafkaFailure(MISSING.format(file=positions)) from exc
@@ -87,9 +87,11 @@ class PositionsFile:
             topic, positions = content["topic"], content["positions"]
             found = {int(number): str(position) for number, position in positions.items()}
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise ValueError(f"'{self._path}' is no file of positions; without it, the log is published anew") from exc
+            raise ValueError(
+                f"'{self._path}' is not a file of positions; if you delete it, the whole log is published again"
+            ) from exc
         if topic != self._topic:
-            raise ValueError(f"'{self._path}' has the positions of the topic '{topic}'; give each topic its own file")
+            raise ValueError(f"'{self._path}' has the positions of the topic '{topic}'; use one file per topic")
         return found
 
     def save(self) -> None:
@@ -148,13 +150,13 @@ class LogPublisher:
             if self._stopping.is_set():
                 raise Stopped
         if self._failure is not None:
-            raise KafkaFailure(f"the log cannot be written to the topic '{self._topic}': {self._failure.str()}")
+            raise KafkaFailure(f"cannot write the log to the topic '{self._topic}': {self._failure.str()}")
         self._positions.positions |= reached
         self._positions.save()
 
 
 def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict[str, Any]:
-    """Return what is published of an entry of the log; `recommended` is None where no recommendation led there."""
+    """Return the message of a log entry. `recommended` is None if no recommendation led to the event."""
     about = {"tenant": tenant, "user_id": record.user_id, "timestamp": record.timestamp_us / 1e6}
     if isinstance(record, Event):
         return {

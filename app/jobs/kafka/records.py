@@ -43,18 +43,18 @@ def avro_decoder(schema: Path) -> Decode:
     try:
         parsed = parse_schema(json.loads(schema.read_text(encoding="utf-8")))
     except (ValueError, SchemaParseException, UnknownType) as exc:
-        raise ValueError(f"'{schema}' is no schema of Avro: {exc}") from exc
+        raise ValueError(f"'{schema}' is not a valid Avro schema: {exc}") from exc
 
     def decode(value: bytes) -> Any:
         stream = BytesIO(value)
         try:
             fields = schemaless_reader(stream, parsed, None)
         except Exception as exc:  # the library says of strange bytes what its parts happen to raise
-            raise PoisonRecord(f"is no Avro of the schema: {type(exc).__name__}") from None
+            raise PoisonRecord(f"is not valid Avro for the schema: {type(exc).__name__}") from None
         if stream.read(1):
-            raise PoisonRecord("is no Avro of the schema: it is longer")
+            raise PoisonRecord("is not valid Avro for the schema: it is longer")
         if not isinstance(fields, dict):
-            raise PoisonRecord("is no Avro record with fields")
+            raise PoisonRecord("is not an Avro record with fields")
         return {name: _json_value(content) for name, content in fields.items() if content is not None}
 
     return decode
@@ -84,7 +84,7 @@ def protobuf_decoder(descriptors: Path, message_type: str) -> Decode:
         try:
             message = kind.FromString(value)
         except DecodeError:
-            raise PoisonRecord(f"is no message of the type {message_type}") from None
+            raise PoisonRecord(f"is not a message of the type {message_type}") from None
         return {field.name: _json_value(content) for field, content in message.ListFields()}
 
     return decode
@@ -115,7 +115,7 @@ def event_of(record: Message, decode: Decode) -> bytes:
         raise PoisonRecord("has no value")
     event = decode(value)
     if not isinstance(event, dict):
-        raise PoisonRecord("is no object with fields")
+        raise PoisonRecord("is not an object with fields")
     kind, time_ms = record.timestamp()
     has_time = kind != TIMESTAMP_NOT_AVAILABLE
     if event.get("user_id") is None and (key := record.key()) is not None:
@@ -127,14 +127,14 @@ def event_of(record: Message, decode: Decode) -> bytes:
     try:
         return orjson.dumps(event)
     except orjson.JSONEncodeError:
-        raise PoisonRecord("has a field that JSON cannot have") from None
+        raise PoisonRecord("has a field that JSON cannot represent") from None
 
 
 def _text(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise PoisonRecord("has no user_id, and a key that is no text") from None
+        raise PoisonRecord("has no user_id, and a key that is not text") from None
 
 
 def derived_id(record: Message, time_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""Runs a consumer until the process is told to end."""
+"""Runs a consumer until the process is asked to stop."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run_consumer(
     dead_letter_topic: str,
     metrics: ConsumerMetrics,
 ) -> None:
-    """Consume until SIGTERM or SIGINT; then what is settled is committed.
+    """Consume until SIGTERM or SIGINT; then commit the processed batches.
 
-    raises  KafkaFailure  when brokers or service refuse what it does
+    raises  KafkaFailure  when the brokers or the service reject its requests
     """
     with until_signalled() as stopping, closing(EventService(*access, stopping, metrics)) as service:
         letters = DeadLetters(config, dead_letter_topic, stopping)

@@ -1,4 +1,4 @@
-"""The service that takes the events: it is waited for while it is away, and asked which events it refuses."""
+"""The service that receives the events. Calls wait while it is down, and report the events that it rejects."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class EventService:
         self._client.close()
 
     def send(self, events: Sequence[bytes]) -> dict[int, str]:
-        """Have the service log the events, in order; return the reason for each that it refuses, by position.
+        """Send the events in order. Return the reason for each event that the service rejects, by position.
 
-        Everything else is durable when this returns. It waits for as long as the service, or its store, is away.
+        All others are durable when this returns. It waits as long as the service or its store is down.
 
-        raises  Stopped       when the command ends before
-                KafkaFailure  when the service refuses the requests themselves
+        raises  Stopped       when the command ends first
+                KafkaFailure  when the service rejects the requests themselves
         """
         refused: dict[int, str] = {}
         parts = [list(range(len(events)))]
@@ -79,7 +79,7 @@ class EventService:
                 problem = f"answers {answer.status_code}: {error_message(answer)}"
                 at_least_s = _retry_after_s(answer)
             self._metrics.count_failure()
-            logger.warning("will try again: %s %s", self._client.base_url, problem)
+            logger.warning("retrying: %s %s", self._client.base_url, problem)
             if self._stopping.wait(max(pause_s, at_least_s)):
                 raise Stopped
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -97,9 +97,9 @@ class EventService:
         try:
             accepted, duplicates, refused = (counts[name] for name in ("accepted", "duplicates", "refused"))
         except LookupError:
-            raise KafkaFailure(f"{answer.url} does not answer as lisarec does; is the address right?") from None
+            raise KafkaFailure(f"the server at {answer.url} is not lisarec; check the URL") from None
         if refused:
-            raise KafkaFailure("a key of pages leaves out events on unknown items; give a key without --origin")
+            raise KafkaFailure("a key with --origin drops events on unknown items; use a key without --origin")
         self._metrics.count("accepted", accepted)
         self._metrics.count("duplicate", duplicates)
 

@@ -1,4 +1,4 @@
-"""A Parquet file of lists that is written in parts, so that a command that was killed goes on where it was."""
+"""A Parquet file of lists, written in parts so that an interrupted command can continue."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ListParts:
     """
 
     def __init__(self, out: Path, plan: str, k: int) -> None:
-        """Go on with the parts that are there.
+        """Continue with the existing parts.
 
-        plan  what tells these lists from others
+        plan  identifies these lists
 
-        raises  ValueError  when the file is there already, or the parts are those of other lists
+        raises  ValueError  when the file already exists, or the parts belong to other lists
         """
         if out.exists():
             raise ValueError(f"'{out}' exists already; choose another name with --out")
@@ -100,7 +100,7 @@ class ListParts:
         if not self._folder.has(PLAN):
             self._folder.add(PLAN, plan)
         elif (self._directory / PLAN).read_bytes() != plan:
-            raise ValueError(f"'{self._directory}' has parts of other lists; remove it, or choose another --out")
+            raise ValueError(f"'{self._directory}' has parts of another export; delete it, or choose another --out")
 
     def _path(self, part: int) -> Path:
         return self._directory / f"{part:06}.parquet"

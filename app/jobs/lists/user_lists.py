@@ -49,7 +49,7 @@ class ListPlan:
 
     @property
     def digest(self) -> str:
-        """128 bits that tell this plan from others, in hexadecimal."""
+        """A hash of this plan: 128 bits in hexadecimal."""
         user_ids = None if self.user_ids is None else sorted(self.user_ids)
         return digest(json.dumps([self.wishes, self.since_us, user_ids], sort_keys=True)).hex()
 
@@ -59,14 +59,14 @@ class ListPlan:
 
 
 async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress: Callable[[int], None]) -> ListCounts:
-    """Write the lists of all users to a Parquet file, which appears when it is whole.
+    """Write the lists of all users to a Parquet file. The file appears once it is complete.
 
-    It goes on with the parts that a killed command has left. A store that cannot be reached is waited for. Each list
-    counts as shown in the service's numbers.
+    It continues with the parts of an interrupted command, and waits for an unreachable store. Each list
+    counts as shown in the service's statistics.
 
     on_progress  is called with the number of users who have a list
 
-    raises  ArtifactError, StorageError, ValueError  when there can be no lists
+    raises  ArtifactError, StorageError, ValueError  when lists are not possible
     """
     own = settings.for_tenant(settings.tenant).model_copy(update={"keys_file": None, "seal_keys_file": None})
     model = own.model_dir
@@ -91,13 +91,13 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
 
 
 async def _once_reached(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Return the result of the work, which begins anew for as long as the store cannot be reached."""
+    """Return the result of the work, which is retried as long as the store is unreachable."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:
             return await work()
         except (StorageBusy, StorageUnavailable) as exc:
-            logger.warning("will try again in %.1f s: %s", pause_s, exc)
+            logger.warning("retrying in %.1f s: %s", pause_s, exc)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -106,7 +106,7 @@ async def _require_active(service: Service) -> None:
     """Raise ValueError unless this process serves the model that is active."""
     active, served = (await service.store.pointers()).active, service.switcher.current.named
     if active is not None and active.tag != served.tag:
-        raise ValueError(f"the active model {active.name!r} cannot be loaded; name its folder with --models-dir")
+        raise ValueError(f"cannot load the active model {active.name!r}; pass its folder as --models-dir")
 
 
 async def _users_of_log(store: EventStore, tenant: str, plan: ListPlan) -> AsyncIterator[str]:
@@ -159,7 +159,7 @@ class _ListMaker:
         known, failed_reads = await self._with_states(user_ids), self._metrics.store.failed_reads
         lists = await self._service.switcher.recommender.recommend(self._requests(known)) if known else []
         if self._metrics.store.failed_reads > failed_reads:
-            raise StorageUnavailable("some users could not be read, and would get the lists of unknown users")
+            raise StorageUnavailable("some users could not be read, so their lists would be those of unknown users")
         return dict(zip(known, lists, strict=True))
 
     async def _with_states(self, user_ids: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ RECOMMENDATIONS, EVENTS = "recommendations", "events"
 
 
 class BenchError(ValueError):
-    """The measurement cannot start; the message says what to do."""
+    """The measurement cannot start. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def running_target(url: str) -> BenchTarget:
     try:
         popular = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
     except httpx.HTTPError as exc:
-        raise ValueError(f"{url} does not answer as a service without keys does ({exc})") from exc
+        raise ValueError(f"{url} does not answer like a lisarec service without API keys ({exc})") from exc
     place = httpx.URL(url)
     return BenchTarget([(place.host, place.port or 80)], [item["item_id"] for item in popular])
 
@@ -230,7 +230,7 @@ def running_redis(directory: Path) -> Iterator[str]:
     """
     program = shutil.which("redis-server", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
     if program is None or not (REDIS_FILES / "redis.conf").is_file():
-        raise BenchError("a Redis needs redis-server and docker/redis of the repository; leave out --redis")
+        raise BenchError("--redis needs redis-server and the repository's docker/redis; omit --redis")
     port, data = _free_port(), directory / "redis"
     for folder in (data, data / "secrets", data / "acl"):
         folder.mkdir()

@@ -11,8 +11,8 @@ def bench_table(title: str, rows: Sequence[Row], p90_ms: float) -> Table:
     """Return a table with a line for each rate; a rate that the service did not keep up with is dim."""
     table = Table(
         title=title,
-        caption="recommendations and events per second; ms from the time a request was due; CPU µs for each request: "
-        "service / Redis / load generator, which share this machine; resident MB of each process",
+        caption="recommendations and events per second; latency in ms from the scheduled time; CPU µs per request: "
+        "service / Redis / load generator, all on this machine; resident MB per process",
     )
     for column in ("rec/s", "events/s", "p50", "p90", "p99", "events' p99", "errors", "CPU µs", "MB"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -18,11 +18,11 @@ def example_lists(report: Report, items: ItemTable, seed: int) -> Html | None:
         return None
     places = report.drawn_users(USERS, seed).tolist()
     about = (
-        f"{len(places)} users of {len(report.ranks):,}, drawn with seed {seed}: what each did last, newest first, and "
-        "the ten best items for what comes next. What did come stands in bold."
+        f"{len(places)} users of {len(report.ranks):,}, selected with seed {seed}: the newest events of each, newest "
+        "first, and the ten best items for the next event. The actual next item is bold."
     )
     tables = [_user_table(report, variants, items, place) for place in places]
-    return section("Some users and their lists", tag("p", about), *tables)
+    return section("Example users and their lists", tag("p", about), *tables)
 
 
 def _user_table(report: Report, variants: list[Variant], items: ItemTable, place: int) -> Html:
@@ -41,7 +41,7 @@ def _user_table(report: Report, variants: list[Variant], items: ItemTable, place
     ]
     ranks = "; ".join(f"{variant.name}: {_rank(report, variant, place)}" for variant in variants)
     user = report.trial.interactions.user_ids[report.users[place]]
-    caption = f"{user}, {len(newest_first):,} events. Then came {_title(items, target)}. {ranks}."
+    caption = f"{user}, {len(newest_first):,} events. Actual next item: {_title(items, target)}. {ranks}."
     return table(("", "newest events", *(variant.name for variant in variants)), rows, caption)
 
 
@@ -53,7 +53,7 @@ def _first_items(variant: Variant, place: int) -> list[int]:
 
 def _rank(report: Report, variant: Variant, place: int) -> str:
     rank = int(variant.results[0].ranks[place])
-    return "left out, as the user has seen it" if rank > report.trial.items else f"place {rank:,}"
+    return "excluded, because the user has seen it" if rank > report.trial.items else f"place {rank:,}"
 
 
 def _title(items: ItemTable, item: int) -> str:

@@ -24,9 +24,9 @@ class ShareColumn(ProgressColumn):
 
 
 class TimeLeftColumn(ProgressColumn):
-    """When the task ends if it goes on as it has since its start; empty where that cannot be told.
+    """The estimated time left, from the progress since the start. Empty if no estimate is possible.
 
-    The field ``done_before`` of a task is how much of it was done at its start, by an earlier run of the job.
+    The field ``done_before`` of a task is the part that an earlier run of the job had completed.
     """
 
     @override
@@ -99,7 +99,7 @@ class JobProgress(Progress):
 
 @contextmanager
 def announced(what: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Show what a job does, and for how long it has; yields a function that says what it does next."""
+    """Show the current step of a job and its duration. Yields a function that announces the next step."""
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with JobProgress(*columns, console=console, is_transient=True) as progress:
         task = progress.add_task(what, total=None)

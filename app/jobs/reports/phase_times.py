@@ -52,7 +52,7 @@ class PhaseTimes:
 
     def __str__(self) -> str:
         parts = [f"{phase} {seconds:.0f} s" for phase, seconds in self.seconds.items()]
-        return ", ".join([*parts, f"memory at most {peak_bytes() / MIB:,.0f} MiB"])
+        return ", ".join([*parts, f"peak memory {peak_bytes() / MIB:,.0f} MiB"])
 
 
 def peak_bytes() -> int:

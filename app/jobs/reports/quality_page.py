@@ -113,9 +113,9 @@ def _rules(numbers: dict[str, Any]) -> Html:
         "Protocol": f"{numbers['protocol']}: {held_out}, predicted from everything before it",
         "Split": f"{numbers['split']}, trained on {numbers['train_on']}",
         "Ties": numbers["tie_rule"],
-        "Seen items left out": numbers["seen_rule"],
+        "Excluded seen items": numbers["seen_rule"],
         "Users": f"{numbers['users']:,}",
-        "Items": f"{numbers['items']:,}, of which training never saw {numbers['cold_items']:,}",
+        "Items": f"{numbers['items']:,}, of which {numbers['cold_items']:,} are not in the training data",
         "Table": f"SHA-256 {numbers['data_sha256']}",
         "Generation": numbers["generation"],
     }
@@ -144,7 +144,7 @@ def _by_history_length(report: Report) -> Html:
 def _by_item_frequency(report: Report) -> Html:
     compared = {name: report.by_item_frequency(result) for name, result in _compared(report).items()}
     rules = report.rules()
-    cold = f"{rules['cold_targets']:,} of the {rules['users']:,} held-out events are of items that training never saw."
+    cold = f"{rules['cold_targets']:,} of the {rules['users']:,} held-out events are for items without training events."
     x_title = "training events of the held-out item"
     return section("By item frequency", tag("p", cold), *_bucket_plot(compared, x_title, "training events"))
 
@@ -200,8 +200,8 @@ def _recommended(report: Report, items: ItemTable) -> Html | None:
         return None
     columns = [_most_recommended(variant, items) for variant in variants]
     rows = [(str(row + 1), *(column[row] for column in columns)) for row in range(min(map(len, columns)))]
-    about = "The items that stand in most users' top 10, the share of these users, and the items' training events."
-    return section("Recommended most", tag("p", about), table(["", *(one.name for one in variants)], rows))
+    about = "The items in the top 10 of the most users, the share of these users, and the items' training events."
+    return section("Most recommended items", tag("p", about), table(["", *(one.name for one in variants)], rows))
 
 
 def _most_recommended(variant: Variant, items: ItemTable) -> list[Html]:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 def metrics_table(numbers: dict[str, Any]) -> Table:
     """Return a table of every metric with its interval; ``numbers`` are those of ``Report.to_json``."""
-    rules = f"ties {numbers['tie_rule']}, seen items left out: {numbers['seen_rule']}"
+    rules = f"ties {numbers['tie_rule']}, excluded seen items: {numbers['seen_rule']}"
     about = f"{numbers['users']:,} users, {numbers['items']:,} items, {rules}, table {numbers['data_sha256'][:16]}"
     several = "spread" in numbers
     columns = ["metric", "value", "95 % interval"]
@@ -56,7 +56,7 @@ def verdicts_of(numbers: dict[str, Any]) -> list[str]:
 def baselines_table(numbers: dict[str, Any]) -> Table:
     """Return a table of the model and the baselines, with paired differences."""
     hit_rate, ndcg = (named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10"))
-    skipped = "; ".join(f"{name} left out: {reason}" for name, reason in numbers["skipped_baselines"].items())
+    skipped = "; ".join(f"{name} not included: {reason}" for name, reason in numbers["skipped_baselines"].items())
     table = Table("", "HR@10", "NDCG@10", "NDCG@10, model minus baseline", caption=skipped or None)
     table.add_row("this model", *(f"{numbers['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)), "")
     for name, baseline in numbers["baselines"].items():

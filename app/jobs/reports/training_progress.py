@@ -25,14 +25,14 @@ PHASES = {  # by the first word of a stage
 
 
 class TrainingProgress:
-    """A context manager that shows what a training does, how much of it is done and how long the rest takes.
+    """A context manager that shows the stage, the progress and the time left of a training.
 
-    The time left is that to the last epoch; a training that validation stops ends earlier. One that ends well says how
+    The time left is that to the last epoch; early stopping ends a training sooner. A successful training prints how
     long each phase took.
 
     phases  of the training
 
-    patience  the epochs without a better one on validation that end a training
+    patience  the number of epochs without an improvement on validation after which training stops
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TrainingProgress:
     ) -> None:
         self._epochs = epochs
         self._patience = patience
-        self._ended = 0  # epochs, of those that ended here
+        self._ended = 0  # epochs that were finished in this run
         columns = TextColumn("{task.description}", markup=False), BarColumn(), ShareColumn(), TimeLeftColumn()
         self._bar = JobProgress(*columns, console=console, is_transient=True, get_time=get_time)
         self._task = self._bar.add_task("preparing", start=False, total=epochs)
@@ -57,30 +57,30 @@ class TrainingProgress:
         self.phases.end()
         if kind is None and 0 < self._ended < self._epochs:
             epochs = f"{self._patience} epochs" if self._patience > 1 else "an epoch"
-            self._bar.say(f"stopped after epoch {self._ended}: validation did not improve for {epochs}")
+            self._bar.say(f"stopped early after epoch {self._ended}: no improvement on validation for {epochs}")
         if kind is None and self.phases.seconds:
-            self._bar.say(f"took: {self.phases}")
+            self._bar.say(f"time: {self.phases}")
         self._bar.stop()
 
     def set_config(self, config: Config) -> None:
-        """Go by the epochs that the data has chosen, and say what else it has."""
+        """Use the number of epochs that the data determines, and print the chosen settings."""
         self._epochs = config.training.epochs
         self._bar.update(self._task, total=self._epochs)
         if config.training.regularisation == "by-density":
             per_item, dropout = config.data.events_per_item, config.model.dropout
-            self._bar.say(f"{per_item:.1f} events an item: dropout {dropout:g}, {self._epochs} epochs")
+            self._bar.say(f"{per_item:.1f} events per item: dropout {dropout:g}, {self._epochs} epochs")
 
     def break_silence(self) -> None:
-        """Print how far the training is, if its output is no terminal and had no line for a while."""
+        """Print the progress if the output is not a terminal and had no line for a while."""
         self._bar.break_silence()
 
     def stage(self, name: str) -> None:
-        """Show what the training does beside learning from batches."""
+        """Show a stage of the training other than the epochs."""
         self.phases.begin(PHASES.get(name.split()[0], name))
         self._bar.update(self._task, description=name)
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Show how far the epoch is."""
+        """Show the progress of the epoch."""
         self.phases.begin(EPOCHS)
         completed = epoch + share
         if not self._has_begun:  # a training that is resumed has done some epochs before
@@ -91,7 +91,7 @@ class TrainingProgress:
         self._bar.update(self._task, completed=completed, description=description)
 
     def epoch(self, report: EpochReport) -> None:
-        """Print the line of an epoch that has ended."""
+        """Print the line of a finished epoch."""
         self._ended = report.epoch + 1
         validation = ""
         if report.ndcg_at_10 is not None and report.hr_at_10 is not None:

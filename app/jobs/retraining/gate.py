@@ -46,9 +46,9 @@ class ModelComparison:
 class Gate:
     """Compares models on held-out events.
 
-    values     (Q,) what each of the events is worth; NaN for those without a value
-    criterion  what the operator wants to decide by
-    max_loss   the share of the served model's quality that a new one may lack, where that may be chance
+    values     (Q,) the value of each event; NaN for events without one
+    criterion  the metric that the operator chose
+    max_loss   the largest accepted loss, as a share of the active model's quality, if the loss is not significant
     """
 
     values: Values
@@ -58,13 +58,13 @@ class Gate:
     def compare(self, new: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
         """Compare the ranks of the held-out events. The first model must be better than popular items.
 
-        A later one may be worse than the served one, but not significantly, and not by more than `max_loss`.
+        A later model may be worse than the active one, but not significantly, and by at most `max_loss`.
         """
         quality, served_quality = (metrics(each)["ndcg_at_10"] for each in (new, served))
         interval, decided_by = difference_interval_95(new, served, "ndcg_at_10"), self.decided_by
         passes = self._passes(quality, served_quality, interval, is_first=is_first)
-        baseline = "popular items" if is_first else "the served model"
-        reason = f"NDCG@10 {quality:.4f}, of {baseline} {served_quality:.4f}, on {len(new):,} users"
+        baseline = "popular items" if is_first else "the active model"
+        reason = f"NDCG@10 {quality:.4f}, {baseline} {served_quality:.4f}, on {len(new):,} users"
         by_hits = ModelComparison(passes, f"{reason}{self._note}", quality, served_quality, interval)
         if not self.valued_events:
             return by_hits
@@ -72,7 +72,7 @@ class Gate:
         worth_interval = value_difference_interval_95(new, served, self.values)
         if decided_by == "value":
             passes = self._passes(worth, served_worth, worth_interval, is_first=is_first)
-        of_value = f"value-weighted HR@10 {worth:.4f}, of {baseline} {served_worth:.4f}"
+        of_value = f"value-weighted HR@10 {worth:.4f}, {baseline} {served_worth:.4f}"
         return replace(
             by_hits,
             passes=passes,
@@ -85,19 +85,19 @@ class Gate:
         )
 
     def fell(self, final: Ranks, candidate: Ranks) -> str | None:
-        """Return how the model that was trained on everything fell behind the candidate; None if by little."""
+        """Return how the model trained on all events is worse than the candidate, or None if it is within the limit."""
         found, before = (self._quality(each) for each in (final, candidate))
         name = "value-weighted HR@10" if self.decided_by == "value" else "NDCG@10"
         return None if found >= before * (1 - self.max_loss) else f"its {name} fell to {found:.4f}"
 
     @property
     def valued_events(self) -> int:
-        """How many of the held-out events have a value above 0."""
+        """The number of held-out events with a value above 0."""
         return int((self.values > 0).sum())
 
     @property
     def decided_by(self) -> Criterion:
-        """What decides: what the operator wants, if there are enough events with a value for it."""
+        """The deciding metric: the operator's choice, or NDCG if there are too few events with a value."""
         return "value" if self.criterion == "value" and self.valued_events >= MIN_VALUED_EVENTS else "ndcg"
 
     @property
@@ -105,8 +105,8 @@ class Gate:
         if self.criterion == "ndcg":
             return ""
         if self.decided_by == "value":
-            return "; value-weighted HR@10 decided"
-        return f"; NDCG@10 decided, since {MIN_VALUED_EVENTS} events with a value are needed to go by value"
+            return "; decided by value-weighted HR@10"
+        return f"; decided by NDCG@10, because a decision by value needs {MIN_VALUED_EVENTS} events with a value"
 
     def _quality(self, ranks: Ranks) -> float:
         return value_hit_rate(ranks, self.values) if self.decided_by == "value" else metrics(ranks)["ndcg_at_10"]

@@ -48,7 +48,7 @@ def run_trainer(
                 if every_s is None:
                     raise
                 metrics.failed()
-                print_line(console, f"will try again: {exc}")
+                print_line(console, f"retrying: {exc}")
                 time.sleep(min(AFTER_FAILURE_S, every_s))
                 continue
             metrics.ended(models.work, TrainerReport.read(models.folder), outcome)
@@ -79,5 +79,5 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another trainer is at work in '{folder}'; let it, or stop it") from None
+            raise ValueError(f"another trainer is running in '{folder}'; wait for it, or stop it") from None
         yield

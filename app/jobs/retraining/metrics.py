@@ -25,39 +25,39 @@ class TrainerMetrics:
         ProcessCollector(registry=self.registry)
         self._rounds = instruments.counter(
             "lisarec_trainer_rounds",
-            "Rounds since the trainer's start by outcome: activated, refused, waiting or failed",
+            "Rounds since the start of the trainer by outcome: activated, refused, waiting or failed",
             ["outcome"],
         )
         for outcome in OUTCOMES:
             self._rounds.labels(outcome)
-        self._every = instruments.gauge("lisarec_trainer_every_seconds", "Seconds from round to round")
+        self._every = instruments.gauge("lisarec_trainer_every_seconds", "Interval between rounds, in seconds")
         self._succeeded = instruments.gauge(
             "lisarec_trainer_succeeded_timestamp_seconds",
-            "When a round last ended without a failure; before the first one, when the trainer was started",
+            "Time at which the last round ended without a failure; before the first round, the start of the trainer",
         )
         self._generation = instruments.gauge(
             "lisarec_trainer_generation_timestamp_seconds",
-            "When the newest model that passed was ready; 0 before the first one",
+            "Time at which the newest accepted model was ready; 0 before the first one",
         )
-        self._seconds = instruments.gauge("lisarec_trainer_round_seconds", "Seconds that the last round took")
+        self._seconds = instruments.gauge("lisarec_trainer_round_seconds", "Duration of the last round, in seconds")
         self._ndcg = instruments.gauge(
             "lisarec_trainer_ndcg_at_10",
-            "NDCG@10 in the last round that compared: of the new model (new), and of the served one, or of popular "
+            "NDCG@10 in the last round with a comparison: of the new model (new), and of the active model or popular "
             "items (served)",
             ["model"],
         )
         self._value = instruments.gauge(
             "lisarec_trainer_value_hr_at_10",
-            "Value-weighted HR@10 of both in the last round that compared on events with values",
+            "Value-weighted HR@10 of both in the last round that compared events with values",
             ["model"],
         )
         self._phases = instruments.gauge(
-            "lisarec_trainer_phase_seconds", "Seconds that each phase of the last round took", ["phase"]
+            "lisarec_trainer_phase_seconds", "Duration of each phase of the last round, in seconds", ["phase"]
         )
-        self._events = instruments.gauge("lisarec_trainer_events", "Events that the last round read")
-        self._peak = instruments.gauge("lisarec_trainer_peak_memory_bytes", "Peak of the trainer's memory")
+        self._events = instruments.gauge("lisarec_trainer_events", "Number of events that the last round read")
+        self._peak = instruments.gauge("lisarec_trainer_peak_memory_bytes", "Peak memory of the trainer")
         self._is_warm = instruments.gauge(
-            "lisarec_trainer_warm", "1 if the last round that made a model continued from the served one, else 0"
+            "lisarec_trainer_warm", "1 if the last round with a new model continued from the active model, else 0"
         )
         for model in ("new", "served"):
             self._ndcg.labels(model).set(math.nan)

@@ -71,7 +71,7 @@ class TrainerReport:
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as exc:
-            raise ValueError(f"'{folder}/{REPORT}' is none of the trainer's reports; move it away") from exc
+            raise ValueError(f"'{folder}/{REPORT}' is not a report of the trainer; move it elsewhere") from exc
 
     def write(self, folder: Folder) -> None:
         """Write the report into the models folder."""
@@ -86,5 +86,5 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line as it is: without markup, colours or line breaks of the console's own."""
+    """Print a line verbatim, without markup, colours or added line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

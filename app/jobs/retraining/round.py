@@ -78,7 +78,7 @@ OUTCOME_NOTES = (
 class RetrainingPlan:
     """The options of a round.
 
-    max_loss   the share of the served model's quality that a new one may lack, where that may be chance
+    max_loss   the largest accepted loss, as a share of the active model's quality, if the loss is not significant
     criterion  what that quality is: NDCG@10, or the value-weighted hit rate where enough events have values
     memory     bytes that the process may take while it trains; None: as many as it needs
     warm       whether to go on from the served model, but for every `full_every`-th model
@@ -114,7 +114,7 @@ class RetrainingRound:
 
     def __init__(self, settings: StoreSettings, plan: RetrainingPlan, console: Console) -> None:
         if settings.archive is None:
-            raise ValueError("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+            raise ValueError("no archive; pass --archive-dir DIR or set LISAREC_ARCHIVE_DIR")
         self._settings = settings
         self._plan = plan
         self._console = console
@@ -145,7 +145,7 @@ class RetrainingRound:
         validation, test = holdout.halves()
         trained = self._train("past", None, start)
         gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
-        with announced("comparing the models", self._console), self._phases.during("comparing"):
+        with announced("comparing models", self._console), self._phases.during("comparing"):
             candidate, lift = _with_best_lift(trained, validation)
             ranks = test.ranks(candidate)
             comparison = self._compare(gate, ranks, _served_ranks(test, served, past), is_first=served is None)
@@ -173,8 +173,7 @@ class RetrainingRound:
         loaded = self._models.load(names[0].name)
         if loaded.tag != names[0].tag.hex():
             raise ValueError(
-                f"the model {names[0].name!r} in '{self._models.folder}' is not the one that is served; "
-                "activate another one"
+                f"the model {names[0].name!r} in '{self._models.folder}' is not the active model; activate another one"
             )
         return loaded
 
@@ -201,17 +200,17 @@ class RetrainingRound:
         archived = TrainingEvents(self._archive, self._settings.tenant)
         entries = len(archived) if archived.exist() else 0
         if entries < self._plan.min_events:
-            reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"
+            reason = f"{entries:,} events are archived; the first model needs {self._plan.min_events:,}"
             return self._outcome("waiting", reason, served, events=entries)
         kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
         with announced("reading the archive", self._console), self._phases.during("archive"):
             found = archived.newest(self._plan.max_events)
         events = found.filter(pl.col("type").is_in(kinds))
         if unknown := len(found.filter(~pl.col("type").is_in([*EVENT_WEIGHTS]))):
-            print_line(self._console, f"left out {unknown:,} events of types without a weight")
+            print_line(self._console, f"ignored {unknown:,} events of types without a weight")
         past, holdout = split_for_comparison(events, _trained_at_ms(self._models, served))
         if len(holdout) < MIN_HELD_OUT_EVENTS:
-            reason = f"{len(holdout)} users have done something new, {MIN_HELD_OUT_EVENTS} are needed to compare models"
+            reason = f"{len(holdout)} users have new events; a comparison needs {MIN_HELD_OUT_EVENTS}"
             return self._outcome("waiting", reason, served, events=len(events), questions=len(holdout))
         of_store = asyncio.run(items_of_store(self._settings, events["item_id"].unique().to_list()))
         for name, table in (("past", past), ("all", events)):
@@ -219,7 +218,7 @@ class RetrainingRound:
         write_parquet(events, self._work / "events.parquet")
         name = self._new_name()
         self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
-        print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} questions")
+        print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} held out")
         return None
 
     def _write_data(self, directory: Path, events: pl.DataFrame, of_store: ItemsById) -> None:
@@ -244,8 +243,8 @@ class RetrainingRound:
         if model_directory.exists(out):
             return model_directory.load(out)
         config = self._plan.config(lift, is_warm=start is not None)
-        events = "everything" if name == "all" else "the past"
-        begin = "" if start is None else f", from {start.name}"
+        events = "all events" if name == "all" else "all but the held-out events"
+        begin = "" if start is None else f", continuing from {start.name}"
         print_line(self._console, f"training on {events}{begin}, on {cores_in_use()}")
         resume, resources = (out / LAST_CHECKPOINT).exists(), Resources(memory=self._plan.memory)
         with TrainingProgress(config.training.epochs, config.training.patience, self._console) as progress:
@@ -265,7 +264,7 @@ class RetrainingRound:
         fell = gate.fell(test.ranks(final), candidate)
         if fell is None:
             return comparison
-        return replace(comparison, passes=False, reason=f"trained on everything, {fell}; {comparison.reason}")
+        return replace(comparison, passes=False, reason=f"after training on all events, {fell}; {comparison.reason}")
 
     def _go_live(self, served: Artifact | None) -> RoundOutcome:
         notes = self._read_notes()
@@ -328,7 +327,7 @@ class RetrainingRound:
     def _costs(self) -> dict[str, Any]:
         """Return what the round has cost this process, and print it."""
         if self._phases.seconds:
-            print_line(self._console, f"the round took: {self._phases}")
+            print_line(self._console, f"time of the round: {self._phases}")
         seconds = {phase: round(one, 1) for phase, one in self._phases.seconds.items()}
         return {"phases_s": seconds, "peak_bytes": peak_bytes()}
 
@@ -351,8 +350,8 @@ def _signing_key(settings: StoreSettings) -> Ed25519PrivateKey | None:
     key = None if key_file is None else read_signing_key(key_file)
     if keys_file is not None and (key is None or key.public_key() not in TrustedKeys.read(keys_file)):
         raise SignatureError(
-            f"no new model could be served: '{keys_file}' says whose signature it needs; "
-            "give the private part of one of its keys in LISAREC_MODEL_SIGNING_KEY_FILE"
+            f"'{keys_file}' requires a signature, and services would reject the new model; "
+            "set LISAREC_MODEL_SIGNING_KEY_FILE to the private key of one of its keys"
         )
     return key
 

@@ -1,4 +1,4 @@
-"""What the shop says of its items, as the table of items of a training: that of the store over the archive's file."""
+"""The shop's item data as the items table of a training: the store's values override the archive's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a round goes on from the served model, or trains afresh."""
+"""Decides whether a round continues from the active model or trains from scratch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from model.training.warm_start import WarmStart, WarmStartError
 def model_to_continue(
     config: Config, served: Artifact | None, full_every: int, last: dict[str, Any] | None
 ) -> Artifact | None:
-    """Return the served model, if a round is to go on from it; None for one that trains afresh.
+    """Return the active model if the round continues from it, or None if it trains from scratch.
 
-    One model in `full_every` is trained afresh: codes of items fit what people did when they were assigned. So is one
-    after a warm one that was refused, and one of another preset or other weights.
+    Every `full_every`-th model is trained from scratch, because item codes fit the behaviour at the time of their
+    assignment. So is a model after a rejected warm one, and one with another preset or other weights.
 
     last  the outcome of the last round
     """

@@ -7,29 +7,29 @@ const RETRY_FOR_MS = 10_000 // for everything but recommendations
 const FIRST_PAUSE_MS = 100
 
 export interface ClientOptions {
-  /** A key of `lisarec keys add`. In a browser everybody can read it: give it `events:write` or `portable`, and origins. */
+  /** An API key, made by `lisarec keys add`. In a browser, restrict it to `events:write` or `portable` and to your origins: everyone can read it. */
   key?: string
-  /** For recommendations, in milliseconds; 250 unless you say otherwise. */
+  /** The timeout of recommendations in milliseconds. Default: 250. */
   timeoutMs?: number
-  /** How many events may wait to be sent; 10,000 unless you say otherwise. */
+  /** The largest number of queued events. Default: 10,000. */
   queueSize?: number
-  /** Takes what is worth knowing, each message once in a row; `console.warn` unless you say otherwise. */
+  /** Receives warnings; a repeated message is reported once. Default: `console.warn`. */
   warn?: (message: string) => void
 }
 
 export interface RecommendationOptions extends Omit<RecommendationRequest, "user_id"> {
-  /** The items to show where the service does not answer in time. */
+  /** The items to return if the service doesn't answer in time, best first. */
   fallback?: readonly string[]
   timeoutMs?: number
 }
 
 export interface EventOptions {
   type?: string
-  /** What the event is worth, such as what was paid; 0 or more. */
+  /** The value of the event, such as the price paid; 0 or greater. */
   value?: number
   recommendationId?: string | null
   orderId?: string
-  /** When it happened; now, unless you say otherwise. */
+  /** The time of the event. Default: now. */
   at?: Date
   eventId?: string
 }
@@ -39,13 +39,13 @@ export interface ImpressionOptions {
 }
 
 /**
- * A client of one service: make one for each process or page.
+ * A client of one service. Create one per process or page.
  *
- * Recommendations never reject and never take longer than their time-out: when the service is away, slow or busy, the
- * answer is the fallback. Events never wait: they are sent in the background until the service has logged them.
+ * Recommendations never reject and never exceed their timeout: if the service is down, slow or overloaded, they resolve
+ * to the fallback. Events never block: they are queued, and sent in the background until the service has logged them.
  */
 export class LisarecClient {
-  /** The queue of events, with the numbers of those that were `dropped` and `refused`. */
+  /** The queue of events, with the counters `dropped` and `refused`. */
   readonly outbox: Outbox
   readonly #url: string
   readonly #headers: Record<string, string>
@@ -54,12 +54,12 @@ export class LisarecClient {
   #pauseUntil = 0
   #lastWarning = ""
 
-  /** Throws a TypeError when an argument cannot be right: every list would be the fallback, and no event sent. */
+  /** Throws a TypeError if an argument is invalid. */
   constructor(url: string, options: ClientOptions = {}) {
     this.#url = addressOf(url)
     this.#headers = { "content-type": "application/json" }
     if (options.key !== undefined) {
-      if (!/^[!-~]+$/.test(options.key)) throw new TypeError("the key is empty or has a character that no key has")
+      if (!/^[!-~]+$/.test(options.key)) throw new TypeError("the key is empty or contains an invalid character")
       this.#headers.authorization = `Bearer ${options.key}`
     }
     this.#timeoutMs = positive("timeoutMs", options.timeoutMs ?? 250)
@@ -69,14 +69,14 @@ export class LisarecClient {
     this.outbox = new Outbox(post, positive("queueSize", options.queueSize ?? 10_000), (message) => this.#say(message))
   }
 
-  /** The user's best items, or the first k of the fallback. Never rejects. */
+  /** Returns the user's best items, or the first k items of the fallback. Never rejects. */
   async recommendations(
     userId: string | null,
     options: RecommendationOptions = {},
   ): Promise<Recommendations<ScoredItem | { item_id: string }>> {
     const { fallback = [], timeoutMs = this.#timeoutMs, ...wishes } = options
     try {
-      if (Date.now() < this.#pauseUntil) throw new LisarecError(0, "silent", "the service asked not to be asked for some seconds")
+      if (Date.now() < this.#pauseUntil) throw new LisarecError(0, "silent", "no request was sent, because the service asked for a pause (Retry-After)")
       const body = JSON.stringify(userId === null ? wishes : { user_id: userId, ...wishes })
       const signal = AbortSignal.timeout(timeoutMs)
       const response = await this.#fetch("POST", "/v1/recommendations", { body, signal })
@@ -86,52 +86,52 @@ export class LisarecClient {
       return answer
     } catch (failure) {
       const error = failure instanceof LisarecError ? failure : unreachable(failure)
-      this.#say(`recommending the fallback: ${error.message}`)
+      this.#say(`returning the fallback: ${error.message}`)
       const items = fallback.slice(0, options.k ?? 10).map((item_id) => ({ item_id }))
       return { items, source: "fallback", recommendation_id: null }
     }
   }
 
-  /** Queues an event. Returns its id at once, or null when the queue is full and the event is dropped. */
+  /** Queues an event and returns its id at once. If the queue is full, drops the event and returns null. */
   event(userId: string, itemId: string, options: EventOptions = {}): string | null {
     requireId("itemId", itemId)
     return this.#put({ user_id: userId, item_id: itemId, type: options.type ?? "click" }, options)
   }
 
-  /** Queues what the user has really seen, for `rotation`. Returns the event's id, as `event` does. */
+  /** Queues an impression: the items that the user has actually seen, for `rotation`. Returns its id, as `event` does. */
   impression(userId: string, items: readonly string[], options: ImpressionOptions = {}): string | null {
     if (items.length < 1 || items.length > 50 || new Set(items).size < items.length) {
-      throw new TypeError("an impression has 1 to 50 different items")
+      throw new TypeError("an impression must have 1 to 50 different items")
     }
     for (const itemId of items) requireId("items", itemId)
     return this.#put({ user_id: userId, items: [...items], type: "impression" }, options)
   }
 
-  /** Items whose titles or ids match, the closest first, or the likeliest for a user. */
+  /** Returns the items whose titles or ids match the query: best match first, or ranked for the user if given. */
   async search(query: string, options: { userId?: string; limit?: number } = {}): Promise<FoundItem[]> {
     const asked = new URLSearchParams({ query, limit: String(options.limit ?? 20) })
     if (options.userId !== undefined) asked.set("user_id", options.userId)
     return (await this.call<{ items: FoundItem[] }>("GET", `/v1/items?${asked}`)).items
   }
 
-  /** What is most like an item. */
+  /** Returns the items that are most similar to an item. */
   async similar(itemId: string, options: { k?: number } = {}): Promise<Recommendations> {
     requireId("itemId", itemId)
     return this.call("GET", `/v1/items/${itemId}/similar?k=${options.k ?? 10}`)
   }
 
-  /** Asks once whether a service that is ready answers at the address, and knows the key; rejects with a LisarecError. */
+  /** Checks once, without retries, that the service is ready and accepts the key; rejects with a LisarecError if not. Call it at startup. */
   async check(): Promise<void> {
     const ready = await this.#once("GET", "/readyz")
-    if (ready.status !== "ready") throw new LisarecError(200, "not_lisarec", `what answers at ${this.#url} is not lisarec; is the address right?`)
+    if (ready.status !== "ready") throw new LisarecError(200, "not_lisarec", `the server at ${this.#url} is not lisarec; check the base URL`)
     try {
       await this.#once("GET", "/v1/model")
     } catch (failure) {
-      if (!(failure instanceof LisarecError && failure.code === "forbidden")) throw failure // the key is for other calls
+      if (!(failure instanceof LisarecError && failure.code === "forbidden")) throw failure // the key is valid, but has another scope
     }
   }
 
-  /** Any other call, such as `call("GET", "/v1/stats")`, made again until there is an answer; rejects with a LisarecError. */
+  /** Calls any other endpoint, such as `call("GET", "/v1/stats")`, with retries for ten seconds; then rejects with a LisarecError. */
   async call<Answer = Record<string, unknown>>(method: string, path: string, body?: unknown): Promise<Answer> {
     const giveUpAt = Date.now() + RETRY_FOR_MS
     for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs *= 2) {
@@ -146,12 +146,12 @@ export class LisarecClient {
     }
   }
 
-  /** Waits until the queue is sent; resolves to whether all events since the last flush are in the service's log. */
+  /** Waits until the queue is empty. Resolves to whether the service has logged all events since the last flush. */
   flush(timeoutMs = RETRY_FOR_MS): Promise<boolean> {
     return this.outbox.flush(timeoutMs)
   }
 
-  /** Flushes, and takes no more events: call it before a program ends. */
+  /** Flushes the queue and closes the client. Call it before the program exits. */
   close(timeoutMs = RETRY_FOR_MS): Promise<boolean> {
     return this.outbox.close(timeoutMs)
   }
@@ -164,7 +164,7 @@ export class LisarecClient {
       timestamp: (options.at ?? new Date()).getTime() / 1000,
     }
     if (options.value !== undefined) {
-      if (!(options.value >= 0 && Number.isFinite(options.value))) throw new TypeError("value has to be 0 or more")
+      if (!(options.value >= 0 && Number.isFinite(options.value))) throw new TypeError("value must be 0 or greater")
       whole.value = options.value
     }
     if (options.recommendationId) whole.recommendation_id = options.recommendationId
@@ -192,6 +192,6 @@ export class LisarecClient {
 }
 
 function positive(name: string, value: number): number {
-  if (!(value > 0)) throw new TypeError(`${name} has to be above 0`)
+  if (!(value > 0)) throw new TypeError(`${name} must be greater than 0`)
   return value
 }

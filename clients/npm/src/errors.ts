@@ -2,7 +2,7 @@ import type { ErrorDetail } from "./schemas.js"
 
 const SHOWN_DETAILS = 3 // in a message; `details` has all
 
-/** The service refused, or could not be reached in time (status 0); the message says which. */
+/** The service rejected the request, or could not be reached in time (status 0). The message says which. */
 export class LisarecError extends Error {
   override readonly name = "LisarecError"
 
@@ -31,22 +31,22 @@ export function unreachable(cause: unknown): LisarecError {
   return new LisarecError(0, "unreachable", `the service cannot be reached: ${why}`)
 }
 
-/** The error for a response that is not the service's. */
+/** The error for a response that does not come from lisarec. */
 export function notLisarec(response: Response): LisarecError {
   const at = response.url.replace(/\?.*/, "")
-  return new LisarecError(response.status, "not_lisarec", `what answers at ${at} is not lisarec; is the address right?`)
+  return new LisarecError(response.status, "not_lisarec", `the server at ${at} is not lisarec; check the base URL`)
 }
 
-/** Whether to ask again: the service, or a proxy before it, may answer a little later. */
+/** Whether a retry may help: the service, or a proxy in front of it, may answer a little later. */
 export function isTransient(error: LisarecError): boolean {
   return [0, 408, 429, 500, 502, 503, 504].includes(error.status) && !isUnknownHost(error)
 }
 
 function isUnknownHost(error: LisarecError): boolean {
-  return /\bENOTFOUND\b/.test(error.message) // Node says so; browsers do not tell why
+  return /\bENOTFOUND\b/.test(error.message) // only Node names the reason
 }
 
-/** The JSON object of a successful response; throws LisarecError for any other. */
+/** Returns the JSON object of a successful response; throws a LisarecError for any other response. */
 export async function parsed(response: Response): Promise<Record<string, unknown>> {
   let body: any
   try {
@@ -62,10 +62,10 @@ export async function parsed(response: Response): Promise<Record<string, unknown
     throw new LisarecError(response.status, error.code, String(error.message), details, retryAfterMs)
   }
   if (response.ok || response.status < 500) throw notLisarec(response)
-  throw new LisarecError(response.status, "http_error", response.statusText || "a proxy has answered", [], retryAfterMs)
+  throw new LisarecError(response.status, "http_error", response.statusText || "the response comes from a proxy", [], retryAfterMs)
 }
 
-/** The milliseconds of `Retry-After`; null where it is missing, or is a date, which only proxies send. */
+/** Returns the milliseconds in `Retry-After`, or null if it is missing or is a date, which only proxies send. */
 export function waitMs(response: Response): number | null {
   const seconds = response.headers.get("retry-after")
   return seconds !== null && /^\d+$/.test(seconds) ? Number(seconds) * 1000 : null

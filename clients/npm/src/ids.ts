@@ -1,10 +1,10 @@
 const ID = /^[A-Za-z0-9_.:@-]{1,128}$/
 
-/** A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random ones. */
+/** Returns a UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits. */
 export function newEventId(): string {
   const bytes = new Uint8Array(16)
   if (globalThis.crypto) crypto.getRandomValues(bytes)
-  else bytes.forEach((_, place) => (bytes[place] = Math.random() * 256)) // Node 18, whose crypto is no global
+  else bytes.forEach((_, place) => (bytes[place] = Math.random() * 256)) // Node 18 has no global crypto
   const now = Date.now()
   for (let place = 0; place < 6; place++) bytes[place] = Math.floor(now / 2 ** (8 * (5 - place))) & 0xff
   bytes[6] = 0x70 | (bytes[6]! & 0x0f)
@@ -13,26 +13,26 @@ export function newEventId(): string {
   return [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join("-")
 }
 
-/** Throws a TypeError unless the value is an id that the service accepts. */
+/** Throws a TypeError unless the value is a valid id. */
 export function requireId(name: string, value: unknown): void {
   if (typeof value !== "string" || !ID.test(value) || value === "." || value === "..") {
-    throw new TypeError(`${name} has to be 1 to 128 letters, digits or _.:@- and neither . nor ..`)
+    throw new TypeError(`${name} must be 1 to 128 letters, digits or characters of _.:@- and must not be . or ..`)
   }
 }
 
-/** The address that calls are added to, without a slash at its end; throws a TypeError where it can be none. */
+/** Returns the base URL without a trailing slash; throws a TypeError if it is invalid. */
 export function addressOf(url: string): string {
   let address: URL
   try {
     address = new URL(url)
   } catch {
-    throw new TypeError(`${JSON.stringify(url)} is no address; write it with its scheme, as https://recs.shop.example`)
+    throw new TypeError(`${JSON.stringify(url)} is not a valid URL; include the scheme, as in https://recs.shop.example`)
   }
   if (!/^https?:$/.test(address.protocol) || !address.host) {
-    throw new TypeError(`${JSON.stringify(url)} is no address of a service; write it as https://recs.shop.example`)
+    throw new TypeError(`${JSON.stringify(url)} is not a valid base URL; write it like https://recs.shop.example`)
   }
   if (address.search || address.hash || address.pathname.split("/").includes("v1")) {
-    throw new TypeError(`${JSON.stringify(url)} is no address of a service: it ends before /v1`)
+    throw new TypeError(`${JSON.stringify(url)} is not a valid base URL; remove /v1, the query string and the fragment`)
   }
   return address.href.replace(/\/$/, "")
 }

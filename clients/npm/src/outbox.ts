@@ -1,18 +1,18 @@
 import { isTransient, LisarecError, notLisarec, parsed, unreachable } from "./errors.js"
 import type { EventToPost } from "./schemas.js"
 
-const BATCH_SIZE = 100 // what a key of pages may send at once
-const MAX_KEPT_ALIVE = 60_000 // bytes; browsers refuse to send more behind a page that is left
+const BATCH_SIZE = 100 // the most that a page key may send in one request
+const MAX_KEPT_ALIVE = 60_000 // bytes; browsers limit what they send after the user leaves the page
 const MIN_PAUSE_MS = 100
 const MAX_PAUSE_MS = 30_000
 
 export type Post = (path: string, body: string, options: RequestInit) => Promise<Response>
 
-/** A bounded queue of events, and what sends them: in order, and again with the same ids until the service has them. */
+/** A bounded queue of events. It sends them in order, and retries with the same ids until the service has logged them. */
 export class Outbox {
-  /** Events that found the queue full, or came after it was closed. */
+  /** Events that were not queued, because the queue was full or closed. */
   dropped = 0
-  /** Events that the service refused as invalid. */
+  /** Events that the service rejected as invalid. */
   refused = 0
   #waiting: EventToPost[] = []
   #sending: Promise<void> | null = null
@@ -26,11 +26,11 @@ export class Outbox {
     private readonly warn: (message: string) => void,
   ) {}
 
-  /** Queues the event, or drops it when the queue is full; returns whether it was queued. */
+  /** Queues the event, or drops it if the queue is full. Returns whether it was queued. */
   put(event: EventToPost): boolean {
     if (this.#closed || this.#waiting.length >= this.queueSize) {
       this.dropped++
-      this.warn(this.#closed ? "events are dropped: the client is closed" : `events are dropped: ${this.queueSize} wait already`)
+      this.warn(this.#closed ? "dropping events: the client is closed" : `dropping events: the queue is full (${this.queueSize} events)`)
       return false
     }
     this.#waiting.push(event)
@@ -38,7 +38,7 @@ export class Outbox {
     return true
   }
 
-  /** Waits until the queue is empty; returns whether the service has logged all events since the last flush. */
+  /** Waits until the queue is empty. Resolves to whether the service has logged all events since the last flush. */
   async flush(timeoutMs: number): Promise<boolean> {
     const refused = this.refused
     let timer: ReturnType<typeof setTimeout> | undefined
@@ -50,17 +50,17 @@ export class Outbox {
     return this.#waiting.length === 0 && this.refused === refused
   }
 
-  /** Flushes, and takes no more. */
+  /** Flushes and closes the queue. */
   async close(timeoutMs: number): Promise<boolean> {
     const allSent = await this.flush(timeoutMs)
     this.#closed = true
     this.#wake?.()
-    if (this.#waiting.length) this.warn(`${this.#waiting.length} events were not sent`)
+    if (this.#waiting.length) this.warn(`closed with ${this.#waiting.length} unsent events; they are lost`)
     return allSent
   }
 
   async #sendAll(): Promise<void> {
-    await null // what is put within one turn goes with one request
+    await null // events that are queued in one turn of the event loop go into one request
     let pauseMs = MIN_PAUSE_MS
     while (this.#waiting.length && !this.#closed) {
       const batch = this.#waiting.slice(0, this.#batchSize)
@@ -69,7 +69,7 @@ export class Outbox {
         pauseMs = MIN_PAUSE_MS
       } catch (failure) {
         const error = failure instanceof LisarecError ? failure : unreachable(failure)
-        this.warn(`events wait, and will be sent again: ${error.message}`)
+        this.warn(`events stay queued and are retried: ${error.message}`)
         await this.#pause(error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2))
         pauseMs = Math.min(2 * pauseMs, isTransient(error) ? MAX_PAUSE_MS : 2 * MAX_PAUSE_MS)
       }
@@ -97,7 +97,7 @@ export class Outbox {
     const refused = Number(counts.refused) || 0
     if (refused) {
       this.refused += refused
-      this.warn(`${refused} events were refused: neither the shop nor a model knows their items; put the items first`)
+      this.warn(`the service rejected ${refused} events, because their items are unknown; import the items first`)
     }
     this.#remove(batch)
     this.#batchSize = Math.min(2 * this.#batchSize, BATCH_SIZE)
@@ -105,7 +105,7 @@ export class Outbox {
 
   #drop(events: EventToPost[], failure: LisarecError): void {
     this.refused += events.length
-    this.warn(`${events.length} events were refused: ${failure.message}`)
+    this.warn(`the service rejected ${events.length} events: ${failure.message}`)
     this.#remove(events)
   }
 
@@ -117,7 +117,7 @@ export class Outbox {
   #pause(forMs: number): Promise<void> {
     return new Promise((resolve) => {
       const timer: unknown = setTimeout(resolve, forMs)
-      ;(timer as { unref?: () => void }).unref?.() // a program that ends does not wait for a service that is away
+      ;(timer as { unref?: () => void }).unref?.() // an unreachable service must not keep the program alive
       this.#wake = resolve
     })
   }

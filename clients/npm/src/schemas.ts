@@ -1,6 +1,6 @@
-/** What the service takes and answers, as its `/openapi.json` describes it. */
+/** Requests and responses of the service, as `/openapi.json` describes them. */
 
-/** What a request for recommendations may say beside the user; names and meanings are those of `POST /v1/recommendations`. */
+/** The fields of a request for recommendations, as in `POST /v1/recommendations`. */
 export interface RecommendationRequest {
   user_id?: string | null
   history?: string[] | null
@@ -42,7 +42,7 @@ export interface ScoredItem {
   title?: string
 }
 
-/** A list that the service has made, or the fallback. Give its `recommendation_id` to the events that come of it. */
+/** A list from the service, or the fallback. Pass its `recommendation_id` with the events that result from it. */
 export interface Recommendations<Item = ScoredItem> {
   items: Item[]
   source: "personalised" | "popular" | "blended" | "similar" | "together" | "repeat" | "fallback"
@@ -52,15 +52,15 @@ export interface Recommendations<Item = ScoredItem> {
   scenario?: string
   experiment?: string
   seen_events_limit?: number
-  /** Of the next page, where pages were asked for; null after the last one. */
+  /** The cursor of the next page, if the request was for pages; null on the last page. */
   cursor?: string | null
-  /** The item that these are most like. */
+  /** The item that these are similar to. */
   because?: { item_id: string; title?: string }
   /** Why there are fewer than k items. */
   short?: { reason: string; left: number }
 }
 
-/** An event, as `POST /v1/events` takes it. */
+/** An event, as in `POST /v1/events`. */
 export interface EventToPost {
   event_id: string
   user_id: string
@@ -73,7 +73,7 @@ export interface EventToPost {
   order_id?: string
 }
 
-/** An item that a search has found. */
+/** A result of a search. */
 export interface FoundItem {
   item_id: string
   title: string
@@ -82,7 +82,7 @@ export interface FoundItem {
   known?: boolean
 }
 
-/** The model that answers. */
+/** The active model. */
 export interface ServedModel {
   generation: string
   tag: string
@@ -91,10 +91,10 @@ export interface ServedModel {
   state_bytes: number
 }
 
-/** What is wrong with one part of a request. */
+/** A problem with one part of a request. */
 export interface ErrorDetail {
   reason: string
   field?: string | null
-  /** Of several events or items, which one. */
+  /** The position in the batch, counted from 0. */
   index?: number | null
 }

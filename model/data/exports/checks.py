@@ -1,4 +1,4 @@
-"""What is wrong with a shop's tables: all of it at once, with counts, examples and what to do."""
+"""Checks of a shop's tables. They report all problems at once, with counts, examples and fixes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ MAX_NAMED_TYPES = 5
 MAX_LOST_OF_ITEMS = 0.5
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 ID_FIX = (
-    "an id has 1 to 128 of A-Z a-z 0-9 _ . : @ - and is not . or ..; replace other characters, for example a space "
+    "an id has 1 to 128 characters of A-Z a-z 0-9 _ . : @ - and is not . or ..; replace others, for example a space "
     "by `_`"
 )
-ZONE_FIX = "say by which clocks it is, such as --timezone Europe/Berlin or --timezone UTC"
+ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
 
 def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
-    """Look through the tables of a data directory by name, or through one table, which is that of interactions.
+    """Check the tables of a data directory, by name, or a single table of interactions.
 
     Afterwards their columns are those of a data directory, as far as they can be.
 
     raises  DataError  where there is no table, one cannot be taken apart, or lacks a column that the mapping names
     """
     if (data / ARCHIVE_MANIFEST).is_file():
-        raise DataError(f"{str(data)!r} is an archive of the service: there is nothing to check or to map in it")
+        raise DataError(f"{str(data)!r} is an archive of the service; it needs no check and no mapping")
     paths = {"interactions": data} if data.is_file() else _tables(data)
     found = {stem: _opened(path, mapping) for stem, path in paths.items()}
     require_columns(mapping, [one.frame.columns for one in found.values()])
@@ -49,7 +49,7 @@ def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
 
 
 def examine_items(path: Path, mapping: TableMapping) -> Examination:
-    """Look through a table of items; raises DataError as `examine`."""
+    """Check a table of items. Raise DataError like `examine`."""
     found = _opened(path, mapping)
     require_columns(mapping, [found.frame.columns])
     _examine_items(found, mapping)
@@ -82,12 +82,12 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         _read_values(found, mapping)
     if "order_id" in found.frame.columns:
         is_long = found.frame["order_id"].str.len_chars() > MAX_ORDER_ID_CHARS
-        found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} letters", found.remedy, column="order_id")
+        found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} characters", found.remedy, column="order_id")
     _find_unknown_types(found)
     if not found.stops:
         _find_duplicates(found)
         if found.frame.is_empty():
-            found.note("the table has no lines", "export the table again, with its lines", stops=True)
+            found.note("the table has no lines", "export the table again", stops=True)
         _find_loss(found)
 
 
@@ -98,11 +98,11 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
         _find_bad_ids(found, "item_id")
         ids = found.frame["item_id"]
         again = ids.is_duplicated() & ~ids.is_first_distinct()
-        found.find(again, "the item stands here a second time", found.remedy, column="item_id")
+        found.find(again, "the item appears twice", found.remedy, column="item_id")
     if "available" in found.frame.columns:
         cells = found.frame["available"].fill_null("").str.to_lowercase()
         is_odd = ~cells.is_in([*YES_OR_NO, ""])
-        found.find(is_odd, "available is neither yes nor no: write true or false", found.remedy, column="available")
+        found.find(is_odd, "available is neither yes nor no; write true or false", found.remedy, column="available")
     for column in found.frame.columns:
         if column not in ITEM_COLUMNS:
             _read_property(found, column, mapping)
@@ -112,7 +112,7 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
 
 def _find_loss(found: Examination) -> None:
     if found.is_lost:
-        found.note("none of the lines can be read", "mend what is wrong with most of them", stops=True)
+        found.note("no line is readable", "correct the problem of most lines", stops=True)
 
 
 def _rename(
@@ -128,13 +128,13 @@ def _rename(
     for name in header:
         own, mark, _ = name.partition("_duplicated_")  # what polars calls the second one
         if mark and mapping.columns.get(own, own) in (*required, *optional):
-            found.note(f"column {own!r} stands there twice", "keep one of them", stops=True)
+            found.note(f"column {own!r} appears twice", "keep one of them", stops=True)
     own_names = mapping.own_names(header)
     missing = [name for name in required if name not in own_names]
     if missing:
         found.note(
             f"the header has no {' and no '.join(missing)}; it has {', '.join(repr(name.strip()) for name in header)}",
-            f"say which columns they are: {suggested_columns(missing, header)}",
+            f"map the columns: {suggested_columns(missing, header)}",
             stops=True,
         )
     wanted = [name for name in own_names if has_others or name in (*required, *optional)]
@@ -159,7 +159,7 @@ def _find_bad_ids(found: Examination, column: str) -> None:
     cells = found.frame[column].fill_null("")
     found.find(cells == "", f"{column} is empty", found.remedy)
     is_bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
-    found.find(is_bad, f"{column} is no id", f"{ID_FIX}; {found.remedy}", column=column)
+    found.find(is_bad, f"{column} is not a valid id", f"{ID_FIX}; {found.remedy}", column=column)
 
 
 def _read_times(found: Examination, mapping: TableMapping) -> None:
@@ -168,33 +168,33 @@ def _read_times(found: Examination, mapping: TableMapping) -> None:
     if mapping.timezone is None:
         found.find(times.by_no_clock, "timestamp has no time zone", ZONE_FIX, column="timestamp")
     else:
-        problem = f"the clocks of {mapping.timezone} leave this timestamp out, when they go forward in spring"
+        problem = f"this timestamp does not exist in {mapping.timezone}: clocks skip it in spring"
         found.find(
-            times.by_no_clock, problem, f"the zone may be another one, such as UTC; {found.remedy}", column="timestamp"
+            times.by_no_clock, problem, f"check the time zone, which may be UTC; {found.remedy}", column="timestamp"
         )
     found.find(
         times.either_way,
-        "timestamp has a day and a month, and nothing in the table tells which is which",
+        "timestamp has an ambiguous day and month",
         "export the table with times such as 2025-12-24 18:30",
         column="timestamp",
     )
     found.find(
         times.us.is_null(),
-        "timestamp is no time",
-        f"times are Unix seconds, or 2025-12-24 18:30; {found.remedy}",
+        "timestamp is not a valid time",
+        f"use Unix seconds, or times such as 2025-12-24 18:30; {found.remedy}",
         column="timestamp",
     )
     is_far = times.us.abs() > LAST_SECOND * 1_000_000
     found.find(
         is_far,
-        "timestamp lies beyond the year 9999",
+        "timestamp is after the year 9999",
         "the unit is seconds: divide milliseconds by 1,000",
         column="timestamp",
     )
     found.find(
         times.us > time.time_ns() // 1_000 + MAX_AHEAD_US,
-        "timestamp lies in the future",
-        "mend clock or time zone: training takes these lines, and a service refuses them",
+        "timestamp is in the future",
+        "correct the clock or the time zone: training accepts these lines, but the service rejects them",
         column="timestamp",
         stops=False,
     )
@@ -210,18 +210,16 @@ def _read_values(found: Examination, mapping: TableMapping) -> None:
         sign: DecimalSign = "," if cells.str.contains(WITH_DECIMAL_COMMA).any() else "."
         is_odd = (cells != "") & numbers.is_null()
         is_amount = is_odd & amounts_in(cells, sign).is_not_null()
-        fix = (
-            f"say what stands before cents: --decimal '{sign}', which takes currencies and signs of thousands away, too"
-        )
-        found.find(is_amount, "value is no plain number", fix, column="value")
+        fix = f"pass the decimal separator: --decimal '{sign}', which also removes currencies and thousands separators"
+        found.find(is_amount, "value is not a plain number", fix, column="value")
     else:
         numbers = amounts_in(cells, mapping.decimal)
     is_bad = (cells != "") & numbers.is_null()
-    found.find(is_bad, "value is no number", found.remedy, column="value")
+    found.find(is_bad, "value is not a number", found.remedy, column="value")
     found.find(
         numbers < 0,
         "value is negative",
-        "leave returns out: training takes them for choices, and a service refuses them",
+        "remove returns: training counts them as purchases, and the service rejects them",
         column="value",
         stops=False,
     )
@@ -241,7 +239,7 @@ def _find_unknown_types(found: Examination) -> None:
     found.find(
         ~types.is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
-        f"training needs to be told what they weigh, 0 for nothing: {weights}",
+        f"pass their weights for training, 0 to ignore a type: {weights}",
         column="type",
         stops=False,
     )
@@ -249,7 +247,9 @@ def _find_unknown_types(found: Examination) -> None:
 
 def _find_duplicates(found: Examination) -> None:
     again = found.frame.is_duplicated() & ~found.frame.select(pl.struct(pl.all()).is_first_distinct()).to_series()
-    found.find(again, "the line repeats an earlier one", "each counts: remove them if they are one event", stops=False)
+    found.find(
+        again, "the line repeats an earlier one", "each line counts: remove duplicates of one event", stops=False
+    )
 
 
 def _read_property(found: Examination, column: str, mapping: TableMapping) -> None:
@@ -261,11 +261,11 @@ def _read_property(found: Examination, column: str, mapping: TableMapping) -> No
     elif mapping.decimal is None and (looks_like_amounts(cells, ",") or looks_like_amounts(cells, ".")):
         numbers = cells.cast(pl.Float64, strict=False)
         sign = "," if looks_like_amounts(cells, ",") else "."
-        problem = f"{column} would be a text, since it has no plain number"
+        problem = f"{column} becomes a text, because it has no plain numbers"
         found.find(
             known & numbers.is_null(),
             problem,
-            f"say what stands before cents: --decimal '{sign}'",
+            f"pass the decimal separator: --decimal '{sign}'",
             column=column,
             stops=False,
         )
@@ -276,9 +276,9 @@ def _read_property(found: Examination, column: str, mapping: TableMapping) -> No
 def _read_property_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:
     times = times_in(found.frame[column], mapping.timezone)
     if (known & times.by_no_clock).any() and not (known & times.us.is_null() & ~times.by_no_clock).any():
-        lacks = "no time zone" if mapping.timezone is None else f"times that the clocks of {mapping.timezone} leave out"
+        lacks = "no time zone" if mapping.timezone is None else f"times that do not exist in {mapping.timezone}"
         found.find(
-            times.by_no_clock, f"{column} has {lacks}, so it would be a text", ZONE_FIX, column=column, stops=False
+            times.by_no_clock, f"{column} has {lacks}, so it becomes a text", ZONE_FIX, column=column, stops=False
         )
     elif mapping.timezone is not None and known.any() and not (known & times.us.is_null()).any():
         moments = times.us.cast(pl.Datetime("us", "UTC")).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")

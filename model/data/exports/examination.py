@@ -1,4 +1,4 @@
-"""A shop's table as it lies there, line by line, and what is found in it."""
+"""A shop's table, line by line, and the findings of its checks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from model.data.table import VECTOR, Table, read_table, uncompressed
 
 EXAMPLES = 3  # of each finding
 SHOWN_CHARS = 80  # of a cell
-MEND_OR_LEAVE_OUT = "mend these lines, or leave them out with --skip-bad-lines"
-MEND_TO_KEEP = "mend these lines to keep them"
+MEND_OR_LEAVE_OUT = "correct these lines, or skip them with --skip-bad-lines"
+MEND_TO_KEEP = "correct these lines to keep them"
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Examination:
 
     @property
     def stops(self) -> bool:
-        """Whether the table as a whole cannot be read."""
+        """Whether the whole table is unreadable."""
         return any(finding.stops and not finding.count for finding in self.findings)
 
     @property
     def is_lost(self) -> bool:
-        """Whether there are lines, and none of them can be read."""
+        """Whether the table has lines, but no readable one."""
         return bool(len(self.bad)) and bool(self.bad.all())
 
     @property
@@ -114,7 +114,7 @@ class Examination:
 def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Examination:
     """Read all columns of a table as texts, also where lines are broken; raises DataError where that cannot be done."""
     if not path.is_file():
-        raise DataError(f"{str(path)!r} is no file")
+        raise DataError(f"{str(path)!r} is not a file")
     if path.suffix == ".parquet":
         table = read_table(path, (), (VECTOR,), has_others=True, has_vectors=True)
         return Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
@@ -125,14 +125,14 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
         frame, is_ragged = text.ragged_frame(), True
     found = Examination(Table(path, frame, ""), skips_bad_lines=skips_bad_lines)
     if text.encoding != "UTF-8":
-        found.note(f"the text is {text.encoding}, and is read as that")
+        found.note(f"the encoding is {text.encoding}")
     if is_ragged:
         _find_broken_lines(found, text)
     empty = frame.select(empty=pl.all_horizontal(pl.all().fill_null("") == ""))["empty"]
     if skips_empty_lines:
-        found.leave_out(empty, "the line is empty, and left out")
+        found.leave_out(empty, "the line is empty and is skipped")
     else:
-        found.find(empty, "the line is empty", "remove these lines, or leave them out with --skip-bad-lines")
+        found.find(empty, "the line is empty", "remove these lines, or skip them with --skip-bad-lines")
     return found
 
 
@@ -152,6 +152,6 @@ def _find_broken_lines(found: Examination, text: DelimitedText) -> None:
     lengths = ", ".join(map(str, sorted({fields for _, fields in broken})[:5]))
     found.find(
         is_broken,
-        f"the line has {lengths} fields where the header has {width}",
-        f"put fields with {text.separator!r} in quotes, or export the table again",
+        f"the line has {lengths} fields, but the header has {width}",
+        f"quote fields that contain {text.separator!r}, or export the table again",
     )

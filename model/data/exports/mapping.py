@@ -1,4 +1,4 @@
-"""What a shop's table has in the place of what a data directory has."""
+"""The mapping from a shop's tables to the format of a data directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYNONYMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TableMapping:
-    """How a shop's tables are read.
+    """How to read a shop's tables.
 
     columns          our names by the tables' own
     timezone         of times without one, such as Europe/Berlin
@@ -39,7 +39,7 @@ class TableMapping:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tables have to be as a data directory has them."""
+        """Whether tables must have the format of a data directory."""
         return self == TableMapping()
 
     def own_names(self, header: Iterable[str]) -> dict[str, str]:
@@ -56,18 +56,18 @@ def parse_columns(texts: Sequence[str]) -> dict[str, str]:
     pairs = [pair.partition("=") for text in texts for pair in text.split(",")]
     columns = {own.strip(): ours.strip() for own, _, ours in pairs}
     if not all(own.strip() and ours.strip() for own, _, ours in pairs):
-        raise ValueError("give names of columns as OWN=NAME,OWN=NAME, such as customer=user_id,sku=item_id")
+        raise ValueError("pass columns as OWN=NAME,OWN=NAME, such as customer=user_id,sku=item_id")
     if len(columns) < len(pairs) or len(set(columns.values())) < len(pairs):
-        raise ValueError("give each column one name, and each name to one column")
+        raise ValueError("map each column to one name, and each name to one column")
     return columns
 
 
 def known_timezone(name: str) -> str:
-    """Return the name; raise ValueError where there is no such zone."""
+    """Return the name of the time zone. Raise ValueError if it is unknown."""
     try:
         ZoneInfo(name)
     except (OSError, ValueError, KeyError):
-        raise ValueError(f"{name!r} is no time zone such as Europe/Berlin or UTC") from None
+        raise ValueError(f"{name!r} is not a known time zone; use a name such as Europe/Berlin or UTC") from None
     return name
 
 
@@ -77,8 +77,8 @@ def require_columns(mapping: TableMapping, headers: Sequence[Sequence[str]]) -> 
     for own in mapping.columns:
         if own not in found:
             close = get_close_matches(own, found, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(map(repr, found))}"
-            raise DataError(f"no table has a column {own!r}, which --columns names; {hint}")
+            hint = f"did you mean {close[0]!r}?" if close else f"existing columns: {', '.join(map(repr, found))}"
+            raise DataError(f"--columns names {own!r}, but no table has this column; {hint}")
 
 
 def suggested_columns(missing: Iterable[str], header: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""How often items stand near each other in training histories, counted at once or by blocks of items."""
+"""How often items are near each other in training histories, counted at once or by blocks of items."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ItemIndex:
 
 
 class PairCounts:
-    """What is counted is the very same, whether the histories are one piece or many."""
+    """The counts are identical for one piece and for many."""
 
     def __init__(self, histories: Histories, items: int, arrays: Arrays = IN_MEMORY) -> None:
         self._histories, self._items, self._arrays = histories, items, arrays

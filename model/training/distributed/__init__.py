@@ -1,1 +1,1 @@
-"""One training by several processes: what each of them has of a batch, and what they tell each other."""
+"""One training by several processes: each one's part of a batch, and their communication."""

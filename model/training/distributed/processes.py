@@ -16,7 +16,7 @@ from torch import distributed
 from model.training.loop import TrainError
 
 PATIENCE = timedelta(days=2)  # while the first process prepares; one that has ended is noticed at once
-ENDED = "another process of this training has ended, so this one ends too; the same command with --resume goes on"
+ENDED = "another process of this training ended, so this one ends too; to continue, run the same command with --resume"
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ class CircuitBreaker:
     def require_closed(self) -> None:
         """Raise TimeoutError while the server is not known to answer."""
         if not self.allows_call():
-            raise TimeoutError(f"{self._name} has not answered in time, nor since")
+            raise TimeoutError(f"{self._name} has not responded since a timeout")
 
     def open(self) -> None:
         """Fail calls from now on: one has timed out."""
         if not self._is_open:
             self._is_open = True
-            logger.warning("%s does not answer in time; nobody waits for it until it does", self._name)
+            logger.warning("%s does not respond in time; failing calls at once until it responds", self._name)
 
     async def close(self) -> None:
         """End the probe."""
@@ -56,6 +56,6 @@ class CircuitBreaker:
             await asyncio.sleep(PROBE_EVERY_S)
         else:
             self._is_open = False
-            logger.warning("%s answers again", self._name)
+            logger.warning("%s responds again", self._name)
         finally:
             self._probing = None

@@ -1,4 +1,4 @@
-"""Where the commands of a Redis store go: to one server, or to the nodes of a cluster on which the keys lie.
+"""Routes the commands of a Redis store: to one server, or to the cluster nodes with the keys.
 
 A server says itself whether it belongs to a cluster. Every MOVED corrects the map of slots, and after every failure it
 is read again. No command is sent twice unless a node said that it did nothing.
@@ -31,7 +31,7 @@ from storage.redis.connections.tls import require_usable
 REDIRECT_FOR_S = 2.0  # commands whose slot has moved, or whose keys are still apart, are sent again
 PAUSE_S = 0.05
 SCAN_COUNT = 1000  # keys examined by one command, about half a millisecond in which Redis does nothing else
-NO_CLUSTER = "several servers are named, and one of them is in no cluster; name only that one"
+NO_CLUSTER = "the URL names several servers, but one of them is not in a cluster; name only one server"
 
 
 class SlotMap:
@@ -113,7 +113,7 @@ class RedisServers:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether keys lie on several nodes; False also as long as that is unknown."""
+        """Whether keys are spread over several nodes; False while this is unknown."""
         return self.slots.is_cluster
 
     async def connect(self) -> None:
@@ -124,7 +124,7 @@ class RedisServers:
         """
         if self._is_connected:
             return
-        failure: Exception = RuntimeError("no server is named")
+        failure: Exception = RuntimeError("the URL names no server")
         for seed in self._seeds:
             try:
                 is_cluster = await self._nodes.is_in_cluster(seed)

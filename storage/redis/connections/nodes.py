@@ -70,7 +70,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAcks:
-    """How many replicas must have a write before it is acknowledged, and how long that may take.
+    """The number of replicas that must have a write before it is acknowledged, and the timeout.
 
     synced  on their disks, and on that of the server itself even without replicas: WAITAOF, of Redis 7.2 and later,
             instead of WAIT
@@ -82,7 +82,7 @@ class ReplicaAcks:
 
     @property
     def are_required(self) -> bool:
-        """Whether a write has to wait at all."""
+        """Whether writes wait for replicas."""
         return self.replicas > 0 or self.synced
 
     @property
@@ -99,9 +99,9 @@ class ReplicaAcks:
         if local >= 1 and replicas >= self.replicas:
             return None
         if local < 1:
-            return StorageUnavailable("Redis has not synced it yet; send it again", "timeout")
+            return StorageUnavailable("Redis has not synced the write yet; send it again", "timeout")
         return StorageUnavailable(
-            f"{replicas} replicas of Redis have it, not {self.replicas}; send it again", "too_few_replicas"
+            f"only {replicas} of {self.replicas} Redis replicas have the write; send it again", "too_few_replicas"
         )
 
 
@@ -171,7 +171,7 @@ class NodeClients:
         except AuthenticationError:
             raise
         except ResponseError as exc:  # a server that is too old, or a user without the permission
-            logger.info("Redis does not tell whether it is a cluster: %s", exc)
+            logger.info("cannot determine whether Redis is a cluster: %s", exc)
             return False
 
     async def call(self, url: str, *args: Argument) -> Any:

@@ -1,4 +1,4 @@
-"""A password that stands in a file, and may be changed there while services run."""
+"""A password in a file, which may change while services run."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class PasswordFile(CredentialProvider):
         except (OSError, ValueError) as exc:
             found, problem = "", str(exc)
         if not (found or self._password):
-            raise AuthenticationError(f"there is no password in '{self._path}': {problem}")
+            raise AuthenticationError(f"no password in '{self._path}': {problem}")
         if found and found != self._password:
             if self._password:
-                logger.info("new connections to Redis use the changed password in '%s'", self._path)
+                logger.info("new connections to Redis use the new password from '%s'", self._path)
             self._password, self._before = found, self._password
         return self._user, self._password
 
@@ -60,7 +60,7 @@ class PasswordFile(CredentialProvider):
                 await connection.on_connect()
             finally:
                 connection.credential_provider = self
-            logger.warning("Redis does not know the changed password in '%s' yet; it knows the old one", self._path)
+            logger.warning("Redis does not accept the new password from '%s' yet; using the old one", self._path)
 
 
 def split_password_file(url: str) -> tuple[str, PasswordFile | None]:

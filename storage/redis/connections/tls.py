@@ -8,12 +8,12 @@ from redis.asyncio.connection import parse_url
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 REMEDIES = {  # by what OpenSSL says, the particular before the general
     "certificate is not valid for": (
-        "Name a host of its certificate in the URL, or give it one that names this host (subjectAltName)"
+        "Use a host name of the certificate in the URL, or a certificate with this host name (subjectAltName)"
     ),
     "certificate has expired": "Renew the server's certificate",
-    "CERTIFICATE_VERIFY_FAILED": "Name the authority that has signed its certificate in the URL: ?ssl_ca_certs=FILE",
-    "CERTIFICATE_REQUIRED": "Show it a certificate, by options of the URL: &ssl_certfile=FILE&ssl_keyfile=FILE",
-    "[SSL:": "Name a port that speaks TLS, or write redis:// in the URL",
+    "CERTIFICATE_VERIFY_FAILED": "Add the certificate authority to the URL: ?ssl_ca_certs=FILE",
+    "CERTIFICATE_REQUIRED": "Add a client certificate to the URL: &ssl_certfile=FILE&ssl_keyfile=FILE",
+    "[SSL:": "Use the TLS port, or redis:// in the URL",
 }
 
 
@@ -32,4 +32,4 @@ def require_usable(url: str) -> None:
     options = dict(parse_url(url))
     for name in FILES:
         if name in options and not Path(str(options[name])).exists():
-            raise ValueError(f"'{options[name]}', which the URL of Redis names as {name}, is not there")
+            raise ValueError(f"'{options[name]}', the {name} in the URL of Redis, does not exist")

@@ -1,1 +1,1 @@
-"""What changes which events count, and for whom: undo, merge, erasure and repair."""
+"""Corrections of which events count for which user: undo, merge, erasure and repair."""

@@ -23,7 +23,7 @@ from storage.state.event import Event, LogRecord, Merge, Undo
 from storage.state.record_encoding import from_json
 
 ATTEMPTS = 20
-OVERTAKEN = "others always logged something in the meantime; try again"
+OVERTAKEN = "concurrent writes changed the log each time; try again"
 
 
 class OverwritingEntries:

@@ -14,7 +14,7 @@ from storage.state.event import Merge, digest, uuid7_time_us
 
 
 class FoundUser:
-    """What the log has of a user.
+    """A user's entries in the log.
 
     newest  SEQ of the newest entry
     """

@@ -1,4 +1,4 @@
-"""Making again what tells where users' logs are, the head and the index, from the log of their partition."""
+"""Rebuilds users' heads and indexes from the log of their partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECKS_AT_ONCE = 100
 
 
 class LogRepair:
-    """Makes heads and indexes again that are missing or damaged, and removes states that are."""
+    """Rebuilds missing and damaged heads and indexes, and removes damaged states."""
 
     def __init__(self, session: RedisSession, log: UserLog, corrections: RedisCorrections) -> None:
         self._session = session
@@ -129,7 +129,7 @@ class LogRepair:
                 if newer is None or (archived is not None and newer.through_seq == archived.through_seq):
                     key = self._session.keys.log(number)
                     raise StorageError(
-                        f"'{key}' {log.lacks}; 'lisarec repair --accept-loss' goes on without", "damaged"
+                        f"'{key}' {log.lacks}; to continue without them, run 'lisarec repair --accept-loss'", "damaged"
                     )
                 archived = newer
                 continue

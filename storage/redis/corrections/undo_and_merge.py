@@ -1,4 +1,4 @@
-"""Undo and merge in Redis, where the two users of a merge may lie in different partitions.
+"""Undo and merge in Redis. The two users of a merge may be in different partitions.
 
 A merge is a sequence of steps, each of them one script in one partition. A process that dies between them leaves a mark
 in the visitor's head, and the next process that comes across it takes the remaining steps.
@@ -42,7 +42,7 @@ from storage.state.event import Event, LogRecord, Merge, Undo
 
 RETRY_FOR_S = 5.0
 MAX_PAUSE_S = 0.01
-CONTENTION = "others were always faster with events of the same users; send it again"
+CONTENTION = "concurrent writes changed the same users each time; send it again"
 
 
 class RedisCorrections:

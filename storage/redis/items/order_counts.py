@@ -1,4 +1,4 @@
-"""What is bought together, in Redis: counts that halve with time, and the newest entries of a log."""
+"""Counts of items bought together, in Redis; they decay with time. Also the newest entries of a log."""
 
 from collections.abc import Mapping
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What Redis keeps of a tenant's items: values that the tenant has set, trends, tallies, and counts from the log."""
+"""A tenant's item data in Redis: values that the tenant has set, trends, tallies, and counts from the log."""
 
 import json
 import time

@@ -27,7 +27,7 @@ class MergeStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a user's log goes, and which part of it is in the archive.
+    """The end of a user's log, and the part of it that is in the archive.
 
     newest        SEQ of the newest entry, 0 without a log
     archived      SEQ; entries up to it are in the archive and no longer in Redis
@@ -57,9 +57,11 @@ class Head:
     def check(cls, value: bytes | None, *states: bytes | None) -> None:
         """Raise StorageError when a head cannot be what it should be, by itself or beside the user's states."""
         if value is None and any(state is not None for state in states):
-            raise StorageError("a user has states and no head; 'lisarec repair' makes it again from the log", "damaged")
+            raise StorageError(
+                "a user has states but no head; rebuild it from the log with 'lisarec repair'", "damaged"
+            )
         if value is not None and HEAD.fullmatch(value) is None:
-            raise StorageError("a user's head is damaged; 'lisarec repair' makes it again from the log", "damaged")
+            raise StorageError("a user's head is damaged; rebuild it from the log with 'lisarec repair'", "damaged")
 
     def may_be_archived(self, event_id: str) -> bool:
         """Return whether only the archive can tell that the user's log does not have this id.

@@ -260,7 +260,7 @@ class ItemKeys:
 
     @property
     def keys_seen(self) -> str:
-        """Key of the keys that there were when somebody looked last."""
+        """The Redis key of the API keys at the last check."""
         return f"{self.prefix}:keys-seen"
 
     @property

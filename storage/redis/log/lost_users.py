@@ -17,13 +17,13 @@ from storage.state.event import digest
 
 TIMEOUT_S = 1.0
 PROBE_EVERY_S = 5.0
-USER_IS_LOST = "a user has archived events and no head; 'lisarec repair' makes it again from the archive"
+USER_IS_LOST = "a user has archived events but no head; rebuild it from the archive with 'lisarec repair'"
 
 logger = logging.getLogger(__name__)
 
 
 class LostUsers:
-    """Tells new users from those whose head and index were lost after all of their events were archived.
+    """Distinguishes new users from those whose head and index were lost after all their events were archived.
 
     An archive that cannot be read is waited for once, and from then on all are taken for new users until it answers: a
     shop has new visitors whether or not it has its archive.
@@ -36,7 +36,7 @@ class LostUsers:
 
     @property
     def is_archive_available(self) -> bool:
-        """Whether there is an archive to ask, which has answered the last time."""
+        """Whether an archive is configured and responded to the last call."""
         return self._archive.is_configured and self._probing is None
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class LostUsers:
         try:
             return await self._archive.read(held, TIMEOUT_S)
         except StorageError as exc:
-            logger.warning("the archive does not tell whether users are new: %s", exc)
+            logger.warning("cannot read from the archive whether users are new: %s", exc)
             if self._probing is None:
                 self._probing = asyncio.create_task(self._probe())
             return {}

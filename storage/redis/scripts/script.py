@@ -1,4 +1,4 @@
-"""What a Lua script is to its callers."""
+"""The interface of a Lua script."""
 
 from collections.abc import Sequence
 from hashlib import sha1

@@ -1,4 +1,4 @@
-"""What the archive says that Redis has to hold."""
+"""The archive's record of what Redis must contain."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ class ArchivedPositions:
         if archive_id == self._manifest.archive_id:
             return self._manifest.positions
         if not archive_id and self._manifest.positions and not accepted_ms:
-            return "the archive holds events of it, and it knows of no archive"
+            return "the archive has events of this Redis, but this Redis has no record of an archive"
         return {}
 
     async def answers_again(self) -> bool:
@@ -57,5 +57,5 @@ class ArchivedPositions:
         except StorageError as exc:
             self.is_silent = not isinstance(exc.__cause__, FileNotFoundError)  # there is none yet
             if self.is_silent:
-                logger.warning("the archive does not tell what Redis has to hold: %s", exc)
+                logger.warning("cannot read from the archive what Redis must contain: %s", exc)
                 self._ask_at_s = asyncio.get_running_loop().time() + ASK_AGAIN_AFTER_S

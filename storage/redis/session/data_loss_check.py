@@ -1,4 +1,4 @@
-"""Whether the servers of a Redis store still hold what was acknowledged, and would keep what they take.
+"""Checks that the servers of a Redis store still have all acknowledged events, and would keep new ones.
 
 A process remembers the newest entry that it knows of in the log of each partition, and notes it in PREFIX:meta once a
 second, by a plain command: it stays where a server refuses the scripts and transactions of its log, and in a cluster
@@ -43,15 +43,15 @@ from storage.redis.session.server_settings import (
 
 EXAMINE_EVERY_S = 1.0
 NOTE_TIMEOUT_S = 1.0  # of a process that ends
-UNSAFE = "Redis at {server} would lose events: {what}; until then nothing is written"
+UNSAFE = "Redis at {server} could lose events: {what}; until this is fixed, nothing is written"
 LOST = (
-    "Redis at {server} has lost events that were acknowledged: {what}. Nothing is written until it has its data again. "
-    "If they are gone, 'lisarec repair --accept-loss' restores what log and archive have, and goes on without the rest"
+    "Redis at {server} has lost acknowledged events: {what}. Nothing is written until it has its data again. "
+    "If they are gone, 'lisarec repair --accept-loss' restores what the log and the archive have, and accepts the loss"
 )
 
 UNTOLD = (
-    "Redis at {server} is empty, and the archive does not tell whether it has to be: it is new, or has lost its data. "
-    "Nothing is written until the archive answers"
+    "Redis at {server} is empty, because it is new or has lost its data; the archive, which shows which, is "
+    "unreachable. Nothing is written until the archive is reachable"
 )
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class _Server:
 
 
 class ServerTrust:
-    """What the servers have to hold, and the check that they do.
+    """The entries that the servers must have, and the check that they do.
 
     fields  of PREFIX:meta, which this process has set and a server that came back from older files may lack
     """
@@ -102,7 +102,7 @@ class ServerTrust:
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """Why nothing at all may be written until somebody puts that right; None while a server may be written to."""
+        """Why all writes are rejected until an operator fixes it; None while at least one server accepts writes."""
         reasons = [self._known[url].reason if url in self._known else None for url in self._servers.slots.primaries()]
         if not reasons or reasons[0] is None or not all(reasons) or reasons[0].cause == "archive":
             return None
@@ -143,7 +143,7 @@ class ServerTrust:
         self._newest.remember(number, entry_id.decode())
 
     async def accept_loss(self) -> None:
-        """Let every process take what the servers hold now for all that was ever acknowledged."""
+        """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
         meta, now_ms = self._keys.meta, time.time_ns() // 1_000_000
         accepted = int(await self._servers.call("HGET", meta, "accepted") or 0)
         await self._servers.call("HSET", meta, "accepted", max(now_ms, accepted + 1))

@@ -1,4 +1,4 @@
-"""The newest entry of each partition's log that has to be there, as a process and PREFIX:meta remember it."""
+"""The newest entry that each partition's log must have, as recorded by a process and in PREFIX:meta."""
 
 from collections.abc import Mapping
 

@@ -60,7 +60,7 @@ class RedisSession:
 
     @property
     def is_closed(self) -> bool:
-        """Whether new calls are refused."""
+        """Whether new calls are rejected."""
         return self._is_closed
 
     def refuse_calls(self) -> None:
@@ -74,7 +74,7 @@ class RedisSession:
         await self.check()
 
     async def check(self) -> None:
-        """Make sure, before the first use, that the servers and their data can be used.
+        """Check before the first use that the servers and their data are usable.
 
         raises  StorageUnavailable  when the servers cannot be reached, or refuse the user or a command
                 StorageError        when they are too old, or their data have another layout

@@ -1,4 +1,4 @@
-"""What replies of a server say of it."""
+"""Parsing of a server's replies about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings that a server needs to keep what it takes, as CONFIG tells them, or INFO where nobody may ask CONFIG."""
+"""The settings that a server needs to keep its data, from CONFIG, or from INFO if CONFIG is forbidden."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keeps_events(policy: str) -> bool:
 
 
 def told_settings(info: Any, *configs: Any) -> dict[str, str]:
-    """Return what replies to INFO and to CONFIG GET tell; a refusal tells nothing."""
+    """Parse the replies to INFO and CONFIG GET. An error reply gives no settings."""
     told: dict[str, str] = {}
     if isinstance(info, Mapping):
         if "aof_enabled" in info:

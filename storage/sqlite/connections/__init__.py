@@ -1,1 +1,1 @@
-"""What has the SQLite file open: the thread that writes, the one that makes checkpoints, and the files themselves."""
+"""The users of the SQLite file: the writer thread, the checkpoint thread, and the open files."""

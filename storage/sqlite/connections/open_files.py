@@ -1,4 +1,4 @@
-"""The files of an open database: whether they are still the ones at its path, and hold what was committed.
+"""Checks that the files of an open database are still those at its path, and have all commits.
 
 What is written to a file that was removed, replaced or overwritten goes well, and is gone with the process. Three
 things tell such a file:
@@ -62,7 +62,7 @@ class OpenFiles:
 
     @property
     def log_bytes(self) -> int:
-        """The size of the write-ahead log; 0 where it is gone."""
+        """The size of the write-ahead log; 0 if it does not exist."""
         try:
             return self._paths[1].stat().st_size
         except OSError:

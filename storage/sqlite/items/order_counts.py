@@ -1,4 +1,4 @@
-"""What is bought together, in the embedded store: counts that halve with time, and the newest entries of a log."""
+"""Counts of items bought together, in the embedded store; they decay with time. Also the newest entries of a log."""
 
 import sqlite3
 import time

@@ -1,4 +1,4 @@
-"""What tenants set for their items, and tenants' tallies and named values, in the embedded store."""
+"""Tenants' item values, tallies and named values, in the embedded store."""
 
 import json
 import secrets
@@ -87,7 +87,7 @@ def items_version(db: sqlite3.Connection, tenant: str) -> int:
 def put_items(
     db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry]
 ) -> PropertyRefused | VectorRefused | None:
-    """Set what these entries say of their items; return why nothing is set, if it is not."""
+    """Set the values of these items. Return the reason if nothing was set."""
     if (refused_one := refused_vector(db, tenant, entries)) is not None:
         return refused_one
     try:

@@ -59,7 +59,7 @@ class TestTheFile:
         file, (_, key) = tmp_path / "keys", make("main", ["admin"])
         add(file, key)
         add(file, key)
-        with pytest.raises(KeysFileError, match="two keys of one id"):
+        with pytest.raises(KeysFileError, match="two keys with the same id"):
             read(file)
 
     def test_gives_browsers_a_key_that_writes_events_and_nothing_else(self) -> None:

@@ -166,5 +166,5 @@ class TestTheKeys:
             assert not exit_.value.code
         sealing, following, older = (key.id.hex() for key in read(file))
         said = capsys.readouterr().out
-        assert f"{sealing} seals, {following} is the next; {older} open" in said
+        assert f"sealing key {sealing}, next key {following}; older keys still open states: {older}" in said
         assert not any(key.secret.hex() in said for key in read(file))

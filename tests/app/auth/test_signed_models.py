@@ -78,7 +78,7 @@ def deployment(
     deployment.close()
 
 
-REFUSED = {"unsigned": "is not signed", "forged": "is no signature", "foreign": "is no signature"}
+REFUSED = {"unsigned": "is not signed", "forged": "is not a valid signature", "foreign": "is not a valid signature"}
 
 
 def test_signed_models_go_live_in_every_way(deployment: Deployment) -> None:
@@ -148,7 +148,7 @@ def test_keys_are_made_rotated_and_removed_by_commands(deployment: Deployment) -
     """A running service reads the file again whenever it loads a model."""
     client, second = deployment.begin(), deployment.directory / "second"
     status, printed = deployment.run("keys", "model", "--key", second)
-    assert (status, f"services load by '{deployment.keys}'" in printed) == (0, True)
+    assert (status, f"LISAREC_MODEL_KEYS_FILE={deployment.keys}" in printed) == (0, True)
     status, printed = deployment.run("sign", deployment.models / "unsigned", "--key", second)
     assert (status, f"generation {verified_tag(deployment.models / 'unsigned')} is signed" in printed) == (0, True)
     for name in ("june", "unsigned"):
@@ -159,12 +159,12 @@ def test_keys_are_made_rotated_and_removed_by_commands(deployment: Deployment) -
         assert client.post(f"/v1/admin/generations/{name}/activate").status_code == status
     assert deployment.run("verify", deployment.models / "unsigned") == (
         0,
-        f"{deployment.models / 'unsigned'}: generation {verified_tag(deployment.models / 'unsigned')} is whole, "
-        f"signed by a key of '{deployment.keys}'",
+        f"{deployment.models / 'unsigned'}: generation {verified_tag(deployment.models / 'unsigned')} is intact, "
+        f"signed by a key in '{deployment.keys}'",
     )
     assert deployment.run("sign", deployment.models / "june")[0] == 2
     (deployment.models / "june" / "model.safetensors").write_bytes(b"torn")
-    assert "not the file its manifest names" in deployment.run("sign", deployment.models / "june", "--key", second)[1]
+    assert "does not match its manifest" in deployment.run("sign", deployment.models / "june", "--key", second)[1]
 
 
 def test_models_in_a_bucket_bring_their_signatures(deployment: Deployment, s3: Callable[[], str]) -> None:

@@ -352,7 +352,7 @@ class TestImport:
         (tmp_path / "items.csv.gz").write_bytes(gzip.compress(table.encode()))
         for _ in range(2):
             assert self.run(tmp_path / "items.csv.gz", "--url", url) == 0
-            assert "3 items noted; 1 of them no model has learned yet" in capsys.readouterr().out
+            assert "3 items imported; 1 of them are in no model yet" in capsys.readouterr().out
         assert client.get(f"/v1/items/{item_id(1)}").json() == {
             "item_id": item_id(1),
             "title": "Kettle, red",
@@ -367,8 +367,8 @@ class TestImport:
     @pytest.mark.parametrize(
         ("table", "says"),
         [
-            ("item_id\tavailable\na\tmaybe\n", "line 2: available 'maybe' is neither yes nor no: write true or false"),
-            ("item_id\na\na\n", "line 3: item_id 'a' stands here a second time, and first in line 2"),
+            ("item_id\tavailable\na\tmaybe\n", "line 2: available 'maybe' is neither yes nor no; write true or false"),
+            ("item_id\na\na\n", "line 3: item_id 'a' appears twice, first in line 2"),
             ("title\na\n", "'item_id' is missing"),
             ("item_id\ttitle\na\t" + "x" * 2000 + "\n", "title String should have at most 1024 characters"),
         ],

@@ -154,7 +154,7 @@ class TestTrainAndEvaluate:
         found = json.loads(numbers.read_text())
         assert found["other_models"]["unlifted"]["verdict"] in shown.out.splitlines()
         assert "mean of 2" not in shown.out
-        assert "drawn with seed 4" in (report / "index.html").read_text(encoding="utf-8")
+        assert "selected with seed 4" in (report / "index.html").read_text(encoding="utf-8")
 
     def test_the_same_seed_gives_the_same_model(self, model: Path, shop: Path, tmp_path: Path) -> None:
         for name, seed in (("same", "0"), ("other", "1")):
@@ -186,7 +186,7 @@ class TestTrainAndEvaluate:
         lifts = [json.loads((path / "metrics.json").read_text())["lift"] for path in (model, out)]
         assert lifts[0] == lifts[1]
         strength, count = lifts[1]["strength"], lifts[1]["followers"]
-        assert f"score after it (lift {strength:g}); this takes {8 * count} bytes" in " ".join(shown.out.split())
+        assert f"get a higher score (strength {strength:g}, {8 * count} bytes per item)" in " ".join(shown.out.split())
         refused(Outcome(capsys, "evaluate", "--model", out, "--data", shop), "train with --train-on train")
 
     def test_codes_may_be_learned_and_the_model_is_served_all_the_same(
@@ -195,7 +195,7 @@ class TestTrainAndEvaluate:
         out, arguments = tmp_path / "base", ("train", "--data", shop, "--epochs", 1, "--preset")
         assert "lisarec evaluate" in Outcome(capsys, *arguments, "transformer-paper", "--out", tmp_path / "t").out
         shown = Outcome(capsys, *arguments, "lisa-base", "--codes-from", tmp_path / "t", "--out", out)
-        assert f"try 'lisarec serve --model {out}'" in " ".join(shown.out.split())
+        assert f"Next: 'lisarec serve --model {out}'" in " ".join(shown.out.split())
         assert Outcome(capsys, "evaluate", "--model", out, "--data", shop).status == 0
 
 
@@ -203,7 +203,7 @@ class TestServeAndReplay:
     def test_every_event_arrives_once(self, service: str, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
         without_last = Outcome(capsys, "replay", "--data", shop, "--url", service, "--hold-out", 1, "--batch", 64)
         assert without_last.status == 0
-        assert "0 known before, 0 of unknown items" in without_last.out
+        assert "0 duplicates, 0 for unknown items" in without_last.out
         everything = Outcome(capsys, "replay", "--data", shop, "--url", service)
         assert "120 events accepted" in everything.out
         first = read_interactions(shop)
@@ -228,7 +228,7 @@ class TestFailures:
         nowhere = tmp_path / "nowhere"
         for command in (["train", "--out", tmp_path / "m"], ["replay"]):
             refused(
-                Outcome(capsys, *command, "--data", nowhere), "nowhere' does not exist; 'lisarec data NAME' makes one"
+                Outcome(capsys, *command, "--data", nowhere), "does not exist; download one with 'lisarec data NAME'"
             )
 
     def test_no_model(self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,27 +238,27 @@ class TestFailures:
         assert served.err.splitlines()[0].endswith(f"{LOADING}{tmp_path}")
 
     def test_a_model_is_not_overwritten(self, model: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "train", "--data", shop, "--out", model), "holds a model already; choose another --out")
+        refused(Outcome(capsys, "train", "--data", shop, "--out", model), "already contains a model; choose another")
 
     def test_nothing_to_resume(self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "train", "--data", shop, "--out", tmp_path / "m", "--resume"), "train without --resume")
+        refused(Outcome(capsys, "train", "--data", shop, "--out", tmp_path / "m", "--resume"), "omit --resume")
 
     def test_no_service(self, shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.jobs.replay.START_FOR_S", 0.2)
         refused(
-            Outcome(capsys, "replay", "--data", shop, "--url", "http://127.0.0.1:9"), "start it with 'lisarec serve'"
+            Outcome(capsys, "replay", "--data", shop, "--url", "http://127.0.0.1:9"), "the service with 'lisarec serve'"
         )
 
     def test_no_service_to_measure(self, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "bench", "--url", "recs.shop.example"), "is not an http address")
+        refused(Outcome(capsys, "bench", "--url", "recs.shop.example"), "is not an HTTP URL")
         refused(Outcome(capsys, "bench", "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 does not answer")
 
     def test_others_may_not_come_in_without_keys(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(Outcome(capsys, "serve", "--model", model, "--host", "0.0.0.0"), "this machine only")
+        refused(Outcome(capsys, "serve", "--model", model, "--host", "0.0.0.0"), "only on this machine")
 
     def test_no_keys(self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         serve = ("serve", "--model", model, "--data-dir", tmp_path, "--port", 0, "--keys", tmp_path / "keys")
-        refused(Outcome(capsys, *serve), "'lisarec keys add' makes one")
+        refused(Outcome(capsys, *serve), "create a key with 'lisarec keys add'")
 
     def test_no_such_set(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "data", "netflix"), "choose one of: ml-1m, beauty, ml-latest-small")
@@ -305,8 +305,8 @@ def test_a_misspelt_setting_is_refused_and_the_right_one_named(
     shown = Outcome(capsys, *command)
     printed = " ".join(shown.err.replace("│", " ").split())
     assert shown.status == 2
-    assert "LISAREC_MAX_REQUEST in the environment is no setting; is LISAREC_MAX_REQUESTS meant?" in printed
-    assert "LISAREC_XYZZY in the environment is no setting" in printed
+    assert "LISAREC_MAX_REQUEST in the environment is not a setting; did you mean LISAREC_MAX_REQUESTS?" in printed
+    assert "LISAREC_XYZZY in the environment is not a setting" in printed
     assert "sesame" not in printed
 
 
@@ -344,7 +344,7 @@ def test_every_variable_of_the_documents_and_the_compose_file_is_known(monkeypat
 def test_two_stores_are_one_too_many(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     shown = Outcome(capsys, *command, "--redis-url", "redis://127.0.0.1:1", "--data-dir", "d")
     assert shown.status == 2
-    assert "give one of --redis-url and --data-dir" in " ".join(shown.err.replace("│", " ").split())
+    assert "pass one of --redis-url and --data-dir" in " ".join(shown.err.replace("│", " ").split())
 
 
 def test_a_data_directory_wins_over_a_redis_of_the_environment(
@@ -381,12 +381,12 @@ def test_sizes_are_binary_however_they_are_written(text: str, size: int) -> None
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),
         (["train", "--data", "d", "--out", "m", "--memory", "much"], "4GiB"),
-        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--memory", "3GiB"], "leave out --memory"),
+        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--memory", "3GiB"], "omit --memory"),
         (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
         (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
-        (["serve", "--model", "m", "--insecure", "--keys", "k"], "leave one of them out"),
+        (["serve", "--model", "m", "--insecure", "--keys", "k"], "omit one of them"),
         (["keys", "add", "--scope", "fly"], "recs:read"),
         (["fly"], "fly"),
     ],

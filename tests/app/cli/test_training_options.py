@@ -24,7 +24,7 @@ def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.Capt
     run(*train, "--out", model)
     less = ("--since", "2020-01-01", "--users-sample", 0.5, "--events-per-user", 4, "--negatives", "popular")
     run(*train, "--out", warm, "--warm-from", model, *less)
-    assert "took: reading" in capsys.readouterr().out
+    assert "time: reading" in capsys.readouterr().out
     before, after = (json.loads((place / "config.json").read_text()) for place in (model, warm))
     training, card = after["training"], after["data"]
     assert (training["warm_count"], training["events_per_user"], training["negatives"]) == (1, 4, "popular")
@@ -38,7 +38,7 @@ def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        (["--preset", "lisa-base", "--since", "2026-05-31"], "leave out --since"),
+        (["--preset", "lisa-base", "--since", "2026-05-31"], "omit --since"),
         (["--preset", "lisa-base", "--warm-from", "m"], "--warm-from"),
         (["--regularisation", "by-density", "--warm-from", "m"], "--warm-from"),
         (["--since", "lately"], "2026-05-31"),

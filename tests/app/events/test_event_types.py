@@ -153,7 +153,7 @@ def test_training_on_a_log_leaves_unknown_types_out_and_says_so(
     assert run("archive", "--data-dir", client.settings.data_dir, *archive, "--once") == 0
     model = tmp_path / "models" / "of-the-log"
     assert run("train", "--data", tmp_path / "archive", "--out", model, "--epochs", 1) == 0
-    assert f"left out {unknown} events of types without a weight: glance ({unknown})" in caplog.text
+    assert f"ignored {unknown} events of types without a weight: glance ({unknown})" in caplog.text
     card = model_directory.load(model).config.data
     assert card.events == len(events) - unknown
     options = ("--event-weight", "glance=1")

@@ -225,7 +225,7 @@ def test_a_backup_of_one_store_fills_another_by_the_command_line(
     restore = ["restore", str(file), "--model", str(any_client.settings.model_dir), "--data-dir", str(copy)]
     main_of_process(*back_up)
     main_of_process(*restore)
-    assert f"try 'lisarec serve --model {any_client.settings.model_dir} --data-dir {copy}'" in capsys.readouterr().out
+    assert f"Next: 'lisarec serve --model {any_client.settings.model_dir} --data-dir {copy}'" in capsys.readouterr().out
     other = Client(any_client.settings.model_copy(update={"data_dir": copy, "redis_url": None}))
     assert other.get("/v1/users/visitor").json() == any_client.get("/v1/users/visitor").json()
     assert_history_is(other, "ada", 1, 3, 4, 5)

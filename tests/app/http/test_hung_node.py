@@ -187,7 +187,7 @@ def test_after_one_time_out_nobody_waits_and_it_is_found_again(
             await recovered(http, user_id)
         with hung(cluster, 0):
             refusal = await post(http, lost)
-            assert refusal.json()["error"]["message"].startswith("the store does not answer in time")
+            assert refusal.json()["error"]["message"].startswith("the store does not respond in time")
             begin_s = time.monotonic()
             for _ in range(20):
                 assert (await post(http, lost)).json()["error"]["code"] == "storage_unavailable"

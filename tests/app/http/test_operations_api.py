@@ -91,7 +91,7 @@ def test_without_a_gpu_a_service_starts_on_the_cpu_and_says_so(
     assert client.recommend("ada")["source"] == "personalised"
     assert client.get("/readyz").status_code == 200
     client.close()
-    assert "the CPU ranks model 'tiny': device 'cuda' is not there: torch finds no GPU" in caplog.text
+    assert "ranking model 'tiny' on the CPU: device 'cuda' is not available: torch finds no GPU" in caplog.text
 
 
 def test_the_model_is_described(shared_client: Client, model_dir: Path) -> None:

@@ -88,7 +88,7 @@ def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
         begin_s = time.monotonic()
         answer = client.post("/v1/events", json=click("ada", event_id))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
-        assert answer.json()["error"]["message"] == f"{STORAGE_REASONS[failure.cause]}; send the same again later"
+        assert answer.json()["error"]["message"] == f"{STORAGE_REASONS[failure.cause]}; retry the same request later"
         assert int(answer.headers["retry-after"]) >= 1
         assert client.recommend("ada")["source"] == ("personalised" if failure.readable else "popular")
         assert client.get("/v1/users/ada").status_code == (200 if failure.readable else 503)
@@ -116,7 +116,7 @@ class TestLostData:
         for event_id in ("a", "b"):
             answer = client.post("/v1/events", json=click("bob", event_id))
             assert answer.status_code == 503
-            assert answer.json()["error"]["message"] == f"{STORAGE_REASONS[cause]}; send the same again later"
+            assert answer.json()["error"]["message"] == f"{STORAGE_REASONS[cause]}; retry the same request later"
         assert client.request("PUT", "/v1/items/item-1", json={"title": "Tea"}).status_code == 503
         assert client.request("DELETE", "/v1/users/ada").status_code == 503
         assert client.recommend("ada")["source"] in ("personalised", "popular")

@@ -43,8 +43,8 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_says_at_its_start_what_it_serves(server: Process, model_dir: Path) -> None:
     model = httpx.get(f"{server.url}/v1/model").json()
     log = server.log()
-    assert f"lisarec {own_version()}, for http://127.0.0.1:any free port, with one process on the cpu" in log
-    assert "without keys; users are kept in SQLite in '" in log
+    assert f"lisarec {own_version()} on http://127.0.0.1:any free port, one process, device cpu" in log
+    assert "no API keys; store: SQLite in '" in log
     assert f"tenant main: model {model_dir.name} ({model['tag']}), {model['items']:,} items" in log
 
 

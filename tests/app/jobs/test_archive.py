@@ -114,7 +114,7 @@ def test_what_was_served_is_archived_trained_on_and_served_again(
         events = len(read_interactions(shop))
         assert f"{events:,} events archived" in printed
         assert "0 events archived" in run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
-        assert f"{events:,} known before" in run("replay", "--data", shop, "--url", url)
+        assert f"{events:,} duplicates" in run("replay", "--data", shop, "--url", url)
 
     assert histories(read_interactions(archive_dir)) == histories(read_interactions(shop))
     archived = read_interactions(archive_dir)
@@ -200,19 +200,19 @@ def test_training_reads_the_orders_that_were_posted(tmp_path: Path, kind: str, r
 def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:
     with ArchiveWriter.open(tmp_path):
         pass
-    with pytest.raises(DataError, match="no events yet; 'lisarec archive'"):
+    with pytest.raises(DataError, match="no events yet; run 'lisarec archive'"):
         read_interactions(tmp_path)
     (tmp_path / "archive.json").write_text("{}")
-    with pytest.raises(DataError, match="no list of archived files"):
+    with pytest.raises(DataError, match="not a list of archived files"):
         read_interactions(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["--redis-url", "redis://127.0.0.1:1"], "give the archive with --archive-dir"),
+        (["--redis-url", "redis://127.0.0.1:1"], "pass --archive-dir"),
         (["--redis-url", "r", "--data-dir", "d", "--archive-dir", "a"], "one of --redis-url and --data-dir"),
-        (["--data-dir", "no-such", "--archive-dir", "a"], "there is no 'no-such/lisarec.sqlite3'"),
+        (["--data-dir", "no-such", "--archive-dir", "a"], "'no-such/lisarec.sqlite3' does not exist"),
         (["--redis-url", "redis://127.0.0.1:1", "--archive-dir", "a"], "Redis failed"),
         (["--redis-url", "http://127.0.0.1:1", "--archive-dir", "a"], "redis://"),
     ],
@@ -250,11 +250,11 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
                 printed.append(process.stdout.readline())
 
         try:
-            read_until_printed("will try again: no service has used the key prefix 'lisarec' yet")
+            read_until_printed("retrying: no service has used the key prefix 'lisarec' yet")
             asyncio.run(append(redis_server, "e1"))
             read_until_printed("1 events archived")
             redis_server.kill()
-            read_until_printed("will try again: Redis failed")
+            read_until_printed("retrying: Redis failed")
             redis_server.start()
             asyncio.run(append(redis_server, "e2"))
             read_until_printed("1 events archived")
@@ -301,7 +301,7 @@ def test_a_clock_that_is_ahead_for_less_than_an_hour_drops_nothing(
     settings = StoreSettings(data_dir=tmp_path, archive_dir=tmp_path / "archive")
     with pytest.raises(Stopped):
         run_archiver(settings, ArchiverPlan(0.0, 0.0, 30), report, ArchiverMetrics())
-    assert ["dropped" in turn for turn in turns] == [False, False, False, True]
+    assert ["deleted" in turn for turn in turns] == [False, False, False, True]
 
 
 def test_no_service_starts_over_a_file_that_is_older_than_its_archive(model: Path, tmp_path: Path) -> None:

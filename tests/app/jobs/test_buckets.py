@@ -54,7 +54,7 @@ def test_a_back_up_in_a_bucket_fills_another_store(
     with monkeypatch.context() as patch:
         patch.setattr(ObjectFolder, "names", None)  # a bucket may have millions
         status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", out)
-        assert (status, f"{out}: 12 entries of the log" in printed) == (0, True)
+        assert (status, f"{out}: 12 log entries" in printed) == (0, True)
         status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", out)
         assert (status, "exists already" in printed) == (1, True)
     status, printed = command("restore", out, "--model", f"{url}/models/may", "--data-dir", tmp_path / "other")

@@ -104,7 +104,7 @@ def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
 ) -> None:
     """As the screenshots of the documentation are taken: in a range of goods, its others come next."""
     _, port, printed = running_demo
-    (user_id,) = re.findall("Users of the data can be opened there, '(.*)' for instance", printed.read_text())
+    (user_id,) = re.findall("open a user of the data set, such as '(.*)'", printed.read_text())
     interactions = read_interactions(printed.parent / "var/demo/shop")
     bought = [interactions.item_ids[item] for item in interactions.item[: interactions.starts[1]]]
     address = f"http://127.0.0.1:{port}/playground/"
@@ -149,7 +149,7 @@ def test_the_printed_lines_show_a_recommender_that_learns(
 def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"port {port} .* cannot be used .*; choose another one: .*--port 8001"):
+        with pytest.raises(PortTaken, match=f"port {port} .*; choose another port: .*--port 8001"):
             demo(None, port, Console(quiet=True), tmp_path / "demo")
     assert not (tmp_path / "demo").exists()
 

@@ -206,7 +206,9 @@ class TestGivesUp:
             run(service, interactions, concurrency=1, retry_for_s=0.3)
 
     def test_at_once_when_nobody_is_there(self, interactions: Interactions) -> None:
-        with pytest.raises(ReplayError, match=r"127\.0\.0\.1:9 cannot be reached .*; start it with 'lisarec serve'"):
+        with pytest.raises(
+            ReplayError, match=r"127\.0\.0\.1:9 cannot be reached .*; start the service with 'lisarec serve'"
+        ):
             run(Service(url="http://127.0.0.1:9"), interactions)
 
     def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
@@ -217,12 +219,12 @@ class TestGivesUp:
     @pytest.mark.parametrize("answer", [b"<html>welcome</html>", {"ok": True}, [1]], ids=str)
     def test_when_somebody_else_is_there(self, service: Service, interactions: Interactions, answer: object) -> None:
         service.answers = [(200, answer)]
-        with pytest.raises(ReplayError, match="does not answer as lisarec does; is the address right"):
+        with pytest.raises(ReplayError, match="is not lisarec; check the URL"):
             run(service, interactions, concurrency=1)
 
     @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "", "http://", "http://a:b", "/v1"])
     def test_before_it_starts_when_the_address_is_none(self, interactions: Interactions, url: str) -> None:
-        with pytest.raises(ReplayError, match="try http://127"):
+        with pytest.raises(ReplayError, match="such as http://127"):
             run(Service(url=url), interactions)
 
 
@@ -250,7 +252,7 @@ class TestWaiting:
 
         url = f"http://127.0.0.1:{port}"
         wait_for_service(url, say)
-        assert said == [f"waiting for {url}, where nothing answers yet"]
+        assert said == [f"waiting for {url}: no answer yet"]
         wait_for_service(url, say)
         assert len(said) == 1
         servers[0].shutdown()
@@ -258,7 +260,7 @@ class TestWaiting:
 
     def test_ends_where_nobody_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.jobs.replay.START_FOR_S", 0.2)
-        with pytest.raises(ReplayError, match=r"cannot be reached .*; start it with 'lisarec serve'"):
+        with pytest.raises(ReplayError, match=r"cannot be reached .*; start the service with 'lisarec serve'"):
             wait_for_service("http://127.0.0.1:9", lambda _: None)
 
 

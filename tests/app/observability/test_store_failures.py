@@ -79,7 +79,7 @@ def assert_reported(client: Client, log: StoreLog, refusal: httpx.Response, caus
     """The answer has the kind of failure only; the log has the store's own words."""
     error = refusal.json()["error"]
     assert (refusal.status_code, error["code"]) == (503, "storage_unavailable")
-    assert error["message"] == f"{STORAGE_REASONS[cause]}; send the same again later"
+    assert error["message"] == f"{STORAGE_REASONS[cause]}; retry the same request later"
     assert int(refusal.headers["retry-after"]) >= 1
     assert errors(client, cause) >= 1
     assert reason in log.lines(cause)[0]

@@ -90,7 +90,7 @@ class TestTheCost:
     def test_of_a_call_is_bounded_and_the_refusal_names_what_costs_most(self) -> None:
         assert charge_for([request()] * MAX_REQUESTS, MOST) == MAX_REQUESTS
         assert charge_for([request()], MOST, [0, 100, 600]) == 6
-        with pytest.raises(TooCostly, match=f"may cost {MOST}") as refusal:
+        with pytest.raises(TooCostly, match=f"the limit is {MOST}") as refusal:
             charge_for([request(k=1_000, explain=True)] * MAX_REQUESTS, MOST)
         assert [detail.field for detail in refusal.value.details] == ["explain", "k", "requests"]
         assert refusal.value.details[0].reason == "costs 2,500"
@@ -166,7 +166,7 @@ class TestACall:
         assert_refused(refused, 422)
         error = refused.json()["error"]
         assert error["code"] == "too_costly"
-        assert "lower what costs most, or split it" in error["message"]
+        assert "reduce the largest part, or split it" in error["message"]
         assert error["details"][0] == {"index": None, "field": "explain", "reason": "costs 2,500"}
         assert client.post("/v1/recommendations", json=HEAVIEST, headers=bearer(texts["free"])).status_code == 200
 
@@ -180,7 +180,7 @@ class TestACall:
         ):
             assert_refused(answer, 422)
             assert answer.json()["error"]["code"] == "too_costly"
-            assert "this key has 20 a minute" in answer.json()["error"]["message"]
+            assert "this key is 20 per minute" in answer.json()["error"]["message"]
 
     def test_counts_against_the_rate_as_many_plain_requests_as_it_costs(
         self, guarded: tuple[Client, dict[str, str]]

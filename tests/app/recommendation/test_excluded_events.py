@@ -154,7 +154,7 @@ class TestRefused:
             assert_refused(refused, 422)
             (detail,) = refused.json()["error"]["details"]
             assert detail["field"] == field
-            assert detail["reason"].endswith("there are click, dislike, impression, purchase")
+            assert detail["reason"].endswith("known types: click, dislike, impression, purchase")
         assert_refused(shop.client.request("PUT", "/v1/admin/scenarios/wrong", json=unknown), 422)
 
     @pytest.mark.parametrize(

@@ -105,16 +105,16 @@ class TestSwitching:
         clients[0].click("ada", *(item_id(row) for row in range(5)))
         status, printed = command("rebuild", "--model", clients[0].settings.models_folder / "june")
         state, models = clients[0].settings.data_dir, clients[0].settings.models_folder
-        switch = f"'lisarec activate june --data-dir {state} --models-dir {models}' switches to it"
-        assert (status, f"5 events of 1 users folded; {switch}" in printed) == (0, True)
+        switch = f"To switch, run 'lisarec activate june --data-dir {state} --models-dir {models}'"
+        assert (status, f"5 events of 1 users folded. {switch}" in printed) == (0, True)
         assert [served(client) for client in clients] == ["may", "may"]
         for name in ("june", "may"):
             status, printed = command("activate", name)
             assert (status, f"{name}, generation" in printed) == (0, True)
             for client in clients:
                 wait_until_served(client, name)
-        assert f"'lisarec activate june --data-dir {state} --models-dir {models}' goes back" in printed
-        assert f"'lisarec drop june --data-dir {state}' lets go of its states" in printed
+        assert f"to roll back, run 'lisarec activate june --data-dir {state} --models-dir {models}'" in printed
+        assert f"to delete the old states, run 'lisarec drop june --data-dir {state}'" in printed
         command("activate", "june")
         assert served(begin("may")) == "june"
 
@@ -169,12 +169,12 @@ class TestRefusals:
             answered, error = activate(client, name)
             assert (answered, error["code"]) == (status, code), name
         for name, reason in (
-            ("july", "there is no model 'july'"),
-            ("torn", "not the file its manifest names"),
+            ("july", "no model 'july'"),
+            ("torn", "does not match its manifest"),
             ("empty", "has no manifest.json"),
             ("circle", "cannot be read"),
             ("pipe", "lacks"),
-            ("../models/june", "there is no model"),
+            ("../models/june", "no model '"),
         ):
             failed, printed = command("activate", name)
             assert (failed, reason in printed) == (1, True), printed
@@ -193,7 +193,7 @@ class TestRefusals:
         for name in ("away", "half"):
             status, error = activate(client, name)
             assert (status, error["code"]) == (409, "model_unusable")
-        assert caplog.text.count("leads out of the folder") == 2
+        assert caplog.text.count("is outside the models folder") == 2
         (models / "current").symlink_to("june")
         assert activate(client, "current")[0] == 200
         assert served(client) == "current"
@@ -238,17 +238,17 @@ class TestDropping:
         client = begin()
         client.click("ada", *(item_id(row) for row in range(5)))
         command("rebuild", "--model", models / "june")
-        assert "rebuilt by some process" in command("drop", "june")[1]
+        assert "in use by a process" in command("drop", "june")[1]
         activate(client, "june")
         store, runner = client.service.store, client.runner
-        for name, reason in (("june", "'june' is active"), ("may", "is served"), ("july", "it knows: june (")):
+        for name, reason in (("june", "'june' is active"), ("may", "in use"), ("july", "in the store: june (")):
             failed, printed = command("drop", name)
             assert (failed, reason in printed) == (1, True), printed
         (may,) = [known.named for known in runner.run(store.generations.known()) if known.named.name == "may"]
         runner.run(store.generations.drop(may.tag))
         runner.run(store.generations.announce(may, 0))  # as it is when it has not been served for long
         runner.run(store.states("main", ["ada"], generation_of(model_directory.load(models / "may"))))
-        assert command("drop", "may") == (0, "1 states of may removed")
+        assert command("drop", "may") == (0, "1 states of may deleted")
         assert_right(client, models / "june", "ada")
         assert activate(client, "may")[0] == 200
         assert_right(client, models / "may", "ada")

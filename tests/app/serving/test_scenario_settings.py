@@ -137,10 +137,10 @@ def test_a_parameter_that_nothing_names_is_refused(shop: Shop) -> None:
     own = {"filter": "item.price < params.most", "boost": ["params.gain * item.price"]}
     assert answer(shop.first, **good, **own, params={"most": 1, "gain": 2.0, "floor": 0})["items"]
     for params, reason in (
-        ({"maxprice": 2}, "has maxprice, which nothing names; did you mean max_price?"),
-        ({"other_price": 2}, "has other_price, which nothing names; did you mean max_price?"),
-        ({"zz": 2, "floor": 0}, "has zz, which nothing names; there are floor, max_price"),
-        ({"most": 2}, "has most, which nothing names; there are floor, max_price"),
+        ({"maxprice": 2}, "has maxprice, which no expression uses; did you mean max_price?"),
+        ({"other_price": 2}, "has other_price, which no expression uses; did you mean max_price?"),
+        ({"zz": 2, "floor": 0}, "has zz, which no expression uses; existing names: floor, max_price"),
+        ({"most": 2}, "has most, which no expression uses; existing names: floor, max_price"),
     ):
         for path, body in (
             ("params", {**good, "params": params}),

@@ -134,7 +134,7 @@ def test_a_request_cannot_widen_and_is_told_what_is_wrong(shop: Shop) -> None:
         assert_refused(response, 422)
         details = response.json()["error"]["details"]
         assert ("requests.1.params", reason) in [(one["field"], one["reason"]) for one in details]
-    for name, hint in {"fixd": "fixed", SECRET: "there are"}.items():
+    for name, hint in {"fixd": "fixed", SECRET: "existing names"}.items():
         response = shop.first.post("/v1/recommendations", json={**good, "scenario": name})
         assert_refused(response, 422)
         (detail,) = response.json()["error"]["details"]
@@ -342,7 +342,7 @@ def test_the_command_compares_scenarios_too(
     begun = {"name": "prices", "over": "scenarios", "shares": {"home": 1.0, "home-2": 3.0}}
     assert client.get("/v1/admin/experiment").json() == {"experiment": begun}
     code, told = run("prices", "home=1", "gone=1", "--over", "scenarios")
-    assert (code, "there is no scenario 'gone'; there are home, home-2" in told) == (1, True)
+    assert (code, "unknown scenario 'gone'; existing scenarios: home, home-2" in told) == (1, True)
     assert run("--end")[0] in (0, None)
     client.runner.run(client.service.switcher.poll())
     assert client.get("/v1/admin/experiment").json() == {"experiment": None}

@@ -35,12 +35,14 @@ def test_a_wrong_type_is_taken_back_and_the_name_has_another_one(shop: Shop) -> 
     assert len(answer(other, max_per={"size": 1}, **FILTERED)["items"]) > 3
     refused = declare(first, items={"size": "number"})
     assert refused.json()["error"]["details"][0]["reason"] == (
-        "size is a text, and cannot be a number; null removes size with all its values"
+        "size is a text, and cannot be a number; pass null to remove size with all its values"
     )
     shop.put("sized", filter='item.size == "10"', max_per={"size": 1})
     used = declare(other, items={"size": None, "price": "number"}, users={"size": None})
     assert (used.status_code, used.json()["error"]["code"]) == (409, "property_in_use")
-    assert [one["reason"] for one in used.json()["error"]["details"]] == ["scenario sized needs size; change it first"]
+    assert [one["reason"] for one in used.json()["error"]["details"]] == [
+        "scenario sized uses size; change the scenario first"
+    ]
     shop.put("sized", filter="item.price > 1.0")
 
     taken = declare(first, items={"size": None, "never": None}, users={"size": None})

@@ -64,7 +64,7 @@ def test_a_measured_training_tells_of_its_phases(
     memory.main(shop, memory=limit, share=0.001)
     printed = capsys.readouterr().out
     assert said in printed
-    for phase in ("reading the data", "computing the codes of 40 items", "epoch 1", "all of it"):
+    for phase in ("reading data", "computing the codes of 40 items", "epoch 1", "all of it"):
         assert phase in printed
     assert "on validation None" in printed  # it ended within the epoch
     assert [path.name for path in shop.parent.iterdir()] == ["shop"]

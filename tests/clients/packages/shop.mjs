@@ -36,7 +36,7 @@ shop.event(user, "item-4", { type: "no such type!" })
 shop.event(user, "item-5")
 assert.equal(await shop.flush(60_000), false)
 assert.equal(shop.outbox.refused, 1)
-assert.match(said.pop(), /1 events were refused: 422 invalid_events/)
+assert.match(said.pop(), /the service rejected 1 events: 422 invalid_events/)
 
 // a service that fails: the fallback in time, and each event once
 const failing = new LisarecClient(front, { ...patient, timeoutMs: 200 })

@@ -80,7 +80,7 @@ def test_an_assistant_searches_recommends_explains_and_reads_statistics(
         assert (stats["model"]["generation"], {"places", "scenarios"} <= stats.keys()) == ("tiny", True)
         assert "exactly one of user_id, history and state" in await refusal(session, "recommend")
         assert "filter at character" in await refusal(session, "recommend", user_id=ann, options={"filter": "item."})
-        assert "item_id has to be" in await refusal(session, "similar_items", item_id="../../admin")
+        assert "item_id must be" in await refusal(session, "similar_items", item_id="../../admin")
         assert "record_event" in await refusal(session, "record_event", user_id=ann, item_id="item-1")
 
     with_assistant(ask, service, key_file)
@@ -104,7 +104,7 @@ def test_events_are_taken_where_that_is_allowed(service: Service, key_file: Path
     [
         (None, "lisarec_no-key", "401 unauthenticated"),
         ("http://127.0.0.1:9", "", "cannot be reached"),
-        ("here", "", "no address"),
+        ("here", "", "not a valid base URL"),
     ],
 )
 def test_it_ends_at_once_where_it_has_no_service(

@@ -60,7 +60,7 @@ def test_content_comes_back_and_a_model_without_it_is_the_same_generation(
 def test_content_that_does_not_fit_is_refused(changed: dict[str, torch.Tensor]) -> None:
     parts = ItemStatistics(content=LEARNED).to_tensors()[CONTENT]
     assert NO_STATISTICS.with_file(CONTENT, parts, 2, SHAPE.width).content.exists
-    with pytest.raises((ValueError, TypeError), match="map of contents"):
+    with pytest.raises((ValueError, TypeError), match="content map"):
         NO_STATISTICS.with_file(CONTENT, {**parts, **changed}, 2, SHAPE.width)
     with pytest.raises(KeyError):
         NO_STATISTICS.with_file(CONTENT, {name: part for name, part in parts.items() if name != "mean"}, 2, SHAPE.width)

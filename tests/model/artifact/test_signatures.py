@@ -56,7 +56,9 @@ def signed(unsigned: Path, keys: Path) -> Path:
     return unsigned
 
 
-def assert_refused(directory: Path, keys_file: Path, reason: str | None = "is no signature of the manifest") -> None:
+def assert_refused(
+    directory: Path, keys_file: Path, reason: str | None = "is not a valid signature of the manifest"
+) -> None:
     for use in (model_directory.load, model_directory.verified_tag):
         with pytest.raises(ArtifactError, match=reason):
             use(directory, keys_file)
@@ -168,14 +170,14 @@ class TestKeys:
         (tmp_path / "cut").write_bytes((keys / "one.pub").read_bytes()[:-30])
         (tmp_path / "wrong").write_text("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n")
         for name, reason in (
-            ("rsa.pub", "not of Ed25519"),
-            ("wrong", "not of Ed25519"),
-            ("empty", "holds no public key"),
-            ("cut", "holds no public key"),
+            ("rsa.pub", "not an Ed25519 key"),
+            ("wrong", "not an Ed25519 key"),
+            ("empty", "contains no public key"),
+            ("cut", "contains no public key"),
             ("nowhere", "cannot be read"),
-            ("rsa", "holds a private key"),
+            ("rsa", "contains a private key"),
         ):
             assert_refused(unsigned, tmp_path / name, reason)
         for private in (rsa, encrypted, tmp_path / "empty", keys / "one.pub"):
-            with pytest.raises(SignatureError, match="holds no private key"):
+            with pytest.raises(SignatureError, match="contains no Ed25519 private key"):
                 read_signing_key(private)

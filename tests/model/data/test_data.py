@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "missing column": (b"user_id\titem_id\nu\ti\n", "line 1: column 'timestamp' is missing"),
     "column twice": (
         b"user_id\titem_id\ttimestamp\titem_id\nu\ti\t1\tj\n",
-        "line 1: column 'item_id' stands there twice",
+        "line 1: column 'item_id' appears twice",
     ),
     "empty file": (b"", "is empty"),
     "blank file": (b" \n\n", "is empty"),
@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "time inf": (HEADER + b"u\ti\t1\nu\ti\t-inf\n", "line 3: timestamp '-inf'"),
     "time in milliseconds": (
         HEADER + b"u\ti\t1\nu\ti\t1700000000000\n",
-        "line 3: timestamp '1700000000000' lies beyond the year 9999",
+        "line 3: timestamp '1700000000000' is after the year 9999",
     ),
     "time beyond 64 bits": (HEADER + b"u\ti\t1e300\n", "line 2: timestamp '1e300'"),
     "time empty": (HEADER + b"u\ti\t\n", "line 2: timestamp ''"),
@@ -165,9 +165,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "user dots": (HEADER + b"..\ti\t1\n", "line 2: user_id '..' is not an id"),
     "user empty": (HEADER + b"u\ti\t1\n\ti\t1\n", "line 3: user_id '' is not an id"),
     "item empty": (HEADER + b"u\t\t1\n", "line 2: item_id '' is not an id"),
-    "too few fields": (HEADER + b"u\ti\t1\nu\ti\n", "line 3: 2 fields where the header has 3"),
-    "too many fields": (HEADER + b"u\ti\t1\t2\n", "line 2: 4 fields where the header has 3"),
-    "blank line": (HEADER + b"u\ti\t1\n\nu\ti\t2\n", "line 3: 0 fields where the header has 3"),
+    "too few fields": (HEADER + b"u\ti\t1\nu\ti\n", "line 3: 2 fields, but the header has 3"),
+    "too many fields": (HEADER + b"u\ti\t1\t2\n", "line 2: 4 fields, but the header has 3"),
+    "blank line": (HEADER + b"u\ti\t1\n\nu\ti\t2\n", "line 3: 0 fields, but the header has 3"),
     "not UTF-8": (HEADER + b"u\ti\t1\nu\xff\ti\t1\n", "line 3: not UTF-8"),
     "type empty": (TYPED + b"u\ti\t1\t\t\n", "line 2: type '' is not an id"),
     "type with a space": (TYPED + b"u\ti\t1\tadd to cart\t\n", "line 2: type 'add to cart'"),
@@ -238,7 +238,7 @@ class TestRefusals:
             read_interactions(tmp_path)
 
     def test_a_missing_directory_or_table_tells_the_way_out(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="does not exist; 'lisarec data NAME' makes one"):
+        with pytest.raises(DataError, match="does not exist; download one with 'lisarec data NAME'"):
             read_interactions(tmp_path / "nowhere")
         with pytest.raises(DataError, match=r"has no interactions\.tsv\.gz"):
             read_interactions(tmp_path)
@@ -260,11 +260,11 @@ class TestItems:
         [
             (
                 b"item_id\ttitle\na\tx\nb\ty\na\tz\n",
-                "line 4: item_id 'a' stands here a second time, and first in line 2",
+                "line 4: item_id 'a' appears twice, first in line 2",
             ),
             (b"title\nx\n", "line 1: column 'item_id' is missing"),
             (b"item_id\ttitle\na b\tx\n", "line 2: item_id 'a b' is not an id"),
-            (b"item_id\ttitle\na\tx\nb\n", "line 3: 1 fields where the header has 2"),
+            (b"item_id\ttitle\na\tx\nb\n", "line 3: 1 fields, but the header has 2"),
             (b"item_id\na\n\nb\n", "line 3: item_id '' is not an id"),
         ],
     )
@@ -296,7 +296,7 @@ class TestWeights:
         found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         with pytest.raises(
             DataError,
-            match=r"'view' has no weight; give it one with --event-weight view=1, or 0\. Others have: click, dislike",
+            match=r"'view' has no weight; pass --event-weight view=1, or 0 to ignore it\. Known weights: click",
         ):
             found.stepping({"click": 1, "dislike": 0})
 
@@ -333,7 +333,7 @@ class TestSplits:
     def test_temporal(self, tmp_path_factory: pytest.TempPathFactory, write_rows: Write, rows: list[Any]) -> None:
         found = read_interactions(write_rows(tmp_path_factory.mktemp("temporal"), rows))
         if found.time_is_order:
-            with pytest.raises(DataError, match="only an order"):
+            with pytest.raises(DataError, match="only give the order"):
                 split(found, "temporal")
             return
         parts = split(found, "temporal")
@@ -390,5 +390,5 @@ class TestSplits:
         kinds = ["click", "dislike", "click", "click"]
         rows = [(user, "i", place, kind) for user in "uv" for place, kind in enumerate(kinds)]
         directory = write_rows(tmp_path, rows, "user_id item_id timestamp type")
-        with pytest.raises(DataError, match="only an order"):
+        with pytest.raises(DataError, match="only give the order"):
             split(read_interactions(directory).stepping(EVENT_WEIGHTS), "temporal")

@@ -56,5 +56,5 @@ def test_a_few_broken_letters_are_refused_and_not_guessed(tmp_path: Path) -> Non
 
 def test_utf_16_that_was_cut_off_says_so(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("item_id,title\na,b\n".encode("utf-16")[:-1])
-    with pytest.raises(DataError, match="UTF-16 text that was cut off"):
+    with pytest.raises(DataError, match="truncated UTF-16 text"):
         read_items(tmp_path)

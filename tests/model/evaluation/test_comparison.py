@@ -47,7 +47,7 @@ class TestVerdict:
         assert found.startswith("one is better than other in NDCG@10 (+0.3691")
         assert found.endswith("; in HR@10 (+0.0000, 95 % +0.0000 to +0.0000) the difference may be chance.")
         alike = verdict([1, 11] * 25, [11, 1] * 25)
-        assert alike.startswith("one and other cannot be told apart: in HR@10 (+0.0000")
+        assert alike.startswith("one and other do not differ significantly: in HR@10 (+0.0000")
         assert " and NDCG@10 (" in alike
 
     def test_may_be_better_in_one_way_and_worse_in_another(self) -> None:
@@ -144,7 +144,7 @@ class TestModels:
         other = replace(first, name="on more", config=first.config.model_copy(update={"data": data}))
         report = evaluate([first, other], shop)
         assert [one.name for one in report.others] == ["on more"]
-        assert "cannot be told apart" in report.to_json()["other_models"]["on more"]["verdict"]
+        assert "do not differ significantly" in report.to_json()["other_models"]["on more"]["verdict"]
 
     def test_all_have_their_ranks_written(self, first: Artifact, shop: Path) -> None:
         other = changed(first, "other", noise=1.0, epochs=9)

@@ -92,7 +92,7 @@ class TestRefusals:
         shutil.copytree(shop, tmp_path / "other")
         with (tmp_path / "other" / "interactions.tsv").open("a") as file:
             file.write("u1\ti1\t99999999\n")
-        with pytest.raises(DataError, match="evaluate on the data the model was trained on"):
+        with pytest.raises(DataError, match="evaluate on the data that the model was trained on"):
             evaluate.evaluate([model_directory.load(trained)], tmp_path / "other", None, None)
 
     def test_a_model_that_trained_on_the_test_events(self, shop: Path, trained: Path) -> None:
@@ -116,7 +116,7 @@ class TestRefusals:
     ) -> None:
         directory = write_rows(tmp_path / "data", [("u", "a", 1), ("u", "b", 2), ("v", "a", 7), ("v", "b", 9)])
         made = train.train(directory, tmp_path / "out", tiny_config(), progress=silent())
-        with pytest.raises(DataError, match="leaves no event to test"):
+        with pytest.raises(DataError, match="leaves no test event"):
             evaluate.evaluate([made], directory, None, None)
 
 
@@ -229,7 +229,7 @@ def test_one_model_is_not_given_twice(shop: Path, trained: Path) -> None:
 
 
 def test_sampled_negatives_refuse_another_seen_rule(shop: Path, trained: Path) -> None:
-    with pytest.raises(DataError, match="outside the history"):
+    with pytest.raises(DataError, match="never in the history"):
         evaluate.evaluate([model_directory.load(trained)], shop, "loo_sampled100", "none")
 
 

@@ -290,7 +290,7 @@ def test_without_a_gpu_the_cpu_ranks_and_a_sentence_says_so(
     assert not caplog.messages
     engine = open_engine(in_memory(model), "cuda")
     assert (engine.device.type, engine.has_graphs) == ("cpu", False)
-    assert caplog.messages == ["the CPU ranks model 'random': device 'cuda' is not there: torch finds no GPU"]
+    assert caplog.messages == ["ranking model 'random' on the CPU: device 'cuda' is not available: torch finds no GPU"]
     assert (engine.top_k(engine.step(*random_states(engine, 2)), 3)[0] >= 0).all()
 
 
@@ -340,7 +340,7 @@ def test_a_gpu_is_lost_once_it_no_longer_answers(
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     assert engine.has_lost_device()
     assert engine.is_lost
-    assert "cuda is lost until this process is started again" in caplog.text
+    assert "lost cuda until this process restarts" in caplog.text
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     assert engine.has_lost_device()  # CUDA does not recover in the same process
 

@@ -22,7 +22,7 @@ from tests.model.inference.scan_cases import BIASES, TABLES, ScanCase, boosted, 
 @pytest.fixture(scope="module", params=get_args(ScanPath))
 def path(request: pytest.FixtureRequest) -> ScanPath:
     if request.param not in supported_paths():
-        pytest.skip(f"this CPU has no {request.param}")
+        pytest.skip(f"this CPU does not support {request.param}")
     return request.param  # type: ignore[no-any-return]
 
 
@@ -183,6 +183,6 @@ def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) ->
 
 
 def test_a_path_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="this CPU has no abacus; it has: portable"):
+    with pytest.raises(ValueError, match="this CPU does not support abacus; it supports: portable"):
         Scan(np.zeros((1, 1), np.uint8), np.zeros(1, np.float32), "abacus")  # type: ignore[arg-type]
     assert supported_paths()[0] == "portable"

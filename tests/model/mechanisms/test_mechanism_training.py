@@ -182,7 +182,7 @@ class TestMigration:
             mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
         other = recipe("lisa-base-paper")
         other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
-        with pytest.raises(TrainError, match="other codebooks or items"):
+        with pytest.raises(TrainError, match="codebooks or items differ"):
             mechanisms.train(shop, tmp_path / "m", other, codes_from=source, progress=silent())
         card = other.model_copy(update={"data": DataCard(train_on="train")})
         with pytest.raises(TrainError, match="learned from other events"):
@@ -198,21 +198,23 @@ def made(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> 
 
 class TestModelDirectory:
     def test_it_is_compared_and_not_served(self, made: Path) -> None:
-        with pytest.raises(model_directory.ArtifactError, match="compared, not served; 'lisarec evaluate' takes it"):
+        with pytest.raises(
+            model_directory.ArtifactError, match="a mechanism, which can only be evaluated with 'lisarec evaluate'"
+        ):
             model_directory.load(made)
         assert isinstance(evaluate.load_model(made), mechanisms.TrainedMechanism)
 
     def test_a_broken_one_is_refused(self, made: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(made, tmp_path / "copy")
         (copy / model_directory.WEIGHTS).write_bytes(b"no weights")
-        with pytest.raises(model_directory.ArtifactError, match="not the file its manifest names"):
+        with pytest.raises(model_directory.ArtifactError, match="does not match its manifest"):
             mechanisms.load(copy)
 
     def test_the_papers_protocol_has_a_name(self, shop: Path, made: Path) -> None:
         found = evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100").to_json()
         assert found["tie_rule"] == "in the model's favour"
         assert found["metrics"]["hr_at_10_paper100"] >= 0
-        with pytest.raises(DataError, match="negatives of loo_paper100 lie outside the history"):
+        with pytest.raises(DataError, match="negatives of loo_paper100 are never in the history"):
             evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100", "none")
 
     @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))

@@ -104,7 +104,7 @@ class TestResuming:
             )
             for name, part in (("model", config.model), ("training", config.training), ("data", config.data))
         }
-        with pytest.raises(TrainError, match="trained with other options; give the same ones to resume"):
+        with pytest.raises(TrainError, match="trained with other options; use the same options to resume"):
             train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
 
     def test_another_table_is_refused(
@@ -118,14 +118,14 @@ class TestResuming:
         self, shop: Path, config: Config, interrupted: Path, silent: Make
     ) -> None:
         before = [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES]
-        with pytest.raises(TrainError, match="unfinished training; go on with --resume, or remove it"):
+        with pytest.raises(TrainError, match="unfinished training; continue it with --resume, or delete it"):
             train.train(shop, interrupted, config, progress=silent())
         assert [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES] == before
 
     def test_without_a_checkpoint_there_is_nothing_to_resume(
         self, shop: Path, config: Config, silent: Make, tmp_path: Path
     ) -> None:
-        with pytest.raises(TrainError, match=r"no checkpoint .* train without --resume"):
+        with pytest.raises(TrainError, match=r"no checkpoint .* omit --resume"):
             train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
 
     def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
@@ -138,7 +138,7 @@ class TestResuming:
 class TestRefusals:
     def test_a_model_is_never_overwritten(self, shop: Path, trained: Path, tiny_config: Make, silent: Make) -> None:
         before = (trained / model_directory.MANIFEST).read_bytes()
-        with pytest.raises(TrainError, match="holds a model already; choose another --out or remove it"):
+        with pytest.raises(TrainError, match="already contains a model; choose another --out, or delete it"):
             train.train(shop, trained, tiny_config(), progress=silent())
         assert (trained / model_directory.MANIFEST).read_bytes() == before
 
@@ -151,6 +151,6 @@ class TestRefusals:
 
     def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
         lonely = write_rows(tmp_path / "data", [("u", "a", 1), ("v", "b", 2)])
-        with pytest.raises(DataError, match="nothing to learn; add interactions"):
+        with pytest.raises(DataError, match="nothing to learn; add more events"):
             train.train(lonely, tmp_path / "model", tiny_config(), progress=silent())
         assert not (tmp_path / "model").exists()

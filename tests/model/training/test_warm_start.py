@@ -96,7 +96,7 @@ def test_a_model_of_another_kind_is_refused(
 ) -> None:
     wider = tiny_config().model_copy(update={"model": ModelConfig()})
     others = tiny_config().model_copy(update={"event_weights": {"click": 2.0}})
-    for config, reason in ((wider, "another shape"), (others, "other weights of events")):
+    for config, reason in ((wider, "another shape"), (others, "other event weights")):
         with pytest.raises(WarmStartError, match=reason):
             train.train_warm(before, shop, tmp_path / "model", config, progress=silent())
     assert not model_directory.exists(tmp_path / "model")

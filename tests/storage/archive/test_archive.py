@@ -240,8 +240,8 @@ class TestReading:
             ('{"version": 3}', earlier),
             ('{"version": 2}', earlier),
             ('{"version": 1}', earlier),
-            ("[]", "no list"),
-            ("{", "no list"),
+            ("[]", "not a list"),
+            ("{", "not a list"),
         ):
             (tmp_path / MANIFEST).write_text(text)
             with pytest.raises(StorageError, match=reason):

@@ -161,7 +161,7 @@ class TestAServiceStarts:
                 await store.append("main", [click("an outage of the archive stops nobody")])
                 monkeypatch.undo()
                 await poll_until(store, lambda: store.failure is not None)
-                with pytest.raises(StorageUnavailable, match="has lost events"):
+                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                     await store.append("main", [click("3")])
 
         asyncio.run(law())
@@ -178,9 +178,9 @@ class TestAServiceStarts:
                 server.restart_with(None)
             take_archive_away(monkeypatch)
             async with opened(server, tmp_path) as store:
-                with pytest.raises(StorageUnavailable, match="until the archive answers"):
+                with pytest.raises(StorageUnavailable, match="until the archive is reachable"):
                     await store.append("main", [click("2")])
-                with pytest.raises(StorageUnavailable, match="until the archive answers"):
+                with pytest.raises(StorageUnavailable, match="until the archive is reachable"):
                     await store.secret()
                 assert store.failure is None  # it passes by itself, and popular items flow meanwhile
                 monkeypatch.undo()
@@ -188,8 +188,8 @@ class TestAServiceStarts:
                     await until_applied(store, [click("2")])
                     assert await store.secret()
                 else:
-                    await poll_until(store, lambda: "has lost events" in str(store.failure))
-                    with pytest.raises(StorageUnavailable, match="has lost events"):
+                    await poll_until(store, lambda: "has lost acknowledged events" in str(store.failure))
+                    with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                         await store.secret()
 
         asyncio.run(law())

@@ -346,7 +346,7 @@ class TestLoss:
                 await append_all(store, 4, 5)
                 server.restart_with(older)
             async with opened(server, directory) as store:  # it knows only what the archive tells
-                with pytest.raises(StorageUnavailable, match="has lost events"):
+                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                     await append_all(store, 5, 6)
                 with pytest.raises(StorageError, match=r"lost|accept-loss"):
                     await store.repair()
@@ -389,7 +389,7 @@ class TestLoss:
                 any_server.restart_with(older)  # which knows nothing of that acceptance
                 with pytest.raises(StorageUnavailable):
                     await append_all(service, 3, 4)
-                with pytest.raises(StorageUnavailable, match="has lost events"):
+                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                     await append_all(service, 3, 4)
 
         asyncio.run(law())

@@ -214,7 +214,7 @@ class TestFailures:
         async def law() -> None:
             any_server.kill()
             async with opened(any_server.url) as store:
-                assert "not there yet" in caplog.text
+                assert "not available yet" in caplog.text
                 for call in (store.append("main", [click("e")]), store.states("main", ["u"], GENERATION), store.ping()):
                     with pytest.raises(StorageUnavailable):
                         await call
@@ -290,7 +290,7 @@ class TestMissingData:
                     with pytest.raises(StorageUnavailable):
                         await store.append("main", [click("2", new)])
                 monkeypatch.undo()
-                assert "has lost events" in await refusal(store, new)
+                assert "has lost acknowledged events" in await refusal(store, new)
 
         asyncio.run(law())
 
@@ -312,7 +312,7 @@ class TestMissingData:
                     lambda: store.merge("main", "visitor", "visitor"),
                     lambda: store.erase("main", "ada"),
                 ):
-                    with pytest.raises(StorageUnavailable, match="has lost events"):
+                    with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                         await call()
                 any_server.restart_with(newer)
                 await until_applied(store, [click("2", "ada")])

@@ -45,7 +45,9 @@ class TestReplicas:
                 await until_applied(store, [click("before", "a")])
                 replica.freeze()
                 for attempt in (events, events, events[:1]):
-                    with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1") as refused:
+                    with pytest.raises(
+                        StorageUnavailable, match="only 0 of 1 Redis replicas have the write"
+                    ) as refused:
                         await store.append("main", attempt)
                     assert not isinstance(refused.value, PartlyApplied)
                 for _ in range(2):
@@ -69,7 +71,7 @@ class TestReplicas:
         """Nor what was done the first time, by whoever did it; and no visitor is done whose copies may be lost."""
         primary, replica = pair
         acks = ReplicaAcks(replicas=1, timeout_s=0.3)
-        lacks = "0 replicas of Redis have it, not 1"
+        lacks = "only 0 of 1 Redis replicas have the write"
 
         async def law() -> None:
             async with opened(primary.url, acks=acks) as store:
@@ -130,7 +132,7 @@ class TestReplicas:
             async with opened(primary.url, acks=ReplicaAcks(replicas=1, timeout_s=0.3)) as store:
                 await until_applied(store, [click("before")])  # in memory it is
             async with opened(primary.url, acks=ReplicaAcks(replicas=1, timeout_s=0.3, synced=True)) as store:
-                with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1"):
+                with pytest.raises(StorageUnavailable, match="only 0 of 1 Redis replicas have the write"):
                     await store.append("main", [click("e")])
                 replica.client.config_set("appendonly", "yes")
                 await until_applied(store, [click("e")])
@@ -153,7 +155,7 @@ class TestReplicas:
     def test_a_server_without_replicas_has_synced_what_is_acknowledged(self) -> None:
         """Also one that is told to sync every second."""
         server = new_server("valkey-server", "--appendfsync", "everysec")
-        assert "has not synced it yet" in str(ReplicaAcks(synced=True).failure_in([0, 0]))
+        assert "has not synced the write yet" in str(ReplicaAcks(synced=True).failure_in([0, 0]))
 
         async def law() -> None:
             async with opened(server.url, acks=ReplicaAcks(timeout_s=10, synced=True)) as store:
@@ -174,6 +176,10 @@ class TestReplicas:
             async with opened(cluster.new_address(), acks=ReplicaAcks(1, 0.1, synced=True)) as store:
                 await store.append("main", [click("e")])
 
-        refusal = "cannot tell what its replicas have synced" if version < (7, 2) else "0 replicas of Redis have it"
+        refusal = (
+            "cannot tell what its replicas have synced"
+            if version < (7, 2)
+            else "only 0 of 1 Redis replicas have the write"
+        )
         with pytest.raises(StorageError, match=refusal):
             asyncio.run(law())

@@ -96,7 +96,7 @@ class TestManyWriters:
         async def law() -> None:
             async with opened(any_server.url) as store, opened(any_server.url) as other:
                 interfere_once(monkeypatch, other, [click("other")], for_s=1.1)
-                with pytest.raises(StorageUnavailable, match="others were faster"):
+                with pytest.raises(StorageUnavailable, match="concurrent writes changed the same users"):
                     await store.append("main", [click("own")])
                 assert await ids(store) == ["other"]
 

@@ -153,7 +153,7 @@ def test_all_vectors_have_as_many_numbers_and_what_to_do_is_said(client: Client)
     put(client, vector=[1.0, 2.0])
     detail = refused(client, {"vector": [1.0, 2.0, 3.0], "title": "Not noted"}, "other")
     assert detail["field"] == "vector"
-    assert "have 2 numbers each, and this one has 3" in detail["reason"]
+    assert "have 2 numbers each, but this one has 3" in detail["reason"]
     assert "'lisarec items drop-vectors'" in detail["reason"]
     assert client.get("/v1/items/other").status_code == 404
     several = [{"item_id": "other", "vector": [2.0, 1.0]}, {"item_id": "third", "vector": [1.0]}]
@@ -210,10 +210,10 @@ class TestImport:
     @pytest.mark.parametrize(
         ("cell", "reason"),
         [
-            ("1;2", "is no JSON array"),
-            ("[]", "has not 1 to 1,024 numbers"),
-            ("[1]", "has not 2 numbers, as the first one has"),
-            ("[0, 0]", "one that is not 0"),
+            ("1;2", "is not a JSON array"),
+            ("[]", "does not have 1 to 1,024 numbers"),
+            ("[1]", "does not have 2 numbers like the first one"),
+            ("[0, 0]", "at least one of them not 0"),
             ("[1, null]", "finite numbers"),
             ('["a", "b"]', "vector"),
         ],

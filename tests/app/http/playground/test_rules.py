@@ -112,7 +112,7 @@ def test_a_fault_is_marked_where_it_is(rules: Page, shop: str, field: str, text:
 def test_what_is_no_parameter_is_said(rules: Page) -> None:
     rules.fill("#params", '{"most": ')
     rules.click("text=Apply")
-    expect(rules.locator("#params-fault")).to_contain_text("is no JSON object")
+    expect(rules.locator("#params-fault")).to_contain_text("is not a JSON object")
 
 
 def test_names_of_properties_are_completed_with_keys_alone(rules: Page) -> None:

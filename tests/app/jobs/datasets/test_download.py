@@ -102,22 +102,22 @@ class TestOneFile:
 
     def test_another_file_is_refused(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES + b"2 12\n"
-        refused(publisher, tmp_path / "ml-1m", "git blob id is .* instead of .*; nothing was kept")
+        refused(publisher, tmp_path / "ml-1m", "git blob id .* instead of .*; the download was deleted")
 
     def test_another_table_is_refused(
         self, publisher: Publisher, tmp_path: Path, small: PublicSet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES + b"2 12\n"
         monkeypatch.setitem(downloads.PUBLIC_SETS, "ml-1m", replace(small, git_blob=None))
-        refused(publisher, tmp_path / "ml-1m", "its table has SHA-256 .* instead of .*; nothing was kept")
+        refused(publisher, tmp_path / "ml-1m", "its SHA-256 is .* instead of .*; the download was deleted")
 
     def test_a_missing_file_is_named(self, publisher: Publisher, tmp_path: Path) -> None:
-        refused(publisher, tmp_path / "ml-1m", r"/ml-1m\.txt answers 404; try later")
+        refused(publisher, tmp_path / "ml-1m", r"/ml-1m\.txt answers 404; try again later")
 
     def test_a_truncated_file_is_refused(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES
         publisher.lost = 5
-        refused(publisher, tmp_path / "ml-1m", "broke off .*; run the command again")
+        refused(publisher, tmp_path / "ml-1m", "was interrupted .*; run the command again")
 
     def test_a_stalled_publisher_is_left(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES
@@ -138,18 +138,18 @@ class TestOneFile:
 
 def test_an_unknown_set_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     refused(
-        Publisher(), tmp_path / "x", "no public set 'netflix'; choose one of: ml-1m, beauty, ml-lat", name="netflix"
+        Publisher(), tmp_path / "x", "unknown data set 'netflix'; choose one of: ml-1m, beauty, ml-lat", name="netflix"
     )
 
 
 def test_what_is_no_archive_is_refused(publisher: Publisher, tmp_path: Path) -> None:
     publisher.files["ml-latest-small.zip"] = b"<html>please log in</html>"
-    refused(publisher, tmp_path / "x", "is not the file it was .*proxy", name="ml-latest-small")
+    refused(publisher, tmp_path / "x", "is not the expected file .*proxy", name="ml-latest-small")
 
 
 def test_an_archive_without_ratings_is_refused(publisher: Publisher, tmp_path: Path) -> None:
     publisher.files["ml-latest-small.zip"] = zipped({"ml-latest-small/README.txt": b""})
-    refused(publisher, tmp_path / "x", "is not the file it was", name="ml-latest-small")
+    refused(publisher, tmp_path / "x", "is not the expected file", name="ml-latest-small")
 
 
 @pytest.mark.parametrize("name", ["ml-1m", "beauty"])

@@ -76,19 +76,19 @@ def test_all_problems_are_listed_at_once_with_counts_examples_and_fixes(
     assert status == 1
     about = "\n".join(lines)
     for expected in (
-        "interactions.csv: 11 lines of interactions, 4 of which can be read",
-        "note: 1 line: the line is empty, and left out (line 4)",
-        "error: 1 line: the line has 3 fields where the header has 6 (line 12)",
+        "interactions.csv: 11 lines of interactions, 4 of them readable",
+        "note: 1 line: the line is empty and is skipped (line 4)",
+        "error: 1 line: the line has 3 fields, but the header has 6 (line 12)",
         "error: 1 line: the header is repeated (line 11)",
         "error: 1 line: user_id is empty (line 7)",
-        "error: 1 line: item_id is no id (line 2: 'KÄSE-1') -> an id has",
-        "error: 1 line: timestamp is no time (line 9: 'Heiligabend')",
-        "note: 1 line: timestamp lies in the future (line 10: '01.01.2999')",
-        "error: 1 line: value is no number (line 8: 'zehn')",
+        "error: 1 line: item_id is not a valid id (line 2: 'KÄSE-1') -> an id has",
+        "error: 1 line: timestamp is not a valid time (line 9: 'Heiligabend')",
+        "note: 1 line: timestamp is in the future (line 10: '01.01.2999')",
+        "error: 1 line: value is not a number (line 8: 'zehn')",
         "note: 1 line: value is negative (line 10: '-1,00')",
         "note: 1 line: the line repeats an earlier one (line 6)",
-        "items.csv: 2 lines of items, 2 of which can be read",
-        "note: the text is Windows-1252",
+        "items.csv: 2 lines of items, 2 of them readable",
+        "note: the encoding is Windows-1252",
     ):
         assert expected in about, expected
 
@@ -101,7 +101,7 @@ def test_without_options_the_missing_columns_and_the_option_that_names_them_are_
     (missing,) = [line for line in lines if "no user_id" in line]
     assert "no user_id and no item_id and no timestamp; it has 'Kundennummer', 'Artikel'" in missing
     assert "--columns 'Kundennummer=user_id,Artikel=item_id,Bestelldatum=timestamp'" in missing
-    assert "of which can be read" not in "".join(lines)  # nobody knows before the columns have names
+    assert "of them readable" not in "".join(lines)  # nobody knows before the columns have names
 
 
 def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.Capt
     assert "--timezone Europe/Berlin" in about
     status, lines = checked(capsys, table, "--timezone", "UTC")
     assert (
-        "1 line: value is no plain number (line 2: '1,50') -> say what stands before cents: --decimal ','"
+        "1 line: value is not a plain number (line 2: '1,50') -> pass the decimal separator: --decimal ','"
         in "\n".join(lines)
     )
     status, lines = checked(capsys, table, "--timezone", "UTC", "--decimal", ",")
@@ -132,8 +132,8 @@ def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
     table.write_text("user_id,item_id,timestamp\nu,i,31.03.2024 02:30\nu,i,31.03.2024 03:30\n")
     status, lines = checked(capsys, table, "--timezone", "Europe/Berlin")
     assert status == 1
-    assert "error: 1 line: the clocks of Europe/Berlin leave this timestamp out" in lines[1]
-    assert "(line 2: '31.03.2024 02:30') -> the zone may be another one, such as UTC" in lines[1]
+    assert "error: 1 line: this timestamp does not exist in Europe/Berlin" in lines[1]
+    assert "(line 2: '31.03.2024 02:30') -> check the time zone, which may be UTC" in lines[1]
     assert checked(capsys, table, "--timezone", "UTC")[0] == 0
 
 
@@ -141,7 +141,7 @@ def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
     lines = EVENTS.splitlines()
     whole = "\n".join([lines[0], lines[1].replace("KÄSE", "K"), *lines[2:5]]) + "\n"
     directory, left_out = data_directory(shop(tmp_path, whole), GERMAN, tmp_path / "cache")
-    assert left_out == [f"{tmp_path / 'interactions.csv'}: 1 of 4 lines are left out; 'lisarec check' lists them"]
+    assert left_out == [f"{tmp_path / 'interactions.csv'}: 1 of 4 lines are skipped; 'lisarec check' lists them"]
     assert events_of(read_interactions(directory)) == [
         ("4711", "K-1", "purchase", 1299.0, "R1", 1766597400),
         ("4711", "K-2", "purchase", 6.5, "R1", 1766597460),
@@ -156,12 +156,17 @@ def test_one_table_of_events_is_enough_and_bad_lines_may_be_left_out(tmp_path: P
     table.write_text(EVENTS.removeprefix("\ufeff"))
     with pytest.raises(DataError) as refused:
         data_directory(table, GERMAN, tmp_path / "cache")
-    for problem in ("user_id is empty", "item_id is no id", "timestamp is no time", "value is no number"):
+    for problem in (
+        "user_id is empty",
+        "item_id is not a valid id",
+        "timestamp is not a valid time",
+        "value is not a number",
+    ):
         assert problem in str(refused.value)
     tolerant = TableMapping(COLUMNS, "Europe/Berlin", ",", skips_bad_lines=True)
     directory, left_out = data_directory(table, tolerant, tmp_path / "cache")
-    assert "7 of 11 lines are left out" in left_out[0]
-    assert left_out[1:] == [f"warning: {table}: 60% of the lines cannot be read, and are left out"]
+    assert "7 of 11 lines are skipped" in left_out[0]
+    assert left_out[1:] == [f"warning: {table}: 60% of the lines are unreadable and are skipped"]
     found = read_interactions(directory)
     assert found.user_ids == ["4711", "4712", "4713"]
     assert len(found) == 4
@@ -173,9 +178,9 @@ def test_what_skip_bad_lines_leaves_out_is_said_to_be_left_out(
     status, lines = checked(capsys, shop(tmp_path), *OPTIONS, "--skip-bad-lines")
     assert status == 0
     about = "\n".join(lines)
-    assert "left out: 1 line: user_id is empty (line 7) -> mend these lines to keep them" in about
-    assert "or leave them out" not in about
-    assert lines[-2] == f"warning: {tmp_path / 'interactions.csv'}: 60% of the lines cannot be read, and are left out"
+    assert "left out: 1 line: user_id is empty (line 7) -> correct these lines to keep them" in about
+    assert "or skip them" not in about
+    assert lines[-2] == f"warning: {tmp_path / 'interactions.csv'}: 60% of the lines are unreadable and are skipped"
 
 
 def shop_with_items(directory: Path, items: str) -> Path:
@@ -193,9 +198,9 @@ def test_a_table_of_items_without_a_readable_line_is_refused(
     status, lines = checked(capsys, data, *options)
     assert status == 1
     about = "\n".join(lines)
-    assert "items.csv: 2 lines of items, 0 of which can be read" in about
-    assert "error: 2 lines: available is neither yes nor no: write true or false (line 2: 'perhaps'; line 3" in about
-    assert "error: none of the lines can be read" in about
+    assert "items.csv: 2 lines of items, 0 of them readable" in about
+    assert "error: 2 lines: available is neither yes nor no; write true or false (line 2: 'perhaps'; line 3" in about
+    assert "error: no line is readable" in about
     assert "is not in items.csv" not in about
     tolerant, problem = TableMapping(skips_bad_lines=True), "2 lines: available is neither yes nor no"
     with pytest.raises(DataError, match=problem):
@@ -257,7 +262,7 @@ def test_a_plain_data_directory_is_not_copied(tmp_path: Path) -> None:
     [
         (["--columns", "Kunde"], "OWN=NAME"),
         (["--columns", "a=user_id,b=user_id"], "each name to one column"),
-        (["--timezone", "Berlin"], "'Berlin' is no time zone such as Europe/Berlin"),
+        (["--timezone", "Berlin"], "'Berlin' is not a known time zone; use a name such as Europe/Berlin"),
         (["--decimal", "x"], "--decimal"),
     ],
 )
@@ -275,7 +280,7 @@ def test_a_column_that_no_table_has_is_named_with_what_was_meant(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["replay", "--data", str(shop(tmp_path)), "--columns", "Kundennumer=user_id"])
-    assert "no table has a column 'Kundennumer', which --columns names; did you mean 'Kundennummer'?" in (
+    assert "--columns names 'Kundennumer', but no table has this column; did you mean 'Kundennummer'?" in (
         capsys.readouterr().err
     )
 

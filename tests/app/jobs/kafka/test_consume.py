@@ -86,7 +86,7 @@ def test_each_record_is_logged_and_what_is_no_event_is_a_dead_letter_with_the_re
     assert len({(header["lisarec-partition"], header["lisarec-offset"]) for header in headers}) == len(poison)
     reasons = sorted(header["lisarec-reason"] for header in headers)
     assert [reason.partition(":")[0] for reason in reasons] == sorted(
-        ["is not JSON", "user_id", "event", "timestamp", "a body has at most 1,048,576 bytes; split it", "has no value"]
+        ["is not JSON", "user_id", "event", "timestamp", "the body exceeds 1,048,576 bytes; split it", "has no value"]
     ), reasons
 
 

@@ -83,8 +83,8 @@ def test_a_record_without_a_time_has_an_id_and_none_of_the_consumers_time() -> N
         (record(None), "has no value"),
         (record(b"{"), "is not JSON"),
         (record(b'{"value": NaN}'), "is not JSON"),
-        (record(["tea"]), "is no object"),
-        (record({"item_id": "tea"}, key=b"\xff"), "a key that is no text"),
+        (record(["tea"]), "is not an object"),
+        (record({"item_id": "tea"}, key=b"\xff"), "a key that is not text"),
     ],
 )
 def test_what_is_no_event_says_why(message: Message, reason: str) -> None:
@@ -130,10 +130,10 @@ class TestAvro:
         self, tmp_path_factory: pytest.TempPathFactory, content: bytes
     ) -> None:
         decode = avro(tmp_path_factory.getbasetemp())
-        assert str(reason_of(record(content), decode)).startswith(("None", "is no Avro of the schema: "))
+        assert str(reason_of(record(content), decode)).startswith(("None", "is not valid Avro for the schema: "))
 
     def test_a_file_that_is_no_schema_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"schema.avsc' is no schema of Avro"):
+        with pytest.raises(ValueError, match=r"schema.avsc' is not a valid Avro schema"):
             avro(tmp_path, {"type": "strange"})
 
 
@@ -183,7 +183,7 @@ class TestProtobuf:
         self, tmp_path_factory: pytest.TempPathFactory, content: bytes
     ) -> None:
         decode = protobuf_decoder(described(tmp_path_factory.getbasetemp()), "shop.Click")
-        assert reason_of(record(content), decode) in (None, "is no message of the type shop.Click")
+        assert reason_of(record(content), decode) in (None, "is not a message of the type shop.Click")
 
     def test_a_type_that_is_not_described_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"does not describe a message 'shop.View'"):

@@ -129,7 +129,7 @@ class TestLists:
     def test_are_never_mixed_with_others(self, shop: Client, tmp_path: Path) -> None:
         out = tmp_path / "lists.parquet"
         ListParts(out, ListPlan({"k": 5}).digest, 5)
-        with pytest.raises(ValueError, match="has parts of other lists"):
+        with pytest.raises(ValueError, match="has parts of another export"):
             write(shop, out, ListPlan({"k": 6}))
         write(shop, out, ListPlan({"k": 5}))
         with pytest.raises(ValueError, match="exists already"):
@@ -178,14 +178,14 @@ def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture
     store = ["--redis-url", redis_url] if redis_url else ["--data-dir", str(shop.settings.data_dir)]
     command = ["recommend", *store, "--model", str(shop.model_dir), "--users", "all", "--out", str(out)]
     for wrong, problem in (
-        (["--params", "{"], "no JSON"),
+        (["--params", "{"], "not valid JSON"),
         (["--k", "100000"], "k: "),
-        (["--since", "soon"], "no time"),
+        (["--since", "soon"], "not a valid time"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([*command, *wrong])
         assert problem in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         main([*command, "--scenario", "email", "--k", "3"])
-    assert f"lists of {len(KNOWN)} users" in capsys.readouterr().out
+    assert f"recommendations for {len(KNOWN)} users" in capsys.readouterr().out
     assert {len(row["item_ids"]) for row in rows(out).values()} <= {0, 1, 2, 3}

@@ -99,8 +99,8 @@ class TestTraining:
             progress.break_silence()
             return output.lines[-1]
 
-        progress.stage("reading the data")
-        assert line() == "reading the data"
+        progress.stage("reading data")
+        assert line() == "reading data"
         progress.stage("computing the codes of 2,000 items")
         assert line() == "computing the codes of 2,000 items"
         progress.batch(0, 0.1, 7.5)
@@ -125,7 +125,7 @@ class TestTraining:
         progress.batch(0, 0.5, 7.0)
         clock.now_s += 20
         progress.break_silence()
-        assert output.lines[0] == "7.0 events an item: dropout 0.2, 5 epochs"
+        assert output.lines[0] == "7.0 events per item: dropout 0.2, 5 epochs"
         assert output.lines[1] == "epoch 1 of 5, loss 7.000, 10 % done"
 
     def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
@@ -142,7 +142,7 @@ class TestTraining:
         with TrainingProgress(4, 2, output.console) as progress:
             for epoch in range(3):
                 progress.epoch(EpochReport(epoch, 7.0, 0.125 - epoch / 100, 0.25, 1.0))
-        assert output.lines[3] == "stopped after epoch 3: validation did not improve for 2 epochs"
+        assert output.lines[3] == "stopped early after epoch 3: no improvement on validation for 2 epochs"
         with TrainingProgress(3, 2, output.console) as progress:
             progress.epoch(EpochReport(2, 7.0, 0.125, 0.25, 1.0))
         assert sum("stopped" in line for line in output.lines) == 1

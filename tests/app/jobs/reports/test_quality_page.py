@@ -118,8 +118,8 @@ class TestPage:
             "Several seeds",
             "By history length",
             "By item frequency",
-            "Recommended most",
-            "Some users and their lists",
+            "Most recommended items",
+            "Example users and their lists",
             "Use of codewords",
             "Training",
             "Validation",
@@ -148,8 +148,8 @@ class TestPage:
 
     def test_shows_titles_and_names_as_text(self, text: str, report: Report) -> None:
         whole = Reader(text).text
-        shown = whole[whole.index("Recommended most") : whole.index("Use of codewords")]
-        shown += whole[whole.index("Some users and their lists") :]
+        shown = whole[whole.index("Most recommended items") : whole.index("Use of codewords")]
+        shown += whole[whole.index("Example users and their lists") :]
         drawn = report.drawn_users(20, 0)
         lists = report.models[0].recommended
         assert lists is not None
@@ -197,7 +197,7 @@ class TestPage:
 
     def test_of_sampled_candidates_has_no_recommendations(self, models: list[Artifact], data: Path) -> None:
         shown = Reader(page(evaluate(models[:1], data, "loo_sampled100"), models[:1], MADE))
-        assert not {"Recommended most", "Some users and their lists"} & set(shown.text)
+        assert not {"Most recommended items", "Example users and their lists"} & set(shown.text)
         assert "hr_at_10_sampled100" in shown.text
 
     def test_is_written_into_a_directory_that_need_not_be_there(
@@ -267,7 +267,7 @@ class TestUsers:
         assert pages[0] == pages[1] != pages[2]
         drawn = compared.drawn_users(20, 1).tolist()
         assert len(set(drawn)) == 20 == Reader(pages[2]).count("caption")
-        captions = [text for text in Reader(pages[2]).text if "Then came" in text]
+        captions = [text for text in Reader(pages[2]).text if "Actual next item" in text]
         users = [compared.trial.interactions.user_ids[compared.users[place]] for place in drawn]
         assert [caption.split(",")[0] for caption in captions] == users
 

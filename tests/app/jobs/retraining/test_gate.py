@@ -25,10 +25,10 @@ def test_the_operator_chooses_between_hits_and_value() -> None:
         assert found.served_value_hr_at_10 == pytest.approx(190 / 10_190)
         assert found.value_difference_interval_95 is not None
         assert found.value_difference_interval_95[0] > 0.9
-        assert "value-weighted HR@10 0.9814, of the served model 0.0186, on 200 events with a value" in found.reason
+        assert "value-weighted HR@10 0.9814, the active model 0.0186, on 200 events with a value" in found.reason
         assert (found.valued_events, found.decided_by) == (200, gate.criterion)
     assert "decided" not in by_hits.compare(FINDS_DEAR, FINDS_MANY, is_first=False).reason
-    assert by_value.compare(FINDS_DEAR, FINDS_MANY, is_first=False).reason.endswith("; value-weighted HR@10 decided")
+    assert by_value.compare(FINDS_DEAR, FINDS_MANY, is_first=False).reason.endswith("; decided by value-weighted HR@10")
 
 
 def test_level_models_pass_and_the_first_one_has_to_be_better() -> None:
@@ -44,7 +44,7 @@ def test_few_values_decide_nothing(valued: int) -> None:
     gate = Gate(values, "value", 0.1)
     found = gate.compare(FINDS_DEAR, FINDS_MANY, is_first=False)
     assert (found.passes, found.decided_by, found.valued_events) == (False, "ndcg", valued)
-    assert found.reason.endswith("; NDCG@10 decided, since 50 events with a value are needed to go by value")
+    assert found.reason.endswith("; decided by NDCG@10, because a decision by value needs 50 events with a value")
     assert (found.value_hr_at_10 is None) == (not valued)
     assert gate.fell(FINDS_DEAR, FINDS_MANY) == "its NDCG@10 fell to 0.0500"
 

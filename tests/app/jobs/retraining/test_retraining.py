@@ -134,7 +134,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuil
     for _ in range(2):
         outcome = shop.retrain()
         assert (outcome.outcome, outcome.served, shop.names()) == ("waiting", empty_model.TAG.hex(), [])
-        assert "600 are needed" in outcome.reason
+        assert "needs 600" in outcome.reason
         shop.client.click("early", "school-bag-red", "tea-tin-steel")
         shop.archive()
     made: list[str] = []
@@ -179,7 +179,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuil
     outcome = shop.retrain()
     assert (outcome.outcome, shop.names()) == ("activated", [made[0], outcome.name]), "what was left goes first"
     outcome = shop.retrain()
-    assert (outcome.outcome, "have done something new" in outcome.reason) == ("waiting", True)
+    assert (outcome.outcome, "users have new events" in outcome.reason) == ("waiting", True)
     assert {kind: shop.sample("rounds_total", outcome=kind) for kind in OUTCOMES} == {
         "activated": 3,
         "refused": 0,
@@ -235,7 +235,9 @@ def test_a_round_signs_the_model_that_it_makes(shop: Shop, tmp_path: Path) -> No
     for signing_key, trusted in ((None, keys), (key, others)):
         files = {"model_signing_key_file": signing_key, "model_keys_file": trusted}
         shop.settings = shop.settings.model_copy(update=files)
-        with pytest.raises(SignatureError, match=r"no new model could be served.*LISAREC_MODEL_SIGNING_KEY_FILE"):
+        with pytest.raises(
+            SignatureError, match=r"services would reject the new model.*LISAREC_MODEL_SIGNING_KEY_FILE"
+        ):
             shop.retrain()
         assert shop.names() == []
     shop.settings = shop.settings.model_copy(update={"model_signing_key_file": key, "model_keys_file": keys})
@@ -386,5 +388,5 @@ def test_a_worse_model_is_refused(
 
 
 def test_the_trainer_is_alone(shop: Shop) -> None:
-    with loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
+    with loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is running"):
         shop.retrain()

@@ -259,7 +259,7 @@ def test_what_has_no_log_is_refused_and_told_so(shop: Shop) -> None:
     ]
     for response in refused:
         assert_refused(response, 422)
-        assert "a sealed state have no log" in response.json()["error"]["details"][0]["reason"]
+        assert "a sealed state have no event log" in response.json()["error"]["details"][0]["reason"]
     for wish in ({"because": item_id(1)}, {"because": ""}, {"basket_only": True}, {"mode": "again"}, {"mode": None}):
         body = {"user_id": "ada", **AGAIN, **wish}
         assert_refused(shop.client.post("/v1/recommendations", json=body), 422)

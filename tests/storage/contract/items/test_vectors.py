@@ -87,7 +87,7 @@ def test_what_is_refused_for_a_property_sets_no_vector_and_the_other_way_round(a
             with pytest.raises(PropertyRefused):
                 await store.put_items(tenant, [ItemEntry("a", properties={"price": "1"}, vector=encode([2, 1]))])
             assert await vectors(store, tenant) == {"a": encode([1, 2])}
-            with pytest.raises(VectorRefused, match="have 2 numbers each, and this one has 1"):
+            with pytest.raises(VectorRefused, match="have 2 numbers each, but this one has 1"):
                 await store.put_items(tenant, [ItemEntry("a", properties={"size": "L"}, vector=encode([1]))])
             assert set((await store.properties.held(tenant)).types["item"]) == {"price"}
 
@@ -151,7 +151,7 @@ def test_many_are_read_in_pages(address: str) -> None:
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_a_vector_keeps_its_direction(numbers: list[float]) -> None:
     if not any(numbers):
-        with pytest.raises(ValueError, match="one that is not 0"):
+        with pytest.raises(ValueError, match="at least one of them not 0"):
             encode(numbers)
         return
     vector = encode(numbers)

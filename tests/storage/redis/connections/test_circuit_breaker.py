@@ -47,7 +47,7 @@ def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> No
         assert server.probes == 1
         server.circuit.require_closed()
         server.circuit.open()
-        with pytest.raises(TimeoutError, match="the server has not answered in time"):
+        with pytest.raises(TimeoutError, match="the server has not responded since a timeout"):
             server.circuit.require_closed()
         await server.circuit.close()
 

@@ -67,8 +67,8 @@ def test_services_take_the_new_one_and_no_request_fails(
             with RedisSource.open(url) as archiver:
                 assert archiver.memory_usage()
             assert len(await ids(store)) == number + 1
-        said = [record.getMessage() for record in caplog.records if "changed password" in record.getMessage()]
-        assert any("Redis does not know" in line for line in said) == is_file_first
+        said = [record.getMessage() for record in caplog.records if "new password" in record.getMessage()]
+        assert any("Redis does not accept" in line for line in said) == is_file_first
 
     caplog.set_level(logging.INFO)
     asyncio.run(law())

@@ -58,7 +58,7 @@ class TestLostData:
                 await store.append("main", [click("e", known)])
                 server.restart_with(None)
                 for user_id in (*others, known):  # the first one opens the connection
-                    assert "has lost events" in await refusal(store, user_id)
+                    assert "has lost acknowledged events" in await refusal(store, user_id)
                 assert (await store.states("main", [known], GENERATION)) == [None]
                 named = NamedGeneration("june", GENERATION.tag)
                 changes = [store.generations.activate(named), store.generations.set_experiment("{}")]
@@ -68,13 +68,15 @@ class TestLostData:
                     store.orders.add("main", {"a": 1}),
                 ]
                 for change in changes:
-                    with pytest.raises(StorageUnavailable, match="has lost events"):  # it would be gone with these data
+                    with pytest.raises(
+                        StorageUnavailable, match="has lost acknowledged events"
+                    ):  # it would be gone with these data
                         await change
                 assert not list(server.client.scan_iter("lisarec:{items:*"))
                 assert "accept-loss" in await until_distrusted(store)
-                assert len([one for one in caplog.records if "has lost events" in one.getMessage()]) <= 2
+                assert len([one for one in caplog.records if "has lost acknowledged events" in one.getMessage()]) <= 2
             async with opened(server.url) as later:  # another process, which remembers nothing
-                with pytest.raises(StorageUnavailable, match="has lost events"):
+                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                     await later.append("main", [click("f", others[0])])
 
         asyncio.run(law())
@@ -89,8 +91,10 @@ class TestLostData:
                 newer = server.copy_data(tmp_path / "newer")
                 server.restart_with(older)
                 for user_id in (bob, ada):
-                    assert "has lost events" in await refusal(store, user_id)
-                with pytest.raises(StorageUnavailable, match="has lost events"):  # nor is half of a log shown
+                    assert "has lost acknowledged events" in await refusal(store, user_id)
+                with pytest.raises(
+                    StorageUnavailable, match="has lost acknowledged events"
+                ):  # nor is half of a log shown
                     await ids(store, ada)
                 server.restart_with(newer)  # the right ones: nobody has to say so
                 await until_applied(store, [click("3", ada), click("3", bob)])
@@ -112,7 +116,7 @@ class TestLostData:
                 any_server.restart_with(older)
                 async with opened(any_server.url) as forgetful:
                     await forgetful.append("main", [click("3"), click("4"), click("5")])
-                assert "has lost events" in await refusal(store, "u")
+                assert "has lost acknowledged events" in await refusal(store, "u")
                 await store.accept_loss()
                 assert (await ids(store))[:4] == ["1", "3", "4", "5"]
 
@@ -158,7 +162,7 @@ class TestLostData:
             async with opened(any_server.url) as store:
                 await store.append("main", [click("1")])
                 any_server.client.flushall()
-                assert "has lost events" in await until_distrusted(store)
+                assert "has lost acknowledged events" in await until_distrusted(store)
                 with pytest.raises(StorageUnavailable):
                     await store.append("main", [click("2")])
                 assert any_server.client.dbsize() <= 1
@@ -234,7 +238,7 @@ class TestRestartedTogether:
                 any_server.start()
             async with opened(any_server.url) as later:
                 for user_id in users:
-                    assert "has lost events" in await refusal(later, user_id)
+                    assert "has lost acknowledged events" in await refusal(later, user_id)
                 await later.accept_loss()
                 await until_applied(later, [click("2", user_id) for user_id in users])
             async with opened(any_server.url) as last:  # what was accepted stays so
@@ -251,7 +255,7 @@ class TestRestartedTogether:
             user = user_of(any_server.url, ada)
             any_server.client.delete(user.log, user.seq, user.head, user.id_index, user.state(GENERATION))
             async with opened(any_server.url) as later:
-                with pytest.raises(StorageUnavailable, match="has lost events"):
+                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                     await later.append("main", [click("2", ada)])
 
         asyncio.run(law())
@@ -284,7 +288,7 @@ class TestRestartedTogether:
                 await store.append("main", [click("2")])
                 delete_all_but_meta(any_server)
                 async with opened(any_server.url) as command:
-                    assert "has lost events" in await refusal(command, "u")
+                    assert "has lost acknowledged events" in await refusal(command, "u")
                     await command.accept_loss()
             # the first one has noted, when it ended, what it knew before
             async with opened(any_server.url) as later:

@@ -137,7 +137,7 @@ def test_one_that_comes_back_empty_takes_nothing(managed: Managed) -> None:
             await store.append("main", [click("1", known)])
             server.restart_with(None)
             managed.let_in(server)
-            assert "has lost events" in await refusal(store, other)
+            assert "has lost acknowledged events" in await refusal(store, other)
 
     asyncio.run(law())
 
@@ -197,8 +197,8 @@ def test_a_replica_that_was_behind_takes_over_and_gets_nothing(managed: Managed)
             proxy.target = ("127.0.0.1", replica.port)
             primary.kill()
             for user_id in (other, known):
-                assert "has lost events" in await refusal(store, user_id)
-            with pytest.raises(StorageUnavailable, match="has lost events"):
+                assert "has lost acknowledged events" in await refusal(store, user_id)
+            with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
                 await ids(store, known)
             await store.repair(accept_loss=True)
             await until_applied(store, [click("3", known), click("3", other)])
