@@ -12,7 +12,7 @@
   let push = event => {
     if (!visitor()) document.cookie = `lisarec=visitor-${newId()}; Path=/; Max-Age=31536000; SameSite=Lax${/^https/.test(location) ? "; Secure" : ""}`
     let event_id = newId(), user_id = visitor(), name = "lisarec:" + event_id
-    if (!user_id || held > 99) return warn(user_id ? "queue full" : "no cookie")
+    if (!user_id || held > 99) return warn(user_id ? "overflow" : "no cookie")
     held++
     waiting.set(name, JSON.stringify({ event_id, user_id, ...event }))
     try { store[name] = waiting.get(name) } catch {}

@@ -231,7 +231,7 @@ def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, co
     [
         (["no such id!", "nor this!"], "{index: 0, field: item_id, reason:"),
         (["unheard-of-1", "unheard-of-2"], "unknown items"),
-        ([f"item-{n % 50}" for n in range(130)], "queue full"),
+        ([f"item-{n % 50}" for n in range(130)], "overflow"),
     ],
 )
 def test_the_console_says_once_why_events_are_dropped(
