@@ -144,15 +144,15 @@ def test_every_stage_is_reported(shop: Path, tmp_path: Path, tiny_config: Make, 
     made = train.train(shop, tmp_path / "model", tiny_config(), progress=progress)
     first_words = [" ".join(stage.split()[:2]) for stage in progress.stages]
     assert list(dict.fromkeys(first_words)) == [
-        "reading the",
+        "reading data",
         "computing the",
         "validating epoch",
         "choosing the",
         "writing the",
     ]
     assert f"computing the codes of {len(made.items)} items" in progress.stages
-    assert {"validating epoch 1, 0% of the users", "validating epoch 2, 0% of the users"} <= {*progress.stages}
-    assert "choosing the lift, 0% of the users" in progress.stages
+    assert {"validating epoch 1, 0% of users", "validating epoch 2, 0% of users"} <= {*progress.stages}
+    assert "choosing the lift, 0% of users" in progress.stages
 
 
 def weights_by_epoch(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
