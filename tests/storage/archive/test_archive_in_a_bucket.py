@@ -80,7 +80,7 @@ class TestWriters:
         assert seqs(archive) == [1, 2, 3]
         with pytest.raises(StorageUnavailable, match="cannot be read"):
             seqs(other)
-        with pytest.raises(StorageUnavailable, match="cannot be written"), ArchiveWriter.open(bucket):
+        with pytest.raises(StorageUnavailable, match="cannot write to the archive"), ArchiveWriter.open(bucket):
             pass
         own_s3.thaw()
         assert seqs(other) == [1, 2, 3]
@@ -144,7 +144,7 @@ class TestArchiver:
                 assert None not in await store.states("main", ["u", "new user"], GENERATION)
                 (answer,) = await store.append("main", [click(old)])  # by the copies
                 assert answer.duplicate
-                with pytest.raises(StorageUnavailable, match="cannot be written"):
+                with pytest.raises(StorageUnavailable, match="cannot write to the archive"):
                     await asyncio.to_thread(turn, any_server, bucket)
                 own_s3.thaw()
                 await until(lambda: asyncio.to_thread(archives, any_server, bucket))
