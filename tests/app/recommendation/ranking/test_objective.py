@@ -173,7 +173,7 @@ def test_a_scenario_fixes_its_objective(shop: Shop) -> None:
         assert refused.json()["error"]["details"][0]["field"] == "objective"
     taken_back = shop.first.request("PUT", "/v1/admin/properties", json={"items": {"margin": None}})
     assert_refused(taken_back, 409)
-    assert "scenario worth needs margin" in taken_back.text
+    assert "scenario worth uses margin" in taken_back.text
     assert shop.first.request("DELETE", scenario).status_code == 200
 
 
