@@ -109,7 +109,7 @@ def test_ease_is_least_squares_of_every_item_on_all_others(query_decay: float) -
 
 def test_ease_refuses_a_catalogue_whose_pairs_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "EASE_MAX_ITEMS", ITEMS - 1)
-    with pytest.raises(baselines.TooManyItems, match=r"12 items, and .* for 11 at most"):
+    with pytest.raises(baselines.TooManyItems, match=r"12 items, but .* limited to 11"):
         Ease(1.0, 0.0).fit(packed([[1, 2]]), ITEMS)
 
 
