@@ -19,7 +19,6 @@ class Standing:
 
     metrics      all metrics
     intervals    of the headline metrics, over users
-    recommended  the first seed's lists, as in ``Result``
     best_minus   how much better the best model is, by headline metric; None for that model itself
     """
 
