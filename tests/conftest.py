@@ -279,7 +279,7 @@ def is_slow(item: pytest.Item) -> bool:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip into a failure in CI, save for tests of hardware that a machine may lack."""
     report = yield
-    may_lack = any(item.get_closest_marker(marker) for marker in ("engine", "gpu"))
+    may_lack = any(item.get_closest_marker(marker) for marker in ("engine", "gpu", "vector"))
     if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not may_lack:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "no reason"
         report.outcome = "failed"

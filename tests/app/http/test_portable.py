@@ -24,7 +24,7 @@ from tests.app.support import all_pages, assert_refused, bearer, item_ids, recom
 from tests.storage.redis.servers import new_server
 
 SHOP = "https://shop.example"
-COUNTED = re.compile(r'"(tallies|generations)"|:tallies|:live:')  # in a store, beside what is kept of users
+COUNTED = re.compile(r'"(tallies|generations)"|:tallies|:live:|:meta')  # in a store, beside what is kept of users
 EVENTS, LISTS = "/v1/portable/events", "/v1/portable/recommendations"
 
 
@@ -205,7 +205,13 @@ class TestEvents:
             client.runner.run(client.service.signals.flush())
             if client.settings.redis_url is not None:
                 with closing(redis.Redis.from_url(client.settings.redis_url)) as store:
-                    return sorted((key, store.dump(key)) for key in store.scan_iter() if not COUNTED.search(str(key)))
+                    meta = store.hgetall(f"{client.settings.redis_prefix}:meta")
+                    assert b"secret" in meta
+                    return [
+                        sorted((key, store.dump(key)) for key in store.scan_iter() if not COUNTED.search(str(key))),
+                        # a second after an event, its process notes that it is there
+                        {name: value for name, value in meta.items() if not name.startswith(b"newest:")},
+                    ]
             with closing(sqlite3.connect(client.settings.data_dir / FILE_NAME)) as database:
                 return [line for line in database.iterdump() if not COUNTED.search(line)]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.attack.chaos import disruptions, store_disruptions
+from benchmarks.attack.chaos import disruptions, store_disruptions, workload
 from benchmarks.attack.chaos.disruptions import kinds_of
 from benchmarks.attack.chaos.elle import violations, write_history
 from benchmarks.attack.chaos.environment import ChaosStore
@@ -255,6 +255,12 @@ class TestListHistories:
             f"{{:index 3, :type :ok, :process 1, :time 4000000000, :f :txn, :value [[:r {key} [0]]]}}",
             f"{{:index 4, :type :invoke, :process 2, :time 5000000000, :f :txn, :value [[:append {key} 2]]}}",
         ]
+
+
+@pytest.fixture(autouse=True)
+def _few_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the processor to other tests, and what they show is the same."""
+    monkeypatch.setattr(workload, "CLIENTS", 4)
 
 
 @pytest.fixture(scope="module")

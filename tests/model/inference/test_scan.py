@@ -19,7 +19,12 @@ from tests.model.inference.bitmaps import from_mask
 from tests.model.inference.scan_cases import BIASES, TABLES, ScanCase, boosted, scores_one_by_one, sorted_best
 
 
-@pytest.fixture(scope="module", params=get_args(ScanPath))
+PORTABLE, *OF_SOME_CPUS = get_args(ScanPath)
+
+
+@pytest.fixture(
+    scope="module", params=[PORTABLE, *(pytest.param(path, marks=pytest.mark.vector) for path in OF_SOME_CPUS)]
+)
 def path(request: pytest.FixtureRequest) -> ScanPath:
     if request.param not in supported_paths():
         pytest.skip(f"this CPU does not support {request.param}")
