@@ -1,0 +1,25 @@
+"""Ids as shops may have them, with characters that mean something to a path, a query, a table, a page or a store."""
+
+ODD_IDS = [
+    "a/b",
+    "../../v1/admin",
+    "Größe 42",
+    "x y",
+    "trailing ",
+    " ",
+    "100%",
+    "%2F",
+    "a?b#c&d=e;f",
+    "<img src=x onerror=alert(1)>",
+    "\"quoted\", 'and' \\",
+    "商品",
+    "{p1}:head:*[?]",
+    "'; DROP TABLE log; --",
+    "=1+1",
+    "undo e1",
+    "merge ada",
+    "|",
+    "\u2028\u202eltr",
+    "\ufffd",
+    "\U0001f375" * 128,
+]
