@@ -28,6 +28,7 @@ from model.data.table import LAST_SECOND
 from storage.records import EPOCH
 
 MAX_ITEM_IDS = 10_000
+MAX_ID_CHARS = 128
 MAX_K = 1_000
 MAX_BASKET = 50
 MAX_ROTATION_DAYS = 365
@@ -56,8 +57,13 @@ _RFC_3339 = re.compile(
 
 
 def is_id(value: object) -> TypeGuard[str]:
-    """Return whether the value is a valid `Id`."""
-    return type(value) is str and _matches_id(value) is not None and value not in (".", "..")
+    """Return whether the value is a valid `Id`. Printable ones, which almost all are, need no expression."""
+    return (
+        type(value) is str
+        and 0 < len(value) <= MAX_ID_CHARS
+        and (value.isprintable() or _matches_id(value) is not None)
+        and value not in (".", "..")
+    )
 
 
 def is_name(value: object) -> TypeGuard[str]:
@@ -67,7 +73,7 @@ def is_name(value: object) -> TypeGuard[str]:
 
 def _id(value: str) -> str:
     if not is_id(value):
-        raise PydanticCustomError("no_id", "must be " + ID_RULE)  # type: ignore[arg-type]
+        raise PydanticCustomError("no_id", "must be " + ID_RULE)
     return value
 
 
@@ -255,7 +261,7 @@ DOCUMENTED_NAME = rf"^(?!\.{{1,2}}$){NAME_PATTERN}$"
 _DOCUMENTED_ID = {
     "type": "string",
     "minLength": 1,
-    "maxLength": 128,
+    "maxLength": MAX_ID_CHARS,
     "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f]+$",
 }
 _matches_id = re.compile(ID_PATTERN).fullmatch

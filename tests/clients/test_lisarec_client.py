@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 from clients.lisarec_client import Client, LisarecError, responses, visitor_in
 from tests.app.service_process import Process, logged_ids
 from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
-from tests.odd_ids import ODD_IDS
 from tests.waiting import wait_until
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -181,29 +179,6 @@ class TestEvents:
                 client.event("ann", "item-1", value=value)
         with pytest.raises(ValueError, match="0 or greater"):
             client.event("ann", "item-1", value=-0.01)
-
-    @pytest.mark.parametrize("odd", ODD_IDS)
-    def test_have_any_ids(self, service: Service, connect: Connect, odd: str) -> None:
-        client, visitor = connect(), odd[::-1] + odd[:2]
-        visitor = visitor[:128] if visitor[:128] != odd else "visitor"
-        assert client.event(odd, odd, event_id=odd) == odd
-        assert client.event(visitor, odd, event_id=odd) == odd
-        assert client.flush(PATIENT_S)
-        known = client.user(odd)
-        assert known is not None
-        assert known["user_id"] == odd
-        assert client.merge(odd, visitor)
-        logged = {"event_id": odd, "item_id": odd}
-        path = f"/v1/users/{quote(odd, safe='')}/events"
-        found = service.ask("GET", path).json()["events"]
-        assert [(one["user_id"], logged.items() <= one.items()) for one in found] == [(odd, True), (visitor, True)]
-        assert client.undo(odd, odd)
-        assert client.undo(visitor, odd)
-        assert not client.undo(odd, odd)
-        client.put_properties(odd, {"shoe": "x"})
-        assert client.properties(odd) == {"shoe": "x"}
-        client.erase(odd)
-        assert client.user(odd) is None
 
     def test_have_what_the_shop_says_of_them(self, service: Service, connect: Connect, ann: str) -> None:
         client = connect()

@@ -13,7 +13,7 @@ from app.errors import InvalidEvents
 from app.events.ingest import parse_plain_events, to_event, validate_events
 from app.schemas.fields import MAX_AHEAD_US
 from storage.state.event import Event
-from tests.odd_ids import ODD_IDS
+from tests.app.support import ODD_IDS
 
 NOW_US = 1_800_000_000_000_000
 MAX_US = NOW_US + MAX_AHEAD_US

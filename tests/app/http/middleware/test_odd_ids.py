@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -12,9 +13,12 @@ import pytest
 
 from app.schemas.cursor import cursor_after
 from model.data.readers import read_interactions
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.archiver.sqlite_source import SQLiteSource
 from tests.app.conftest import Client, item_id
-from tests.app.events.test_undo_and_merge import merge, turn
-from tests.odd_ids import ODD_IDS
+from tests.app.support import ODD_IDS
 from tests.storage.redis.servers import new_server
 
 LATE = 1_700_000_000
@@ -106,13 +110,27 @@ def test_all_calls_know_an_item_by_an_odd_id(shop: Client, odd: str) -> None:
     assert [one["item_id"] for one in page["items"]] == [item_id(4)]
 
 
+def merge(client: Client, user_id: str, visitor: str) -> Any:
+    return client.post(f"/v1/users/{as_part(user_id)}/merge", json={"from": visitor}).json()["changed"]
+
+
+def turn(client: Client) -> int:
+    """Archive all there is and trim it."""
+    url, archive = client.settings.redis_url, client.settings.archive
+    assert archive is not None
+    opened = SQLiteSource.open(client.settings.data_dir) if url is None else RedisSource.open(url)
+    with opened as log, ArchiveWriter.open(archive) as writer:
+        until = datetime.now(UTC) + timedelta(seconds=1)
+        return archive_log(log, writer, until, keep_tail_s=0, keep_days=None).archived
+
+
 def test_an_id_that_reads_like_the_logs_own_is_another_id(shop: Client) -> None:
     """A merged visitor's events, undos and merges have ids of their own in the log: "v/e", "undo e" and "merge ada"."""
     for n, event_id in enumerate(["e", "undo e", "merge ada", "v/e", "undo v/e"]):
         post(shop, event("ada", item_id(n), event_id, n))
     post(shop, event("v", item_id(9), "e", 9))
     assert undo(shop, "ada", "e") is True
-    assert merge(shop, "ada", "v").json()["changed"] is True
+    assert merge(shop, "ada", "v") is True
     own = [("ada", name) for name in ("e", "undo e", "merge ada", "v/e", "undo v/e")]
     assert log_of(shop, "ada") == [*own, ("ada", "undone: e"), ("v", "e")]
     assert shop.get("/v1/users/ada").json()["event_count"] == 5
@@ -129,7 +147,7 @@ def test_users_whose_names_hold_slashes_are_merged_and_stay_apart(shop: Client) 
     for n, name in enumerate(users):
         post(shop, event(name, item_id(n), "r"), event(name, item_id(n), "q/r"))
     for name in users[1:3]:
-        assert shop.post("/v1/users/p/merge", json={"from": name}).json()["changed"] is True
+        assert merge(shop, "p", name) is True
     expected = {(name, event_id) for name in users[:3] for event_id in ("r", "q/r")}
     assert {*log_of(shop, "p")} == {*log_of(shop, "p/q")} == expected
     assert {*log_of(shop, "main/p")} == {("main/p", "r"), ("main/p", "q/r")}
