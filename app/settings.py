@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
 from app.schemas.events import MAX_VALUE
-from app.schemas.fields import Id
+from app.schemas.fields import Name
 from storage.folders.folder import Folder
 from storage.folders.place import Place, open_folder, parse_place
 from storage.records import MAIN_TENANT, MAX_SEEN_ENTRIES
@@ -152,7 +152,7 @@ class Settings(StoreSettings):
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that ranks items.")
 
     insecure: bool = Field(False, description="Accept requests from other machines without API keys.")
-    tenants: dict[Id, PlaceSetting] = Field(
+    tenants: dict[Name, PlaceSetting] = Field(
         {}, description="Model directories of additional tenants, by tenant. In the environment, a JSON object."
     )
     playground: bool = Field(False, description="Serve the playground. It shows users' states.")

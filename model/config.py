@@ -19,8 +19,13 @@ RegularisationChoice = Literal["given", "by-density"]
 # What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
 WEIGHT_RANGE = (1e-6, 1e6)
-ID_PATTERN = r"[A-Za-z0-9_.:@-]{1,128}"  # of users, items and event types; "." and ".." are no ids
-EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
+# An id is a shop's own, of a user, item, event or order: any text without control characters and halves of surrogate
+# pairs. A name is of an event type, scenario, experiment or model. "." and ".." are neither.
+ID_PATTERN = r"[ -~\xa0-\ud7ff\ue000-\U0010ffff]{1,128}"
+ID_RULE = "1 to 128 characters, not . or .., without control characters"
+NAME_PATTERN = r"[A-Za-z0-9_.:@-]{1,128}"
+NAME_RULE = "1 to 128 characters of A-Z a-z 0-9 _ . : @ -, not . or .."
+EventType = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 
 
 # A training's operations take milliseconds, and each ends when its last thread does. With a thread for each core, which

@@ -318,7 +318,7 @@ class StatisticsStore(Protocol):
 
 
 class OrderStore(Protocol):
-    """What is bought together: orders with an item, with two (a space between the ids) and all (the empty name)."""
+    """What is bought together: orders with an item, with two (a line break between) and all (an empty name)."""
 
     async def newest(self, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
         """Return the newest `limit` entries of the user's log, newest first, without what an archive alone has."""

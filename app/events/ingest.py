@@ -18,14 +18,14 @@ from app.events.steady_clock import SteadyClock
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.schemas.events import MAX_EVENTS, MAX_SHOWN, MAX_VALUE, EventCounts, PostedEvent
-from app.schemas.fields import MAX_AHEAD_US, is_id
+from app.schemas.fields import MAX_AHEAD_US, is_id, is_name
 from app.settings import Settings
 from model.data.orders import PURCHASE
 from model.data.table import LAST_SECOND
 from storage.errors import PartlyApplied, StorageError
 from storage.protocol import EventStore
 from storage.records import AppendResult
-from storage.state.event import IMPRESSION, Event, id_time_us
+from storage.state.event import IMPRESSION, Event, id_time_us, logged_id
 
 ID_NEEDED = "is required if the service has keys; use a UUIDv7, and the same one when you send the event again"
 PLAIN_FIELDS = frozenset(
@@ -214,9 +214,9 @@ def parse_plain_events(
         kind, timestamp, value = body.get("type", "click"), body.get("timestamp"), body.get("value")
         recommendation_id, order_id = body.get("recommendation_id"), body.get("order_id")
         about = _item_and_items(body)
-        if not (is_id(user_id) and about is not None and (kind == "click" or is_id(kind))):
+        if not (is_id(user_id) and about is not None and (kind == "click" or is_name(kind))):
             return None
-        if not ((recommendation_id is None or is_id(recommendation_id)) and (order_id is None or is_id(order_id))):
+        if not ((recommendation_id is None or is_name(recommendation_id)) and (order_id is None or is_id(order_id))):
             return None
         if not (is_id(event_id) or (event_id is None and not needs_ids)):
             return None
@@ -233,7 +233,7 @@ def parse_plain_events(
         item_id, items = about
         events.append(
             Event(
-                event_id or str(uuid7()),
+                logged_id(event_id) if event_id else str(uuid7()),
                 user_id,
                 item_id,
                 kind,
@@ -293,7 +293,7 @@ def to_event(posted: PostedEvent, now_us: int) -> Event:
     item_id = posted.item_id or ""  # where there is none, there are items
     is_impression = posted.type == IMPRESSION
     return Event(
-        event_id=posted.event_id or str(uuid7()),
+        event_id=logged_id(posted.event_id) if posted.event_id else str(uuid7()),
         user_id=posted.user_id,
         item_id="" if is_impression else item_id,
         type=posted.type,

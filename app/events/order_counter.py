@@ -22,6 +22,7 @@ from storage.state.corrections import effective_events, posted_as
 from storage.state.event import Event, LogRecord
 
 ALL_ORDERS = ""  # the name of the count of all orders of several items
+SEPARATOR = "\n"  # of two items, of whose ids none has it
 MAX_AGE_HALF_LIVES = 10.0  # of a purchase; older ones are history, which training reads
 MAX_WAITING = 10_000  # purchases that wait to be flushed, some 3 MB; beyond them, none counts until the next flush
 MIN_ENTRIES = 100  # of the newest of a log that are read for a user's purchases
@@ -57,7 +58,7 @@ class OrderCounter:
             if event.type == PURCHASE and not result.duplicate and len(self._waiting) < MAX_WAITING:
                 age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)
                 if age <= MAX_AGE_HALF_LIVES:
-                    self._waiting[event.user_id, event.event_id] = 0.5**age
+                    self._waiting[posted_as(event)] = 0.5**age
 
     async def sync(self) -> None:
         """Flush, then read the counts of all processes; StorageError when the store cannot be used."""
@@ -104,7 +105,7 @@ class OrderCounter:
 
 def pair_name(one: str, other: str) -> str:
     """Return the name of the count of orders with both items."""
-    return " ".join(sorted((one, other)))
+    return SEPARATOR.join(sorted((one, other)))
 
 
 def order_counts(

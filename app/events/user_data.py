@@ -22,7 +22,7 @@ from app.schemas.users import (
 )
 from storage.protocol import HistoryStore
 from storage.state.corrections import posted_as
-from storage.state.event import Event, Merge, Undo
+from storage.state.event import Event, Merge, Undo, logged_id
 from storage.state.generation import Generation
 from storage.state.layout import State, recent_items, shown_items
 
@@ -110,7 +110,7 @@ class UserData:
         raises  UnknownEvent  when no event was posted with this user and id
                 StorageError  when that cannot be made durable, or the archive that is needed cannot be read
         """
-        changed = await self._store.undo(self._tenant, user_id, event_id)
+        changed = await self._store.undo(self._tenant, user_id, logged_id(event_id))
         return Undone(user_id=user_id, event_id=event_id, changed=changed)
 
     async def merge(self, user_id: str, visitor: str) -> Merged:

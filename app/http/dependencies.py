@@ -14,7 +14,7 @@ from starlette.requests import Request
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
 from app.http.access import Caller, charge
 from app.http.services import Services
-from app.schemas.fields import Id
+from app.schemas.fields import WITH_SLASHES, Id
 from app.schemas.items import StockedId
 from app.serving.lifespan import Service
 
@@ -61,10 +61,10 @@ def example(value: str) -> dict[str, Example]:
 
 
 ServiceDep = Annotated[Service, Depends(get_service)]
-UserId = Annotated[Id, Path(openapi_examples=example("ada"))]
-ItemId = Annotated[Id, Path(openapi_examples=example("tea-2"))]
-StockedItemId = Annotated[StockedId, Path(openapi_examples=example("tea-2"))]
-EventId = Annotated[Id, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"))]
+UserId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("ada"))]
+ItemId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("tea-2"))]
+StockedItemId = Annotated[StockedId, WITH_SLASHES, Path(openapi_examples=example("tea-2"))]
+EventId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"))]
 
 
 async def read_body(request: Request, services: ServicesDep) -> bytes:

@@ -7,11 +7,17 @@ The service keeps nothing between pages.
 import zlib
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from app.schemas.fields import are_ids
 
 PACKED, PLAIN = b"\x01", b"\x02"  # what comes behind it: the ids compressed, or as they are
 MIN_COMPRESSED_BYTES = 1024  # compressing shorter texts is not worth the time
 MAX_ITEMS = 10_000  # that all pages together show
-MAX_BYTES = MAX_ITEMS * 129  # ids of 128 letters, each with what separates it from the next
+MAX_BYTES = MAX_ITEMS * 513  # ids of 128 characters of 4 bytes, each with what separates it from the next
 
 
 class BadCursor(ValueError):
@@ -49,3 +55,21 @@ def _decompress(payload: bytes) -> bytes:
     if payload[:1] != PACKED or not unpacking.eof or unpacking.unused_data:
         raise BadCursor
     return text
+
+
+def _shown_before(value: object) -> tuple[str, ...]:
+    """Return the item ids in a cursor."""
+    if isinstance(value, tuple):
+        return value  # already decoded
+    try:
+        if not isinstance(value, str) or not are_ids(ids := shown_before(value)):
+            raise BadCursor
+    except BadCursor:
+        raise PydanticCustomError(
+            "not_a_cursor",
+            "is not a cursor; send that of the previous page unchanged, or an empty one for the first page",
+        ) from None
+    return tuple(ids)
+
+
+Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]

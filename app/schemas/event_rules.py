@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Id
+from app.schemas.fields import Name
 
 MAX_TYPES = 20
 UNITS_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -43,6 +43,6 @@ def _split(value: object) -> object:
     return [name for text in value for name in str(text).split(",")] if isinstance(value, list) else value
 
 
-EventTypes = Annotated[list[Id], Field(max_length=MAX_TYPES, fail_fast=True)]
+EventTypes = Annotated[list[Name], Field(max_length=MAX_TYPES, fail_fast=True)]
 EventTypesText = Annotated[EventTypes, BeforeValidator(_split)]
 Within = Annotated[str, AfterValidator(_within), WithJsonSchema({"type": "string", "pattern": f"^{_PATTERN}$"})]

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, Id, Timestamp
+from app.schemas.fields import Closed, Id, Name, Timestamp
 from storage.state.event import IMPRESSION
 from storage.state.portable_state import PortableState
 
@@ -75,7 +75,7 @@ class PostedEvent(Closed):
         None, description="Makes a retry safe; a UUIDv7 is best. Without an id, a retry may count twice."
     )
     user_id: Id
-    type: Id = "click"
+    type: Name = "click"
     items: Annotated[ShownItems | None, AfterValidator(_of_impression)] = Field(
         None,
         description="What the user was shown, in any order. Only for events of type `impression`, in "
@@ -89,7 +89,9 @@ class PostedEvent(Closed):
         "up in `/v1/stats` by the list that led to the event. The service may be configured with a lower "
         "maximum.",
     )
-    recommendation_id: Id | None = Field(None, description="The `recommendation_id` of the list that led to the event.")
+    recommendation_id: Name | None = Field(
+        None, description="The `recommendation_id` of the list that led to the event."
+    )
     order_id: Id | None = Field(
         None,
         description="The order that a purchase belongs to. Items that a user buys under one order id "

@@ -23,12 +23,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.schemas.cursor import BadCursor, shown_before
-from model.config import ID_PATTERN
+from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN
 from model.data.table import LAST_SECOND
 from storage.records import EPOCH
 
 MAX_ITEM_IDS = 10_000
+MAX_ID_CHARS = 128
 MAX_K = 1_000
 MAX_BASKET = 50
 MAX_ROTATION_DAYS = 365
@@ -41,8 +41,7 @@ MAX_BOOST_EXPRESSIONS = 8
 MAX_PARAMS = 32
 MAX_PARAM_TEXTS = 100  # or numbers, in a list
 MAX_PARAM_CHARS, MAX_PARAMS_CHARS = 1_024, 10_000  # of one text, and of all together
-MAX_ARMS = 8  # of an experiment
-MAX_SHARE = 1_000_000.0
+ENCODED_SLASH = "\x1f"  # of a path, where app/http/middleware/request_path.py has decoded the rest
 MAX_COMPARED = 32  # letters of an unknown name
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
 
@@ -57,18 +56,43 @@ _RFC_3339 = re.compile(
 )
 
 
-def _no_path_step(value: str) -> str:
-    if value in (".", ".."):
-        raise PydanticCustomError("path_step", "'.' and '..' are not ids")
+def is_id(value: object) -> TypeGuard[str]:
+    """Return whether the value is a valid `Id`. Printable ones, which almost all are, need no expression."""
+    return (
+        type(value) is str
+        and 0 < len(value) <= MAX_ID_CHARS
+        and (value.isprintable() or _matches_id(value) is not None)
+        and value not in (".", "..")
+    )
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Return whether the value is a valid `Name`."""
+    return type(value) is str and _matches_name(value) is not None and value not in (".", "..")
+
+
+def _id(value: str) -> str:
+    if not is_id(value):
+        raise PydanticCustomError("no_id", "must be " + ID_RULE)
     return value
 
 
-def is_id(value: object) -> TypeGuard[str]:
-    """Return whether the value is a valid `Id`."""
-    return type(value) is str and _matches_id(value) is not None and value not in (".", "..")
+def _id_or_empty(value: str) -> str:
+    return value and _id(value)
 
 
-def _are_ids(values: Sequence[str]) -> bool:
+def _no_path_step(value: str) -> str:
+    if value in (".", ".."):
+        raise PydanticCustomError("path_step", "'.' and '..' are not names")
+    return value
+
+
+def _with_slashes(value: object) -> object:
+    """Return a part of a path with the slashes that it had encoded."""
+    return value.replace(ENCODED_SLASH, "/") if isinstance(value, str) else value
+
+
+def are_ids(values: Sequence[str]) -> bool:
     """Return whether every value is an `Id`. One match of all of them together is faster than one match each."""
     return not values or (_match_ids("\n".join(values)) is not None and {".", ".."}.isdisjoint(values))
 
@@ -124,21 +148,6 @@ def _plain_number(value: object) -> object:
     if isinstance(value, str) and not _PLAIN_NUMBER.fullmatch(value):
         raise PydanticCustomError("not_plain", "is not a plain number such as 0.5")
     return value
-
-
-def _shown_before(value: object) -> tuple[str, ...]:
-    """Return the item ids in a cursor."""
-    if isinstance(value, tuple):
-        return value  # already decoded
-    try:
-        if not isinstance(value, str) or not _are_ids(ids := shown_before(value)):
-            raise BadCursor
-    except BadCursor:
-        raise PydanticCustomError(
-            "not_a_cursor",
-            "is not a cursor; send that of the previous page unchanged, or an empty one for the first page",
-        ) from None
-    return tuple(ids)
 
 
 def _boost(value: object) -> dict[str, float] | tuple[str, ...]:
@@ -246,46 +255,33 @@ def _is_boost(boost: tuple[object, object]) -> bool:
     )
 
 
-def _shares(value: object) -> dict[str, float]:
-    """Return the share of users of each model. A refusal names no model, since that would echo the request."""
-    if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
-        raise PydanticCustomError(
-            "no_shares",
-            "must name 2 to {models} models or scenarios, each with a number above 0 and at most {most}",
-            {"models": MAX_ARMS, "most": int(MAX_SHARE)},
-        )
-    return {name: float(share) for name, share in value.items()}
-
-
-def _is_share(share: tuple[object, object]) -> bool:
-    name, part = share
-    return (
-        is_id(name)
-        and isinstance(part, int | float)
-        and not isinstance(part, bool)
-        and 0 < part <= MAX_SHARE  # so that NaN is refused too
-    )
-
-
 _PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
-_DOCUMENTED_ID = rf"^(?!\.{{1,2}}$){ID_PATTERN}$"
+DOCUMENTED_NAME = rf"^(?!\.{{1,2}}$){NAME_PATTERN}$"
+_DOCUMENTED_ID = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MAX_ID_CHARS,
+    "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f]+$",
+}
 _matches_id = re.compile(ID_PATTERN).fullmatch
+_matches_name = re.compile(NAME_PATTERN).fullmatch
 _match_ids = re.compile(rf"{ID_PATTERN}(\n{ID_PATTERN})*+").fullmatch
-Id = Annotated[
+Id = Annotated[str, AfterValidator(_id), WithJsonSchema(_DOCUMENTED_ID)]
+WITH_SLASHES = BeforeValidator(_with_slashes)
+IdOrEmpty = Annotated[str, AfterValidator(_id_or_empty), WithJsonSchema({"anyOf": [_DOCUMENTED_ID, {"const": ""}]})]
+Name = Annotated[
     str,
-    StringConstraints(pattern=f"^{ID_PATTERN}$"),
+    StringConstraints(pattern=f"^{NAME_PATTERN}$"),
     AfterValidator(_no_path_step),
-    WithJsonSchema({"type": "string", "pattern": _DOCUMENTED_ID}),
+    WithJsonSchema({"type": "string", "pattern": DOCUMENTED_NAME}),
 ]
-IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({ID_PATTERN})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough; a list of a million would else collect a million errors
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Basket = Annotated[list[Id], Field(max_length=MAX_BASKET, fail_fast=True)]
 Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
 Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
 FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]
-Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]
 ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)]
 _EXPRESSION_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_EXPRESSION_CHARS}
 Expression = Annotated[str, StringConstraints(min_length=1, max_length=MAX_EXPRESSION_CHARS)]
@@ -331,19 +327,6 @@ Params = Annotated[
             },
             "additionalProperties": False,
             "maxProperties": MAX_PARAMS,
-        }
-    ),
-]
-Shares = Annotated[
-    dict[str, float],
-    PlainValidator(_shares),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "patternProperties": {_DOCUMENTED_ID: {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SHARE}},
-            "additionalProperties": False,
-            "minProperties": 2,
-            "maxProperties": MAX_ARMS,
         }
     ),
 ]

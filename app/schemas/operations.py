@@ -4,11 +4,51 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Closed, Id, ResultCount, Shares, plain_digits
+from app.schemas.fields import DOCUMENTED_NAME, Closed, Name, ResultCount, is_name, plain_digits
 from storage.items.audit import NumberedEntry
 from storage.records import EPOCH
+
+MAX_ARMS = 8  # of an experiment
+MAX_SHARE = 1_000_000.0
+
+
+def _shares(value: object) -> dict[str, float]:
+    """Return the share of users of each model. A refusal names no model, since that would echo the request."""
+    if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
+        raise PydanticCustomError(
+            "no_shares",
+            "must name 2 to {models} models or scenarios, each with a number above 0 and at most {most}",
+            {"models": MAX_ARMS, "most": int(MAX_SHARE)},
+        )
+    return {name: float(share) for name, share in value.items()}
+
+
+def _is_share(share: tuple[object, object]) -> bool:
+    name, part = share
+    return (
+        is_name(name)
+        and isinstance(part, int | float)
+        and not isinstance(part, bool)
+        and 0 < part <= MAX_SHARE  # so that NaN is refused too
+    )
+
+
+Shares = Annotated[
+    dict[str, float],
+    PlainValidator(_shares),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {DOCUMENTED_NAME: {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SHARE}},
+            "additionalProperties": False,
+            "minProperties": 2,
+            "maxProperties": MAX_ARMS,
+        }
+    ),
+]
 
 
 class ServedModel(BaseModel):
@@ -136,7 +176,7 @@ class Experiment(Closed):
         json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
     )
 
-    name: Id = Field(description="The name of the experiment. A different name assigns users anew.")
+    name: Name = Field(description="The name of the experiment. A different name assigns users anew.")
     shares: Shares = Field(description="The share of each model or scenario, by its name.")
     over: Literal["models", "scenarios"] = Field(
         "models",

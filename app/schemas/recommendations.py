@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.schemas.cursor import Cursor
 from app.schemas.event_rules import EventRule, EventTypes, EventTypesText, Within
 from app.schemas.events import SealedStateText
 from app.schemas.fields import (
@@ -15,7 +16,6 @@ from app.schemas.fields import (
     Boost,
     Categories,
     Closed,
-    Cursor,
     Diversity,
     Expression,
     Expressions,
@@ -24,6 +24,7 @@ from app.schemas.fields import (
     Id,
     IdOrEmpty,
     ItemIds,
+    Name,
     Params,
     ParamsText,
     ResultCount,
@@ -121,7 +122,7 @@ class ListSettings(Closed):
 class RecommendationQuery(ListSettings):
     """Fields of a request that fit into a query string."""
 
-    scenario: Id | None = SCENARIO
+    scenario: Name | None = SCENARIO
     current_item: Id | None = Field(
         None,
         description="The item of the current page. Expressions read its properties as `current`. The list "
@@ -298,7 +299,7 @@ class RecommendationBatch(Closed):
 class ItemListQuery(Closed):
     """Parameters of a list that belongs to an item."""
 
-    scenario: Id | None = SCENARIO
+    scenario: Name | None = SCENARIO
     k: ResultCount = 10
     categories: Categories = Field([], description="An item needs at least one of these categories.")
     exclude: ItemIds = Field([])

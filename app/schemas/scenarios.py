@@ -23,7 +23,7 @@ from app.schemas.fields import (
     Boost,
     Closed,
     Expression,
-    Id,
+    Name,
     Param,
     ParamType,
     param_type,
@@ -191,7 +191,7 @@ class ScenarioPreview(Closed):
 
     model_config = ConfigDict(strict=True)
 
-    scenario: Id | None = Field(None, description="A stored scenario whose settings apply where `settings` has none.")
+    scenario: Name | None = Field(None, description="A stored scenario whose settings apply where `settings` has none.")
     settings: ScenarioSettings
     request: RecommendationRequest
 

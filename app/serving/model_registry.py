@@ -9,14 +9,14 @@ from typing import Protocol
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
-from app.schemas.fields import Id
+from app.schemas.fields import Name
 from app.serving import empty_model
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.folders.folder import Folder
 from storage.folders.local_folder import LocalFolder
 
-NAME = TypeAdapter[str](Id)
+NAME = TypeAdapter[str](Name)
 
 
 class NoSuchModel(ValueError):

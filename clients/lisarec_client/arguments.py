@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import httpx
 
-ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+ID = re.compile(r"[ -~\xa0-\ud7ff\ue000-\U0010ffff]{1,128}")
+NAME = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+NAMES = ("type", "recommendation_id")  # fields of an event that are no ids
 MAX_SHOWN = 50  # items of an impression
 KEY = re.compile(r"[!-~]+")  # the characters that an HTTP header can carry
 
@@ -41,6 +43,12 @@ def require_positive(name: str, value: float) -> None:
 def require_id(name: str, value: object) -> None:
     """Raise ValueError unless the value is a valid id."""
     if not isinstance(value, str) or not ID.fullmatch(value) or value in (".", ".."):
+        raise ValueError(f"{name} must be 1 to 128 characters, not . or .., without control characters")
+
+
+def require_name(name: str, value: object) -> None:
+    """Raise ValueError unless the value is a valid name."""
+    if not isinstance(value, str) or not NAME.fullmatch(value) or value in (".", ".."):
         raise ValueError(f"{name} must be 1 to 128 letters, digits or characters of _.:@- and must not be . or ..")
 
 
@@ -57,6 +65,8 @@ def require_event(event: Mapping[str, object]) -> None:
             require_shown(field)
         elif name in ("timestamp", "value"):
             require_number(name, field)
+        elif name in NAMES:
+            require_name(name, field)
         else:
             require_id(name, field)
     value = event.get("value")

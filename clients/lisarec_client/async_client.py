@@ -64,7 +64,7 @@ class AsyncClient:
         value        the value of the event, such as the price paid; 0 or greater
         timestamp_s  the time of the event in Unix seconds; default: now
         event_id     default: a new UUIDv7
-        raises       ValueError if an argument is invalid, such as an id with a space in it
+        raises       ValueError if an argument is invalid, such as an empty id
         """
         event: dict[str, Any] = {"event_id": event_id or new_event_id(), "user_id": user_id, "item_id": item_id}
         event |= {"type": type, "timestamp": time.time() if timestamp_s is None else timestamp_s}

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from urllib.parse import quote
 from uuid import UUID
 
 from .arguments import require_id
@@ -28,6 +29,6 @@ def new_event_id() -> str:
 
 
 def user_path(user_id: str, *rest: str) -> str:
-    """Return the path of a user, or of a resource below it. Valid ids need no escaping in a path."""
+    """Return the path of a user, or of a resource below it."""
     require_id("user_id", user_id)
-    return "/".join(("/v1/users", user_id, *rest))
+    return "/".join(("/v1/users", *(quote(part, safe="") for part in (user_id, *rest))))

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from .arguments import require_event, require_id
 from .async_client import AsyncClient
@@ -54,7 +54,7 @@ class Tools:
     async def similar_items(self, item_id: str, k: int = 10) -> dict[str, Any]:
         """List the items that are most similar to an item."""
         require_id("item_id", item_id)
-        return await self._client.call("GET", f"/v1/items/{item_id}/similar?{urlencode({'k': k})}")
+        return await self._client.call("GET", f"/v1/items/{quote(item_id, safe='')}/similar?{urlencode({'k': k})}")
 
     async def stats(self) -> dict[str, Any]:
         """Return the active model, and how often lists were shown and led to events, by place and scenario."""

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from model.config import ID_PATTERN
+from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN, NAME_RULE
 from model.data.delimited_text import delimited_text
 from model.data.interactions import DataError
 
@@ -50,12 +50,13 @@ class Table:
         return f"line {row + 2}" if is_text else f"row {row + 1}"
 
     def require_ids(self, *columns: str) -> None:
-        """Raise DataError for the first cell of these columns that is not an id."""
+        """Raise DataError for the first cell of these columns that is not an id or, in the column `type`, a name."""
         for column in columns:
             cells = self.frame[column]
             self.refuse(cells.eq_missing(column), "the header is repeated; remove this line", column)
-            bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
-            self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
+            pattern, rule = pattern_of(column)
+            bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
+            self.refuse(bad, f"{column} {{!r}} is not an id ({rule})", column)
 
     def numbers(self, column: str) -> NDArray[np.float64]:
         """Parse the column as floats, NaN where a cell is empty; raises DataError."""
@@ -79,6 +80,11 @@ class Table:
         far = times.abs() > LAST_SECOND * 1_000_000
         self.refuse(far, "timestamp {!r} is after the year 9999; the unit is seconds", "timestamp")
         return times.to_numpy().astype(np.int64)
+
+
+def pattern_of(column: str) -> tuple[str, str]:
+    """Return the pattern of a column's ids, or of the names in the column `type`, and what it demands in words."""
+    return (NAME_PATTERN, NAME_RULE) if column == "type" else (ID_PATTERN, ID_RULE)
 
 
 def find_table(directory: Path, stem: str) -> Path | None:

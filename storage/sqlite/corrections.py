@@ -8,7 +8,7 @@ from storage.records import MAX_MERGED
 from storage.sqlite.append import BEING_ERASED
 from storage.sqlite.log import ERASED, log_event, log_length, resolve_alias
 from storage.state.corrections import full_id, is_already_merged
-from storage.state.event import Merge, Undo, digest
+from storage.state.event import Merge, Undo, digest, logged_id
 from storage.state.record_encoding import COLUMNS, EVENT
 
 OTHER_COLUMNS = ", ".join(column for column in COLUMNS if column not in ("user_id", "event_id"))
@@ -16,7 +16,7 @@ OTHER_COLUMNS = ", ".join(column for column in COLUMNS if column not in ("user_i
 # As `readdressed` in storage/state/corrections.py does. One statement, in which other threads go on.
 COPY_LOG = f"""
 INSERT INTO log (tenant, user_id, event_id, {OTHER_COLUMNS})
-SELECT tenant, :target, iif(instr(event_id, '/'), event_id, :visitor || '/' || event_id), {OTHER_COLUMNS}
+SELECT tenant, :target, iif(instr(event_id, '/'), event_id, :posted_for || '/' || event_id), {OTHER_COLUMNS}
 FROM log WHERE tenant = :tenant AND user_id = :visitor ORDER BY seq
 ON CONFLICT DO NOTHING
 """  # noqa: S608, the columns are constants
@@ -60,8 +60,9 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
         return refusal
     if log_length(db, tenant, visitor, MAX_MERGED + 1) > MAX_MERGED:
         return MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
+    given = {"tenant": tenant, "visitor": visitor, "target": target, "posted_for": logged_id(visitor)}
     for copy in (COPY_LOG, MERGE_PROPERTIES):
-        db.execute(copy, {"tenant": tenant, "visitor": visitor, "target": target})
+        db.execute(copy, given)
     log_event(db, tenant, Merge(visitor, target, _now_us()))
     _delete_states_and_properties(db, tenant, visitor)
     db.execute("UPDATE aliases SET target = ? WHERE tenant = ? AND target = ?", (target, tenant, visitor))

@@ -1,8 +1,8 @@
 """Undo and merge: their effect on the entries of a user's log, and on the fold.
 
 An event that was posted as VISITOR, before or after VISITOR became another user, has the id "VISITOR/ID" in the other's
-log. So the ids of different users stay apart, and copying an event twice is a resend, which changes nothing. Ids from
-outside have no slash.
+log. So the ids of different users stay apart, and copying an event twice is a resend, which changes nothing. Neither
+VISITOR nor ID has a slash, see `logged_id`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ from typing import NamedTuple, Self
 
 from storage.errors import MergeRefused
 from storage.state.compiled_fold import fold_encoded
-from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo
+from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo, logged_id, posted_id
 from storage.state.generation import Generation
 
 
 def posted_as(record: Event | Undo) -> tuple[str, str]:
     """Return the user and the id that an event, or the event that an undo takes back, was posted with."""
-    user_id, slash, posted_id = record.event_id.partition("/")
-    return (user_id, posted_id) if slash else (record.user_id, record.event_id)
+    user_id, slash, event_id = record.event_id.partition("/")
+    return (posted_id(user_id), posted_id(event_id)) if slash else (record.user_id, posted_id(user_id))
 
 
 def full_id(event_id: str, posted_for: str, user_id: str) -> str:
     """Return the id of an event in the log of a user whom `posted_for` has become, or is."""
-    return event_id if posted_for == user_id or "/" in event_id else f"{posted_for}/{event_id}"
+    return event_id if posted_for == user_id or "/" in event_id else f"{logged_id(posted_for)}/{event_id}"
 
 
 def readdressed(record: Event | Undo, user_id: str) -> Event | Undo:

@@ -8,9 +8,12 @@ from typing import TypeAlias
 _UUID7 = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
-# Ids from outside have no space, so these are the id of no event.
+# Logged ids have no space, so these are the id of no event.
 UNDO_ID = "undo {}"
 MERGE_ID = "merge {}"
+# The log's own ids alone have spaces and slashes: in what comes from outside, control characters stand for them.
+_AS_LOGGED = str.maketrans(" /", "\x1e\x1f")
+_AS_POSTED = str.maketrans("\x1e\x1f", " /")
 
 IMPRESSION = "impression"
 """The type of events that say what a user was shown. Such an event steps in no generation, and makes nothing seen."""
@@ -23,6 +26,7 @@ CodesByTag: TypeAlias = tuple[tuple[bytes, bytes], ...]
 class Event:
     """One user-item interaction, as it is logged and folded.
 
+    event_id  as `logged_id` returns it
     item_id   empty for an impression
     codes     of an item that a model has not learned, for the generations that were served when the event was logged
     items     of an impression, the ids of all items that were shown; empty for all other events
@@ -82,6 +86,16 @@ class Merge:
 
 LogRecord: TypeAlias = Event | Undo | Merge
 """What one entry of a log records."""
+
+
+def logged_id(posted_id: str) -> str:
+    """Return the id as it stands in a log, of an event or of whom it was posted for."""
+    return posted_id.translate(_AS_LOGGED) if " " in posted_id or "/" in posted_id else posted_id
+
+
+def posted_id(logged_id: str) -> str:
+    """Return the id that `logged_id` was given."""
+    return logged_id.translate(_AS_POSTED)
 
 
 def id_time_us(event_id: str, client_timestamp_us: int | None) -> int | None:

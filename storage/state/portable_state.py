@@ -10,8 +10,8 @@ One portable state, little-endian, without padding between its parts:
   events                      the newest ones, the newest first: as many as there is room for
   zeros                       up to SIZE
 
-and one event: the length of its type (u1, 0: the type of the event before), its type, the length of its item's id (u1),
-the id, and its time in seconds (u4).
+and one event: the length of its type (u1, 0: the type of the event before), its type, the length of its item's id (u1;
+from 255 bytes on 255, and then u2), the id, and its time in seconds (u4).
 
 The record has a meaning in its own generation alone. Another generation folds the carried events instead.
 """
@@ -34,6 +34,8 @@ VERSION = 1  # of this layout, and of a state's: a state of another version cann
 SIZE = 3_702  # with all that seals it, less than 5,000 characters of base64
 HEAD = Struct(f"<I{8 * ID_RING}sHH")
 TIME = Struct("<I")
+LONG = Struct("<BH")
+LONG_MARK = 255
 VISITOR = "visitor"  # stands for the user in events that are logged nowhere
 
 
@@ -127,7 +129,8 @@ def _encoded_events(events: Iterable[CarriedEvent], room: int) -> Iterator[bytes
     for item_id, kind, time_s in events:
         own_kind = b"" if kind == kind_before else kind.encode()
         kind_before, name = kind, item_id.encode()
-        entry = b"%c%b%c%b%b" % (len(own_kind), own_kind, len(name), name, TIME.pack(time_s))
+        length = b"%c" % len(name) if len(name) < LONG_MARK else LONG.pack(LONG_MARK, len(name))
+        entry = b"%c%b%b%b%b" % (len(own_kind), own_kind, length, name, TIME.pack(time_s))
         room -= len(entry)
         if room < 0:
             return
@@ -139,7 +142,10 @@ def _decoded_events(value: bytes, at: int, entries: int) -> Iterator[CarriedEven
     for _ in range(entries):
         kind_end = at + 1 + value[at]
         kind = value[at + 1 : kind_end].decode() or kind
-        name_end = kind_end + 1 + value[kind_end]
+        name_at, length = kind_end + 1, value[kind_end]
+        if length == LONG_MARK:
+            name_at, (_, length) = kind_end + LONG.size, LONG.unpack_from(value, kind_end)
+        name_end = name_at + length
         (time_s,) = TIME.unpack_from(value, name_end)
-        yield CarriedEvent(value[kind_end + 1 : name_end].decode(), kind, time_s)
+        yield CarriedEvent(value[name_at:name_end].decode(), kind, time_s)
         at = name_end + TIME.size

@@ -12,6 +12,31 @@ from tests.app.conftest import ITEMS, Client, item_id
 from tests.storage.oracles.naive_users import NaiveUsers, Refused
 
 SECRET = "Zaphod-Beeblebrox"  # an input that no answer may contain
+
+# ids as shops may have them, with characters that mean something to a path, a query, a table, a page or a store
+ODD_IDS = [
+    "a/b",
+    "../../v1/admin",
+    "Größe 42",
+    "x y",
+    "trailing ",
+    " ",
+    "100%",
+    "%2F",
+    "a?b#c&d=e;f",
+    "<img src=x onerror=alert(1)>",
+    "\"quoted\", 'and' \\",
+    "商品",
+    "{p1}:head:*[?]",
+    "'; DROP TABLE log; --",
+    "=1+1",
+    "undo e1",
+    "merge ada",
+    "|",
+    "\u2028\u202eltr",
+    "\ufffd",
+    "\U0001f375" * 128,
+]
 ALL_ITEMS = [item_id(row) for row in range(ITEMS)]
 
 

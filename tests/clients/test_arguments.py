@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from clients.lisarec_client import AsyncClient, Client
+from tests.app.support import ODD_IDS
+from tests.clients.conftest import Connect, Service
+
+PATIENT_S = 60.0
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,27 @@ def test_addresses_with_a_path_or_a_port_are_taken() -> None:
         "http://[::1]:8000",
     ):
         Client(url, "lisarec_key").close()
+
+
+@pytest.mark.parametrize("odd", ODD_IDS)
+def test_users_items_and_events_may_have_any_ids(service: Service, connect: Connect, odd: str) -> None:
+    client, visitor = connect(), odd[::-1] + odd[:2]
+    visitor = visitor[:128] if visitor[:128] != odd else "visitor"
+    assert client.event(odd, odd, event_id=odd) == odd
+    assert client.event(visitor, odd, event_id=odd) == odd
+    assert client.flush(PATIENT_S)
+    known = client.user(odd)
+    assert known is not None
+    assert known["user_id"] == odd
+    assert client.merge(odd, visitor)
+    logged = {"event_id": odd, "item_id": odd}
+    path = f"/v1/users/{quote(odd, safe='')}/events"
+    found = service.ask("GET", path).json()["events"]
+    assert [(one["user_id"], logged.items() <= one.items()) for one in found] == [(odd, True), (visitor, True)]
+    assert client.undo(odd, odd)
+    assert client.undo(visitor, odd)
+    assert not client.undo(odd, odd)
+    client.put_properties(odd, {"shoe": "x"})
+    assert client.properties(odd) == {"shoe": "x"}
+    client.erase(odd)
+    assert client.user(odd) is None

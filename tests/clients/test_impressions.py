@@ -38,7 +38,7 @@ def test_what_was_seen_of_an_answer_or_of_other_items_is_logged(service: Service
         ([], None),
         ([f"i{n}" for n in range(51)], None),
         (["a", "a"], None),
-        (["a b"], None),
+        (["a\x85b"], None),
         (["a", "b"], [3]),
         (["a", "b"], [0]),
         (["a", "b"], []),

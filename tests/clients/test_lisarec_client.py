@@ -165,14 +165,14 @@ class TestEvents:
     def test_that_can_only_be_wrong_are_refused_where_they_are_made(self, connect: Connect) -> None:
         client = connect()
         for wrong in (
-            ("a b", "item-1"),
+            ("a\x85b", "item-1"),
             ("ann", ""),
-            ("ann", "é"),
+            ("ann", "e\ud800"),
             ("..", "item-1"),
             ("ann", "i" * 129),
             (7, "item-1"),
         ):
-            with pytest.raises(ValueError, match="128 letters"):
+            with pytest.raises(ValueError, match="128 characters"):
                 client.event(*wrong)
         for value in (float("nan"), float("inf"), True, "7"):
             with pytest.raises(ValueError, match="finite number"):
@@ -371,7 +371,7 @@ class TestUsers:
         with Client(service.url, "no-key") as client, pytest.raises(LisarecError, match="401 unauthenticated"):
             client.user("ann")
         with Client(service.url) as client, pytest.raises(ValueError, match="user_id"):
-            client.erase("../admin")
+            client.erase("..")
 
 
 def test_a_visitor_is_whom_the_script_has_named_and_nobody_else() -> None:

@@ -32,7 +32,7 @@ def test_they_begin_anew_where_they_cannot_be_opened(connect: Connect) -> None:
 
 def test_the_service_says_what_is_wrong(connect: Connect) -> None:
     client = connect()
-    for events, code in (([], "invalid_events"), ([{"item_id": "a b"}], "invalid_events")):
+    for events, code in (([], "invalid_events"), ([{"item_id": "a\x85b"}], "invalid_events")):
         with pytest.raises(LisarecError) as refused:
             client.portable_events(None, events)
         assert refused.value.code == code

@@ -24,7 +24,7 @@ def test_items_are_found_for_anybody_and_for_a_user(service: Service, connect: C
 def test_what_cannot_be_searched_is_refused(connect: Connect) -> None:
     client = connect()
     with pytest.raises(ValueError, match="user_id"):
-        client.search("thing", "a b")
+        client.search("thing", "a\x85b")
     with pytest.raises(LisarecError) as refused:
         client.search("q" * 257)
     assert refused.value.status == 422

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from app.http.auth.watched_file import WatchedFile
-from app.schemas.fields import Id
+from app.schemas.fields import Name
 
 Scope = Literal[
     "events:write",
@@ -51,13 +51,13 @@ class Key(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-    tenant: Id
+    tenant: Name
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is public
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None  # each of the cost of a plain one
     new_users_per_hour: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None  # None: see RateLimiter
-    audience: Id | Literal[""] = ""  # keys of one audience open the states that they seal
+    audience: Name | Literal[""] = ""  # keys of one audience open the states that they seal
     note: Annotated[str, StringConstraints(max_length=256)] = ""
 
     @field_validator("note")

@@ -2,28 +2,47 @@
 
 import re
 from collections.abc import Awaitable
+from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import InvalidRequest
 from app.http.error_responses import error_response
+from app.schemas.fields import ENCODED_SLASH
 
-# A control character or a slash, encoded; docker/haproxy.cfg has the same expression. The framework's routes would take
-# "/metrics%0a" for "/metrics", and "/v1/users/a%2fevents" for the path with a plain slash.
-AMBIGUOUS = re.compile(rb"%([01][0-9a-f]|7f|2f)", re.IGNORECASE)
+# An encoded control character; docker/haproxy.cfg has the same expression. The framework's routes would take
+# "/metrics%0a" for "/metrics".
+AMBIGUOUS = re.compile(rb"%([01][0-9a-f]|7f)", re.IGNORECASE)
+_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
 
 class RequestPath:
-    """ASGI middleware that answers a path with an encoded control character or slash with 422."""
+    """ASGI middleware that decodes the path, with ENCODED_SLASH for slashes that are part of an id.
+
+    So "/v1/users/a%2Fevents" is the user "a/events", and not the path with a plain slash. A path with an encoded
+    control character, or that is not UTF-8, gets a 422.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one request (ASGI)."""
-        if scope["type"] == "http" and AMBIGUOUS.search(scope["raw_path"]):
-            refusal = error_response(
-                InvalidRequest("a path must not have an encoded control character or an encoded slash")
-            )
-            return refusal(scope, receive, send)
+        if scope["type"] == "http" and b"%" in scope["raw_path"]:
+            path = _decoded(scope["raw_path"])
+            if path is None:
+                refusal = error_response(
+                    InvalidRequest("a path must be UTF-8 and must not have an encoded control character")
+                )
+                return refusal(scope, receive, send)
+            scope["path"] = path
         return self._app(scope, receive, send)
+
+
+def _decoded(raw_path: bytes) -> str | None:
+    if AMBIGUOUS.search(raw_path):
+        return None
+    try:
+        return unquote_to_bytes(_SLASH.sub(ENCODED_SLASH.encode(), raw_path)).decode()
+    except UnicodeDecodeError:
+        return None

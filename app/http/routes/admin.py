@@ -9,7 +9,7 @@ from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, Ser
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS
-from app.schemas.fields import Id
+from app.schemas.fields import Name
 from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiment, Experiments
 from app.schemas.properties import DeclaredTypes, HeldTypes
 from app.serving.property_types import declare_types, shown_types
@@ -65,7 +65,7 @@ async def get_property_types(service: ServiceDep, caller: CallerDep) -> HeldType
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409), dependencies=[NO_QUERY])
 async def activate_generation(
-    name: Annotated[Id, Path(openapi_examples=example("shop-june"))],
+    name: Annotated[Name, Path(openapi_examples=example("shop-june"))],
     service: ServiceDep,
     services: ServicesDep,
     caller: CallerDep,

@@ -10,7 +10,7 @@ from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, Ser
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import SCENARIOS
-from app.schemas.fields import Id
+from app.schemas import fields
 from app.schemas.recommendations import Recommendations
 from app.schemas.scenarios import (
     EXAMPLE,
@@ -23,7 +23,7 @@ from app.schemas.scenarios import (
 )
 
 router = GuardedRouter(prefix="/v1/admin", tags=["scenarios"], dependencies=[needs("scenarios:write"), NO_QUERY])
-Name = Annotated[Id, Path(openapi_examples=example("product-page"))]
+Name = Annotated[fields.Name, Path(openapi_examples=example("product-page"))]
 
 SETTINGS = json_request(ScenarioSettings, {"a product page": EXAMPLE})
 ROLLBACK = json_request(Rollback, {"to the second version": {"version": 2}})

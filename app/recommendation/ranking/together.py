@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
-from app.events.order_counter import ALL_ORDERS, OrderCounter
+from app.events.order_counter import ALL_ORDERS, SEPARATOR, OrderCounter
 from app.schemas.recommendations import RecommendationRequest
 from model.lisa.item_complements import COUNT, Complements, basket_gains, complement_score
 
@@ -94,7 +94,7 @@ def _live_scores(
     found: defaultdict[int, dict[int, float]] = defaultdict(dict)
     orders = max(counts.get(ALL_ORDERS, 0.0), 1.0)
     for name, both in counts.items():
-        one, is_pair, other = name.partition(" ")
+        one, is_pair, other = name.partition(SEPARATOR)
         if not is_pair:
             continue
         row, other_row = catalogue.row_of.get(one), catalogue.row_of.get(other)

@@ -117,7 +117,7 @@ export class LisarecClient {
   /** Returns the items that are most similar to an item. */
   async similar(itemId: string, options: { k?: number } = {}): Promise<Recommendations> {
     requireId("itemId", itemId)
-    return this.call("GET", `/v1/items/${itemId}/similar?k=${options.k ?? 10}`)
+    return this.call("GET", `/v1/items/${encodeURIComponent(itemId)}/similar?k=${options.k ?? 10}`)
   }
 
   /** Checks once, without retries, that the service is ready and accepts the key; rejects with a LisarecError if not. Call it at startup. */

@@ -1,4 +1,4 @@
-const ID = /^[A-Za-z0-9_.:@-]{1,128}$/
+const ID = /^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}$/u
 
 /** Returns a UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits. */
 export function newEventId(): string {
@@ -16,7 +16,7 @@ export function newEventId(): string {
 /** Throws a TypeError unless the value is a valid id. */
 export function requireId(name: string, value: unknown): void {
   if (typeof value !== "string" || !ID.test(value) || value === "." || value === "..") {
-    throw new TypeError(`${name} must be 1 to 128 letters, digits or characters of _.:@- and must not be . or ..`)
+    throw new TypeError(`${name} must be 1 to 128 characters, not . or .., without control characters`)
   }
 }
 

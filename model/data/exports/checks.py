@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from model.config import EVENT_WEIGHTS, ID_PATTERN
+from model.config import EVENT_WEIGHTS
 from model.data.archived_log import ARCHIVE_MANIFEST
 from model.data.event_columns import MAX_ORDER_ID_CHARS
 from model.data.exports.cells import WITH_DECIMAL_COMMA, DecimalSign, amounts_in, looks_like_amounts, times_in
@@ -16,16 +16,12 @@ from model.data.exports.examination import Examination, opened
 from model.data.exports.mapping import TableMapping, require_columns, suggested_columns
 from model.data.interactions import DataError
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
-from model.data.table import LAST_SECOND, VECTOR, find_table
+from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service takes no events that are further ahead of its clock
 MAX_NAMED_TYPES = 5
 MAX_LOST_OF_ITEMS = 0.5
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
-ID_FIX = (
-    "an id has 1 to 128 characters of A-Z a-z 0-9 _ . : @ - and is not . or ..; replace others, for example a space "
-    "by `_`"
-)
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
 
@@ -158,8 +154,9 @@ def _find_bad_ids(found: Examination, column: str) -> None:
         return
     cells = found.frame[column].fill_null("")
     found.find(cells == "", f"{column} is empty", found.remedy)
-    is_bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
-    found.find(is_bad, f"{column} is not a valid id", f"{ID_FIX}; {found.remedy}", column=column)
+    pattern, rule = pattern_of(column)
+    is_bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
+    found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {found.remedy}", column=column)
 
 
 def _read_times(found: Examination, mapping: TableMapping) -> None:

@@ -195,7 +195,7 @@ class TestEveryRoute:
     def test_asks_for_the_key_before_it_looks_at_anything_else(self, shops: Shops) -> None:
         client = shops.client
         for path in (
-            "/v1/users/a%20b",
+            "/v1/users/a%C2%85b",
             "/v1/users/ada/recommendations?k=0",
             "/v1/items?limit=9999",
             "/v1/items?k=1&k=1",

@@ -131,7 +131,7 @@ def test_a_search_counts_as_no_list(titled: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["user_id=a%20b", "user_id=", "user_id=ada&user_id=bea", "user_id=ada&limit=0", "user=ada"]
+    "query", ["user_id=a%C2%85b", "user_id=", "user_id=ada&user_id=bea", "user_id=ada&limit=0", "user=ada"]
 )
 def test_a_user_is_one_valid_id(titled: Client, query: str) -> None:
     assert_refused(titled.get(f"/v1/items?query=tea&{query}"), 422)

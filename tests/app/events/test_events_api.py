@@ -130,19 +130,18 @@ REFUSED: dict[str, tuple[str, str | None]] = {
     "number as a user": ('{"user_id": 7, "item_id": "item-1"}', "user_id"),
     "object as a user": ('{"user_id": {}, "item_id": "item-1"}', "user_id"),
     "empty id": ('{"user_id": "", "item_id": "item-1"}', "user_id"),
-    "id with a slash": ('{"user_id": "a/b", "item_id": "item-1"}', "user_id"),
-    "id with a space": ('{"user_id": "a b", "item_id": "item-1"}', "user_id"),
+    "id with a control character": ('{"user_id": "a\\u0085b", "item_id": "item-1"}', "user_id"),
     "id with a newline at its end": (r'{"user_id": "ada\n", "item_id": "item-1"}', "user_id"),
     "id with a null": (r'{"user_id": "a\u0000", "item_id": "item-1"}', "user_id"),
-    "id beyond ASCII": ('{"user_id": "adä", "item_id": "item-1"}', "user_id"),
+    "id with a C1 control": ('{"user_id": "ad\\u0085", "item_id": "item-1"}', "user_id"),
     "lone surrogate as an id": (r'{"user_id": "\ud800", "item_id": "item-1"}', "user_id"),
     "dot": ('{"user_id": ".", "item_id": "item-1"}', "user_id"),
     "two dots": ('{"user_id": "ada", "item_id": ".."}', "item_id"),
     "id of 129 characters": ('{"user_id": "ada", "item_id": "%s"}' % ("i" * 129), "item_id"),
-    "bad event id": ('{"user_id": "ada", "item_id": "item-1", "event_id": "a b"}', "event_id"),
+    "bad event id": ('{"user_id": "ada", "item_id": "item-1", "event_id": "a\\nb"}', "event_id"),
     "bad recommendation id": ('{"user_id": "ada", "item_id": "item-1", "recommendation_id": 5}', "recommendation_id"),
     "number as an order": ('{"user_id": "ada", "item_id": "item-1", "order_id": 17}', "order_id"),
-    "order id with a space": ('{"user_id": "ada", "item_id": "item-1", "order_id": "o 17"}', "order_id"),
+    "order id with a control character": ('{"user_id": "ada", "item_id": "item-1", "order_id": "o\\t17"}', "order_id"),
     "order id of 129 characters": ('{"user_id": "a", "item_id": "item-1", "order_id": "%s"}' % ("o" * 129), "order_id"),
     "null type": ('{"user_id": "ada", "item_id": "item-1", "type": null}', "type"),
     "bad type": ('{"user_id": "ada", "item_id": "item-1", "type": "a b"}', "type"),
@@ -203,19 +202,19 @@ def test_a_request_has_between_one_and_a_thousand_events(client: Client) -> None
 
 
 def test_the_first_twenty_faults_are_named(client: Client) -> None:
-    events = [{**VALID, "user_id": "not valid"} if n % 2 else VALID for n in range(100)]
+    events = [{**VALID, "user_id": "not\nvalid"} if n % 2 else VALID for n in range(100)]
     details = client.post("/v1/events", json=events).json()["error"]["details"]
     assert [detail["index"] for detail in details] == list(range(1, 41, 2))
 
 
 def test_of_many_faulty_events_the_first_20_are_named(client: Client) -> None:
-    events = [VALID, *({"user_id": "a b", "value": True, "timestamp": "now"} for _ in range(50))]
+    events = [VALID, *({"user_id": "a\x85b", "value": True, "timestamp": "now"} for _ in range(50))]
     details = client.post("/v1/events", json=events).json()["error"]["details"]
     assert [detail["index"] for detail in details] == list(range(1, 21))
 
 
 def test_one_event_may_have_several_faults(client: Client) -> None:
-    event = {"user_id": "a b", "value": True, "timestamp": "now"}
+    event = {"user_id": "a\x85b", "value": True, "timestamp": "now"}
     details = client.post("/v1/events", json=[VALID, event]).json()["error"]["details"]
     assert {(detail["index"], detail["field"]) for detail in details} == {
         (1, field) for field in ("user_id", "item_id", "value", "timestamp")

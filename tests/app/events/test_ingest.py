@@ -13,6 +13,7 @@ from app.errors import InvalidEvents
 from app.events.ingest import parse_plain_events, to_event, validate_events
 from app.schemas.fields import MAX_AHEAD_US
 from storage.state.event import Event
+from tests.app.support import ODD_IDS
 
 NOW_US = 1_800_000_000_000_000
 MAX_US = NOW_US + MAX_AHEAD_US
@@ -21,8 +22,9 @@ NOW_S = NOW_US // 1_000_000
 
 ids = st.one_of(
     st.from_regex(r"[A-Za-z0-9_.:@-]{1,20}", fullmatch=True),
-    st.sampled_from([UUID7, UUID7.upper(), ".", "..", "...", "", "a\n", "a b", "ä", "\ud800", "a" * 128, "a" * 129]),
-    st.text(max_size=3),
+    st.sampled_from([UUID7, UUID7.upper(), ".", "..", "...", "", "a\n", "\ud800", "a" * 128, "a" * 129, *ODD_IDS]),
+    st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=130),
+    st.text(st.characters(), max_size=3),
 )
 numbers = st.one_of(
     st.integers(-(10**13), 10**13),

@@ -32,8 +32,8 @@ MALFORMED: dict[str, tuple[int, bytes]] = {
     "a field twice, further in": (400, b'[{"requests": {"k": 1, "k": 1}}]'),
     "deep, but closed": (422, b"[" * 100 + b"]" * 100),
     "many unknown fields": (422, json.dumps({f"{SECRET}{n}": 0 for n in range(30_000)}).encode()),
-    "many bad ids": (422, json.dumps({"history": ["a b"] * 10_000}).encode()),
-    "many bad events": (422, json.dumps([{"user_id": SECRET + "!", "item_id": SECRET + "?"}] * 1_000).encode()),
+    "many bad ids": (422, json.dumps({"history": ["a\x85b"] * 10_000}).encode()),
+    "many bad events": (422, json.dumps([{"user_id": SECRET + "\x00", "item_id": SECRET + "\x85"}] * 1_000).encode()),
 }
 
 # Values that are wrong nearly everywhere, mixed with those that are right somewhere.
@@ -44,7 +44,7 @@ scalars = st.one_of(
     st.sampled_from([10**30, 2**63, -(2**63) - 1, 10**400]),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from([SECRET + "?", "ada", "item-1", "..", "2024-01-01T00:00:00Z", "0000-00-00T00:00:00Z", "all"]),
+    st.sampled_from([SECRET + "\x85", "ada", "item-1", "..", "2024-01-01T00:00:00Z", "0000-00-00T00:00:00Z", "all"]),
 )
 values = st.recursive(
     scalars,

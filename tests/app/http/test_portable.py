@@ -177,7 +177,7 @@ class TestEvents:
         wrong: list[Any] = [
             {"events": []},
             {"events": events_of(*range(1_001))},
-            {"events": [{"item_id": "a b"}]},
+            {"events": [{"item_id": "a\x85b"}]},
             {"events": [{"item_id": "a", "more": 1}]},
             {"events": [{"item_id": "a", "user_id": "ada"}]},
             {"events": [7]},

@@ -67,7 +67,7 @@ def test_json_may_be_declared_or_not(client: Client, headers: dict[str, str]) ->
     assert client.post("/v1/events", content=event, headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("id_in_path", ["a%20b", "%2E", "%2e%2e", "%00", "%FF", "%C3%A4", "a%0A", "a" * 129, "a%25b"])
+@pytest.mark.parametrize("id_in_path", ["%C2%85", "%2E", "%2e%2e", "%00", "%FF", "%C3", "a%0A", "a" * 129, "%ED%A0%80"])
 @pytest.mark.parametrize("path", ["/v1/users/{}", "/v1/users/{}/recommendations"])
 def test_a_path_with_a_bad_id_is_refused(shared_client: Client, path: str, id_in_path: str) -> None:
     assert_refused(shared_client.get(path.format(id_in_path)), 422, 404)
@@ -140,7 +140,7 @@ def test_every_call_refuses_other_methods(shared_client: Client, method: str, pa
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v2/events", "/v1/events/", f"/{SECRET}", "/v1/users//", "/docs", "/%FF"]
+    "path", ["/", "/v1", "/v2/events", "/v1/events/", f"/{SECRET}", "/v1/users//", "/docs", "/%C3%BF"]
 )
 def test_other_paths_are_not_found(shared_client: Client, path: str) -> None:
     assert_refused(shared_client.get(path), 404)
@@ -182,7 +182,7 @@ def test_many_refusals_are_each_in_full_and_bounded_together(shared_client: Clie
 
 
 def test_an_encoded_slash_is_no_slash(shared_client: Client) -> None:
-    assert_refused(shared_client.get("/v1/users/ada%2Frecommendations"), 422)
+    assert_refused(shared_client.get("/v1/users/ada%2Frecommendations"), 404)  # of a user without events
 
 
 class TestNoInputIsAFault:

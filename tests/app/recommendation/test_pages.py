@@ -69,7 +69,7 @@ BAD_CURSORS = {
     "half of one": cursor_after(ALL_ITEMS)[:-9],
     "more behind it": cursor_after(ALL_ITEMS) + "AAAA",
     "another layout": packed(b"item-1", b"\x02"),
-    "no ids": packed(b"item 1\nitem-2"),
+    "no ids": packed(b"item\x1f1\nitem-2"),
     "an empty id": packed(b"item-1\n"),
     "no UTF-8": packed(b"\xff\xfe"),
     "too many ids": packed(b"\n".join(b"%d" % n for n in range(10_001))),

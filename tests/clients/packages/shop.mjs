@@ -22,12 +22,19 @@ shop.event(user, answer.items[0].item_id, {
 assert.ok(await shop.flush(60_000))
 assert.equal((await shop.similar("item-1", { k: 3 })).items.length, 3)
 assert.equal((await shop.search("thing", { limit: 2, userId: user })).length, 2)
+const oddUser = "\u{1f375}".repeat(128), oddItem = "a/b?c#100% <Größe 42>"
+await shop.call("PUT", `/v1/items/${encodeURIComponent(oddItem)}`, { title: "odd" })
+assert.ok(shop.event(oddUser, oddItem, { eventId: "x y/z", orderId: "商品 1" }))
+assert.ok(await shop.flush(60_000))
+const log = await shop.call("GET", `/v1/users/${encodeURIComponent(oddUser)}/events`)
+assert.deepEqual(log.events.map(({ event_id, item_id }) => [event_id, item_id]), [["x y/z", oddItem]])
+await assert.rejects(shop.similar(oddItem), { code: "item_not_found" }) // no model has learned it
 assert.deepEqual(said, [])
 
 // what the service refuses
 const refusal = await shop.call("POST", "/v1/events", [
   { event_id: newEventId(), user_id: user, item_id: "item-1" },
-  { event_id: newEventId(), user_id: user, item_id: "no such id!" },
+  { event_id: newEventId(), user_id: user, item_id: "no such id\n" },
 ]).catch((error) => error)
 assert.ok(refusal instanceof LisarecError)
 assert.deepEqual([refusal.status, refusal.code, refusal.details[0].index], [422, "invalid_events", 1])
@@ -53,7 +60,8 @@ for (const wrong of ["recs.shop.example", "ftp://shop.example", `${url}/v1`, ""]
   assert.throws(() => new LisarecClient(wrong), TypeError)
 }
 assert.throws(() => new LisarecClient(url, { key: "not\na key" }), TypeError)
-assert.throws(() => shop.event("no such user!", "item-1"), TypeError)
+assert.throws(() => shop.event("no such user\n", "item-1"), TypeError)
+assert.throws(() => shop.event("half \ud83d", "item-1"), TypeError)
 await assert.rejects(new LisarecClient(url, { ...patient, key: "lisarec_no-key" }).check(), { status: 401 })
 const begin = Date.now()
 await assert.rejects(new LisarecClient("http://no-such-host.invalid", patient).call("GET", "/v1/model"), { code: "unreachable" })

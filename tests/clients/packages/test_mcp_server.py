@@ -80,7 +80,8 @@ def test_an_assistant_searches_recommends_explains_and_reads_statistics(
         assert (stats["model"]["generation"], {"places", "scenarios"} <= stats.keys()) == ("tiny", True)
         assert "exactly one of user_id, history and state" in await refusal(session, "recommend")
         assert "filter at character" in await refusal(session, "recommend", user_id=ann, options={"filter": "item."})
-        assert "item_id must be" in await refusal(session, "similar_items", item_id="../../admin")
+        assert "item_id must be" in await refusal(session, "similar_items", item_id="..")
+        assert "item_not_found" in await refusal(session, "similar_items", item_id="../../admin")
         assert "record_event" in await refusal(session, "record_event", user_id=ann, item_id="item-1")
 
     with_assistant(ask, service, key_file)

@@ -90,8 +90,8 @@ def test_what_is_read_and_split_in_pieces_is_what_is_read_and_split_at_once(
 @pytest.mark.parametrize("piece", [3, 1000])
 def test_a_bad_cell_is_named_in_whichever_piece_it_is(tmp_path: Path, piece: int) -> None:
     rows = [(f"u{row}", "i", row, "click", None, None) for row in range(20)]
-    rows[13] = ("u u", "i", 1, "click", None, None)
-    with pytest.raises(DataError, match=r"interactions\.parquet, row 14: user_id 'u u' is not an id"):
+    rows[13] = ("u\x85u", "i", 1, "click", None, None)
+    with pytest.raises(DataError, match=r"interactions\.parquet, row 14: user_id 'u\\x85u' is not an id"):
         read_interactions(written(tmp_path, rows), MappedArrays(tmp_path / "work", piece))
 
 

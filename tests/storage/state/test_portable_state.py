@@ -71,6 +71,15 @@ def test_it_carries_the_newest_events_that_there_is_room_for() -> None:
     assert_same(state.state_in(ONE), folded(ONE, events))
 
 
+@pytest.mark.parametrize("item_id", ["i" * 128, "ä" * 127, "ä" * 127 + "i", "ä" * 128, "\U0001f375" * 128])
+def test_it_carries_items_whatever_the_bytes_of_their_ids(item_id: str) -> None:
+    events = [visit(0, 0), replace(visit(1, 0), item_id=item_id), visit(2, 0)]
+    state = carried(LARGE, events)  # all that is carried is events
+    assert [one.item_id for one in state.events] == [event.item_id for event in events[::-1]]
+    no_room = carried(ONE, [replace(one, item_id="\U0001f375" * 128) for one in events])
+    assert (no_room.events, no_room.event_count) == ((), 3)
+
+
 def test_a_generation_whose_states_are_too_large_goes_by_the_events() -> None:
     events = [visit(number, number % 12) for number in range(200)]
     state = carried(LARGE, events)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.app.conftest import SHAPE
-from tests.app.http.playground.conftest import click, recommended, serious, visiting
+from tests.app.http.playground.conftest import click, open_user, recommended, serious, visiting
 
 pytest_plugins = "pytester"
 
@@ -192,3 +192,13 @@ def test_the_explanation_is_seen_beside_the_list(page: Page) -> None:
         page.hover("#recommendations li:nth-child(2) .item")
         expect(page.locator("#why small")).to_be_in_viewport()
         page.mouse.move(5, 5)
+
+
+def test_ids_are_text_too(page: Page, url: str) -> None:
+    odd = "<img src=x onerror=alert(1)>/\"'?#100%"
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    httpx.post(f"{url}/v1/events", json={"user_id": odd, "item_id": "item-1"}).raise_for_status()
+    open_user(page, odd)
+    expect(page.locator("#history li").first).to_have_attribute("data-item-id", "item-1")
+    assert page.input_value("#user") == odd
+    assert page.locator("main img, body img[onerror]").count() == 0

@@ -15,7 +15,7 @@ from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions, read_items
 
 EVENTS = """\ufeffKundennummer;Artikel;Bestelldatum;Aktion;Preis;Rechnung
-4711;"KÄSE-1";24.12.2025 18:30;purchase;1.299,00 €;R1
+4711;"KÄSE\x07-1";24.12.2025 18:30;purchase;1.299,00 €;R1
 4711;K-2;24.12.2025 18:31;purchase;6,50 €;R1
 
 4712;K-2;25.12.2025 08:00;purchase;6,50 €;R2
@@ -81,7 +81,7 @@ def test_all_problems_are_listed_at_once_with_counts_examples_and_fixes(
         "error: 1 line: the line has 3 fields, but the header has 6 (line 12)",
         "error: 1 line: the header is repeated (line 11)",
         "error: 1 line: user_id is empty (line 7)",
-        "error: 1 line: item_id is not a valid id (line 2: 'KÄSE-1') -> an id has",
+        "error: 1 line: item_id is not a valid id (line 2: 'KÄSE\\x07-1') -> use 1 to 128",
         "error: 1 line: timestamp is not a valid time (line 9: 'Heiligabend')",
         "note: 1 line: timestamp is in the future (line 10: '01.01.2999')",
         "error: 1 line: value is not a number (line 8: 'zehn')",
@@ -139,7 +139,7 @@ def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
 
 def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
     lines = EVENTS.splitlines()
-    whole = "\n".join([lines[0], lines[1].replace("KÄSE", "K"), *lines[2:5]]) + "\n"
+    whole = "\n".join([lines[0], lines[1].replace("KÄSE\x07", "K"), *lines[2:5]]) + "\n"
     directory, left_out = data_directory(shop(tmp_path, whole), GERMAN, tmp_path / "cache")
     assert left_out == [f"{tmp_path / 'interactions.csv'}: 1 of 4 lines are skipped; 'lisarec check' lists them"]
     assert events_of(read_interactions(directory)) == [

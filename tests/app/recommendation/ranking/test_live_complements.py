@@ -27,7 +27,7 @@ from tests.storage.redis.servers import RedisServer
 from tests.waiting import wait_until
 
 TOLERANCE = 1e-2  # what fades in a quarter of an hour
-NEW = "new-1"
+NEW = "new 1"
 
 Begin = Callable[..., Client]
 

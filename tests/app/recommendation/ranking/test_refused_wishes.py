@@ -67,7 +67,7 @@ from tests.app.support import recommend
         ({"pin": [{"item_id": "item-1", "place": 0}]}, "pin.0.place"),
         ({"pin": [{"item_id": "item-1", "place": MAX_K + 1}]}, "pin.0.place"),
         ({"pin": [{"item_id": "item-1"}]}, "pin.0.place"),
-        ({"pin": [{"item_id": "a b", "place": 1}]}, "pin.0.item_id"),
+        ({"pin": [{"item_id": "a\x85b", "place": 1}]}, "pin.0.item_id"),
         ({"pin": [{"item_id": "item-1", "place": 1}, {"item_id": "item-1", "place": 2}]}, "pin"),
         ({"pin": [{"item_id": "item-1", "place": 1}, {"item_id": "item-2", "place": 1}]}, "pin"),
         ({"pin": [{"item_id": f"item-{n}", "place": 1} for n in range(10_000)]}, "pin"),

@@ -241,7 +241,7 @@ class TestImpressions:
             {"items": []},
             {"items": [f"i{n}" for n in range(51)]},
             {"items": ["item-1", "item-1"]},
-            {"items": ["a b"]},
+            {"items": ["a\x85b"]},
             {"items": ["a", 7]},
             {"items": "item-1"},
             {"items": [SECRET, "."]},
