@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable
 from urllib.parse import unquote_to_bytes
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import InvalidRequest
@@ -13,6 +14,7 @@ from app.schemas.fields import ENCODED_SLASH
 # An encoded control character; docker/haproxy.cfg has the same expression. The framework's routes would take
 # "/metrics%0a" for "/metrics".
 AMBIGUOUS = re.compile(rb"%([01][0-9a-f]|7f)", re.IGNORECASE)
+MAX_PATH_BYTES = 4_096  # two ids of 128 characters take 3,072, encoded
 _SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
 
@@ -20,7 +22,7 @@ class RequestPath:
     """ASGI middleware that decodes the path, with ENCODED_SLASH for slashes that are part of an id.
 
     So "/v1/users/a%2Fevents" is the user "a/events", and not the path with a plain slash. A path with an encoded
-    control character, or that is not UTF-8, gets a 422.
+    control character, or that is not UTF-8, gets a 422, and so does one that no route can have, before any is tried.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -28,15 +30,21 @@ class RequestPath:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one request (ASGI)."""
-        if scope["type"] == "http" and b"%" in scope["raw_path"]:
-            path = _decoded(scope["raw_path"])
-            if path is None:
-                refusal = error_response(
-                    InvalidRequest("a path must be UTF-8 and must not have an encoded control character")
-                )
-                return refusal(scope, receive, send)
-            scope["path"] = path
+        if scope["type"] == "http":
+            raw_path: bytes = scope["raw_path"]
+            if len(raw_path) > MAX_PATH_BYTES:
+                return _refusal(f"a path must have at most {MAX_PATH_BYTES:,} bytes")(scope, receive, send)
+            if b"%" in raw_path:
+                path = _decoded(raw_path)
+                if path is None:
+                    reason = "a path must be UTF-8 and must not have an encoded control character"
+                    return _refusal(reason)(scope, receive, send)
+                scope["path"] = path
         return self._app(scope, receive, send)
+
+
+def _refusal(reason: str) -> Response:
+    return error_response(InvalidRequest(reason))
 
 
 def _decoded(raw_path: bytes) -> str | None:

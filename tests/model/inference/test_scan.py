@@ -18,7 +18,6 @@ from model.inference.scan_torch import TorchScan
 from tests.model.inference.bitmaps import from_mask
 from tests.model.inference.scan_cases import BIASES, TABLES, ScanCase, boosted, scores_one_by_one, sorted_best
 
-
 PORTABLE, *OF_SOME_CPUS = get_args(ScanPath)
 
 

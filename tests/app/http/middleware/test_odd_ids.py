@@ -190,3 +190,11 @@ def test_what_is_no_id_is_refused_everywhere(shop: Client, bad: str) -> None:
     for path, body in bodies:
         refused = shop.post(path, content=json.dumps(body).encode(), headers={"content-type": "application/json"})
         assert refused.status_code in (400, 422), (path, body)
+
+
+def test_the_longest_ids_fit_a_path_and_nothing_longer_does(shop: Client) -> None:
+    longest = "\U0001f375" * 128
+    post(shop, event(longest, item_id(1), longest))
+    assert undo(shop, longest, longest) is True
+    too_long = shop.get(f"/v1/users/{'a' * 4_096}/recommendations")
+    assert (too_long.status_code, "at most 4,096 bytes" in too_long.text) == (422, True)
