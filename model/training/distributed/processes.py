@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import distributed
 
 from model.training.loop import TrainError
 
+PR_SET_PDEATHSIG = 1  # prctl(2)
 PATIENCE = timedelta(days=2)  # while the first process prepares; one that has ended is noticed at once
 ENDED = "another process of this training ended, so this one ends too; to continue, run the same command with --resume"
 
@@ -35,6 +38,7 @@ class Processes:
         if not distributed.is_available() or not distributed.is_torchelastic_launched():
             return ALONE
         signal.signal(signal.SIGTERM, _end)  # torchrun's, when another process was killed
+        _end_with_parent()
         distributed.init_process_group("gloo", timeout=PATIENCE)
         return cls(distributed.get_rank(), distributed.get_world_size())
 
@@ -83,6 +87,12 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def _end_with_parent() -> None:
+    """Let Linux send SIGTERM when the parent ends: a torchrun that is killed ends none of its processes."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0):
+        raise OSError("the kernel refuses PR_SET_PDEATHSIG")
 
 
 def _end(_: int, __: FrameType | None) -> None:

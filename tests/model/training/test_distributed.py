@@ -48,21 +48,26 @@ def alone(shop: Path, config: Config, silent: Make, tmp_path_factory: pytest.Tem
     return train.train(shop, tmp_path_factory.mktemp("alone") / "model", config, progress=silent())
 
 
-def run_together(count: int, *arguments: object) -> list[tuple[int, str, str]]:
-    """Run the script in processes with the environment that torchrun gives them: their statuses and outputs."""
+def given(count: int) -> list[dict[str, str]]:
+    """What torchrun adds to the environments of its processes."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    given |= {"TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(ROOT)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    shared |= {"TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(ROOT)}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def run_together(count: int, *arguments: object) -> list[tuple[int, str, str]]:
+    """Run the script in processes as torchrun does: their statuses and outputs."""
     processes = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), *map(str, arguments)],
-            env=os.environ | given | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(count)
+        for environment in given(count)
     ]
     outputs = [process.communicate() for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
@@ -104,6 +109,28 @@ def test_a_killed_process_ends_the_others_and_the_next_start_goes_on(
     made = train.train(shop, tmp_path / "model", config, resume=True, progress=rest)
     assert [report.epoch for report in rest.reports] == [1], "the epoch that had ended is kept"
     assert_same(made, alone)
+
+
+JOIN_AND_STAY = """
+import time
+from model.training.distributed.processes import Processes
+from model.training.loop import TrainError
+try:
+    Processes.joined()
+    print("joined", flush=True)
+    time.sleep(120)
+except TrainError as exc:
+    print(exc)
+"""
+
+
+def test_a_process_ends_when_its_torchrun_is_killed() -> None:
+    shell = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, JOIN_AND_STAY]  # in the place of torchrun
+    with subprocess.Popen(shell, env=os.environ | given(1)[0], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "joined\n"
+        parent.kill()
+        assert parent.stdout.read() == f"{ENDED}\n"  # at whose end the process has ended, too
 
 
 def test_what_torchrun_has_not_started_is_alone() -> None:
