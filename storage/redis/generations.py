@@ -9,7 +9,7 @@ from storage.protocol import GenerationRegistry
 from storage.records import MAX_LIVE_S, FoldedState, HeldProperties, KnownGeneration, NamedGeneration, TenantPointers
 from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.layout.head import SEQ_DIGITS
-from storage.redis.layout.keys import user_of_state
+from storage.redis.layout.keys import states_of, user_of_state
 from storage.redis.session.redis_session import RedisSession
 
 READ_AT_ONCE = 64  # states, about 250 kB
@@ -76,7 +76,7 @@ class RedisGenerations(GenerationRegistry):
     @override
     async def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:
         await self._session.require_open()
-        async for keys in self._session.servers.scan(self._keys.states_pattern(self._tenant, tag)):
+        async for keys in self._session.partition_keys(states_of(self._tenant, tag)):
             for start in range(0, len(keys), READ_AT_ONCE):
                 yield await self._read_states(keys[start : start + READ_AT_ONCE])
 
@@ -116,7 +116,7 @@ class RedisGenerations(GenerationRegistry):
     async def _delete_states(self, tag: bytes) -> int:
         """Delete all states of the generation that a scan finds; return how many."""
         total = 0
-        async for keys in self._session.servers.scan(self._keys.states_pattern(self._tenant, tag)):
+        async for keys in self._session.partition_keys(states_of(self._tenant, tag)):
             commands = [Command.of("UNLINK", key) for key in keys]
             for reply in await self._session.servers.execute_all(commands, in_transaction=True):
                 if isinstance(reply, Exception):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageUnavailable
 from storage.redis.corrections.undo_and_merge import RedisCorrections
-from storage.redis.layout.keys import User
+from storage.redis.layout.keys import ALL_ASIDE, User
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.log.user_log import STREAM_PAGE
 from storage.redis.scripts.corrections import SET_ASIDE
@@ -57,7 +57,7 @@ class OverwritingEntries:
 
     async def log_again(self) -> None:
         """Log what was set aside. A merge or an erasure in it is left out, and can be asked for again."""
-        async for found in self._session.servers.scan(self._session.keys.all_aside_pattern):
+        async for found in self._session.partition_keys(ALL_ASIDE):
             for aside in found:
                 records: defaultdict[User, list[Event | Undo]] = defaultdict(list)
                 async for _, user, record in self._entries(aside):

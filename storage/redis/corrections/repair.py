@@ -16,7 +16,7 @@ from storage.redis.corrections.overwriting_entries import OVERTAKEN, Overwriting
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import SEQ_DIGITS, Head
-from storage.redis.layout.keys import User, tag_of_state, user_of_state
+from storage.redis.layout.keys import ALL_STATES, User, tag_of_state, user_of_state
 from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.scripts.corrections import REPAIR
@@ -231,7 +231,7 @@ class LogRepair:
         """
         users: set[str] = set()
         lengths: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by tag
-        async for states in self._session.servers.scan(self._session.keys.all_states_pattern):
+        async for states in self._session.partition_keys(ALL_STATES):
             commands = [
                 Command.of(*command)
                 for state in states  # the head last: a state is never ahead of it

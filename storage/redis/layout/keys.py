@@ -87,6 +87,8 @@ LAYOUT_VERSION = 5
 GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as do the next
 ITEMS_FIELD = "items:"
 NEWEST_FIELD = "newest:"
+ALL_STATES = "state:"  # begins keys of partitions behind the hash tag, as does the next
+ALL_ASIDE = "aside:"
 
 
 class Keyspace:
@@ -97,8 +99,6 @@ class Keyspace:
             raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
         self.meta = f"{prefix}:meta"
         self.partitions = partitions
-        self.all_states_pattern = f"{_escaped(prefix)}:{{p*}}:state:*"  # for SCAN
-        self.all_aside_pattern = f"{_escaped(prefix)}:{{p*}}:aside:*"
         self._prefix = prefix
         self._partitions = [self.partition(number) for number in range(partitions)]
 
@@ -122,9 +122,9 @@ class Keyspace:
         """Return the key of the tenant's experiment."""
         return f"{self._prefix}:experiment:{quote(tenant, safe='')}"
 
-    def states_pattern(self, tenant: str, tag: bytes) -> str:
-        """Return the SCAN pattern that matches every state of the tenant's generation."""
-        return f"{_escaped(self._prefix)}:{{p*}}:state:{tag.hex()}:{quote(tenant, safe='')}/*"
+    def pattern(self, beginning: str) -> str:
+        """Return the SCAN pattern of the keys of partitions that begin so behind the hash tag; see `begins_with`."""
+        return f"{_escaped(self._prefix)}:{{p*}}:{beginning}*"
 
     def partition(self, number: int) -> str:
         """Return the prefix of the partition's keys, with the hash tag."""
@@ -165,6 +165,16 @@ def log_key(partition: str) -> str:
 def scratch_key(partition: str) -> str:
     """Return the key of the copy that takes the place of the log of a partition, PREFIX:{p17}."""
     return f"{partition}:scratch"
+
+
+def states_of(tenant: str, tag: bytes) -> str:
+    """Return how the keys of the states of the tenant's generation begin behind the hash tag."""
+    return f"{ALL_STATES}{tag.hex()}:{quote(tenant, safe='')}/"
+
+
+def begins_with(beginning: str, key: str) -> bool:
+    """Return whether a partition's key begins so behind the hash tag: a pattern also finds it within a user's id."""
+    return key.partition("}:")[2].startswith(beginning)
 
 
 def user_of_state(key: str) -> User:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,7 +14,7 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, is_withheld, storage_error
-from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
+from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace, begins_with
 from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
@@ -130,6 +130,12 @@ class RedisSession:
         if is_lost:
             await self._load_scripts()
         return is_lost
+
+    async def partition_keys(self, beginning: str) -> AsyncIterator[list[str]]:
+        """Yield the keys of partitions that begin so behind the hash tag, as `RedisServers.scan` does."""
+        async for found in self.servers.scan(self.keys.pattern(beginning)):
+            if keys := [key for key in found if begins_with(beginning, key)]:
+                yield keys
 
     def background_limit(self, key: str) -> asyncio.Semaphore:
         """Return what bounds the calls outside of rounds to the key's node."""

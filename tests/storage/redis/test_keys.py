@@ -98,3 +98,29 @@ class TestData:
                 assert {key.split(b":")[0] for key in any_server.client.scan_iter()} == {b"one", b"two"}
 
         asyncio.run(law())
+
+
+def test_a_user_whose_id_looks_like_a_key_is_no_state_of_another(any_server: RedisServer) -> None:
+    other, own = b"no model".hex(), GENERATION.tag.hex()
+    users = ["x}:state:y", f"x}}:state:{other}:main/y", f"x}}:state:{own}:main/y", "x}:aside:y", "y"]
+
+    async def law() -> None:
+        async with opened(any_server.url) as store:
+            for user in users:
+                await store.append("main", [click(f"e{number}", user) for number in range(3)])
+            before = [
+                (await store.events("main", user), await store.states("main", [user], GENERATION)) for user in users
+            ]
+            assert await store.generations.drop(b"no model") == 0
+            states = [state.user_id async for page in store.generations.states(GENERATION.tag) for state in page]
+            assert sorted(states) == sorted(users)
+            await store.repair()
+            assert before == [
+                (await store.events("main", user), await store.states("main", [user], GENERATION)) for user in users
+            ]
+            for user in users:
+                (again,) = await store.append("main", [click("e0", user)])
+                assert again.duplicate
+            assert await store.generations.drop(GENERATION.tag) == len(users)
+
+    asyncio.run(law())
