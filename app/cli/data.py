@@ -184,7 +184,7 @@ def recommend(
     from app.jobs.lists.user_lists import ListPlan, write_lists
 
     settings = service_settings({**vars(log), "model_dir": model, "models_dir": models_dir})
-    user_ids = None if users == "all" else frozenset(Path(users).read_text(encoding="utf-8").splitlines())
+    user_ids = None if users == "all" else frozenset(Path(users).read_text(encoding="utf-8").split("\n")) - {""}
     plan = ListPlan(wishes.wishes(), since or 0, user_ids)
     os.nice(10)  # requests have priority
     with counted("users", console) as on_progress:

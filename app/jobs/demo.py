@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -114,7 +115,7 @@ Press Ctrl-C to stop the demo.
 def curl_lines(item_id: str, port: int) -> tuple[str, str]:
     """Return the command that posts a click of a visitor called ann, and the one that asks for her recommendations."""
     service = f"http://{HOST}:{port}/v1"
-    click = f'{{"user_id": "ann", "item_id": "{item_id}"}}'
+    click = json.dumps({"user_id": "ann", "item_id": item_id}, ensure_ascii=False)
     return (
         f"curl {service}/events -H 'content-type: application/json' -d {shlex.quote(click)}",
         f"curl {shlex.quote(f'{service}/users/ann/recommendations?k=5')}",

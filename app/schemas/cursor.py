@@ -41,12 +41,11 @@ def shown_before(cursor: str) -> Sequence[str]:
     try:
         payload = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         text = payload[1:] if payload[:1] == PLAIN else _decompress(payload)
-        ids = text.decode().split("\n")
+        if text.count(b"\n") >= MAX_ITEMS:  # before there is a text of each
+            raise BadCursor
+        return text.decode().split("\n")
     except (ValueError, zlib.error) as exc:
         raise BadCursor from exc
-    if len(ids) > MAX_ITEMS:
-        raise BadCursor
-    return ids
 
 
 def _decompress(payload: bytes) -> bytes:

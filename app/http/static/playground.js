@@ -186,7 +186,7 @@ function showRecommendations({ items, source }) {
   const rows = items.map((item, place) => {
     const rank = make("span", { className: "place" }, text(String(place + 1), "rank"), moved(item.item_id, place));
     const score = make("span", { className: "score" }, text("score ", "unseen"), text(item.score.toFixed(2), "figure"));
-    return explained(itemRow(item.item_id, item.title, rank, score), item);
+    return explained(itemRow(item.item_id, item.title, rank, score), item, place);
   });
   replaceRows(list, rows);
   pointOut(null); // first of all the click is to be seen
@@ -198,10 +198,10 @@ function showRecommendations({ items, source }) {
 }
 
 /** The row with the words that say why it is there: for who hears the page, and for `pointOut`. */
-function explained(row, item) {
+function explained(row, item, place) {
   const { words, bins } = explain(item);
   const button = row.firstChild;
-  const description = make("span", { id: `why-${item.item_id}`, hidden: true }, ...words);
+  const description = make("span", { id: `why-${place}`, hidden: true }, ...words);
   button.setAttribute("aria-describedby", description.id);
   // where there is neither pointer nor Tab, a finger asks with this
   const whyButton = make("button", { type: "button", className: "plain why", textContent: "why?", tabIndex: -1 });

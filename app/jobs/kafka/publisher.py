@@ -25,7 +25,7 @@ from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
 from storage.errors import StorageError, StorageUnavailable
-from storage.state.event import Event, LogRecord, Undo, posted_id
+from storage.state.event import Event, LogRecord, Undo
 
 MAX_UNDELIVERED = 10_000
 FLUSH_S = 0.2
@@ -162,7 +162,7 @@ def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict
         return {
             "kind": "event",
             **about,
-            "event_id": posted_id(record.event_id),
+            "event_id": record.event_id,
             **({"items": record.items} if record.items else {"item_id": record.item_id}),
             "type": record.type,
             "value": record.value,
@@ -171,5 +171,5 @@ def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict
             "recommended": attribution.of(tenant, record),
         }
     if isinstance(record, Undo):
-        return {"kind": "undo", **about, "event_id": posted_id(record.event_id)}
+        return {"kind": "undo", **about, "event_id": record.event_id}
     return {"kind": "merge", **about, "into": record.target}

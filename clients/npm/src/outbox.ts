@@ -78,7 +78,7 @@ export class Outbox {
 
   async #send(batch: EventToPost[]): Promise<void> {
     const body = JSON.stringify(batch)
-    const response = await this.post("/v1/events", body, { keepalive: body.length < MAX_KEPT_ALIVE })
+    const response = await this.post("/v1/events", body, { keepalive: new TextEncoder().encode(body).length < MAX_KEPT_ALIVE })
     let counts: Record<string, unknown>
     try {
       counts = await parsed(response)

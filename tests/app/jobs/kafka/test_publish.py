@@ -6,15 +6,21 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import orjson
 import pytest
 
+from app.jobs.kafka.attribution import Attribution
+from app.jobs.kafka.publisher import message_of
 from benchmarks.kafka.brokers import MockBrokers
+from storage.state.corrections import readdressed
+from storage.state.event import Undo, logged_id
 from tests.app.conftest import item_id
 from tests.app.jobs.kafka.topics import Command, read_all
 from tests.app.service_process import Process
+from tests.storage.oracles.random_events import click as logged_click
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -128,3 +134,14 @@ def test_positions_of_another_topic_are_refused(brokers: MockBrokers, topic: str
     refused = publish(tmp_path, brokers, topic, {"data_dir": tmp_path}, "--once")
     assert refused.process.wait(PATIENCE_S) == 1
     assert "has the positions of the topic 'other'" in refused.log()
+
+
+def test_events_and_undos_whose_ids_look_alike_stay_different() -> None:
+    """The user's own "a/b", and "b" of the visitor "a", who has become the user."""
+    attribution = Mock(spec=Attribution)  # of events that no recommendation led to
+    for own, of_visitor in (
+        (logged_click(logged_id("a/b"), "u"), logged_click("b", "a")),
+        (Undo("u", logged_id("a/b"), 0), Undo("a", "b", 0)),
+    ):
+        records = own, readdressed(of_visitor, "u")
+        assert len({message_of("main", record, attribution)["event_id"] for record in records}) == 2
