@@ -277,7 +277,7 @@ class TestWords:
     @pytest.mark.parametrize(
         ("bodies", "index", "field"),
         [
-            ([{"item_id": "a"}, {"item_id": "b b"}], 1, "item_id"),
+            ([{"item_id": "a"}, {"item_id": "b\nb"}], 1, "item_id"),
             ([{"item_id": "a"}, {"title": "b"}], 1, "item_id"),
             ([{"item_id": "a", "available": 1}], 0, "available"),
             ([{"item_id": "a", "title": "x" * 1025}], 0, "title"),
