@@ -1,4 +1,4 @@
-"""Which items may be recommended: those that the shop has not switched off, and only between their dates."""
+"""Availability: items may be recommended while the shop has switched them on, and only between their dates."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Rows = NDArray[np.int64]
 
 
 class Availability:
-    """The items that are not recommended to anybody, as time passes.
+    """The items that may not be recommended, updated as time passes.
 
-    switched_on  whether the shop has switched each item on, as all are at first
-    unavailable  (words,) of the items that are switched off or outside of their dates; always the same array
+    switched_on  whether the shop has switched each item on, which is the default
+    unavailable  (words,) bitmap of items that are switched off or outside their dates; always the same array
     """
 
     def __init__(self, values: ItemValues) -> None:
@@ -32,13 +32,13 @@ class Availability:
         self._next_change_us = inf
 
     def update(self, rows: Rows) -> None:
-        """Apply changes of different items."""
+        """Apply changes to distinct items."""
         is_outside = self._outside_dates(rows) | ~bitmap.has(self.switched_on.true, rows)
         bitmap.add(self.unavailable, rows[is_outside])
         bitmap.discard(self.unavailable, rows[~is_outside])
 
     def follow_time(self) -> None:
-        """Apply the dates that have passed since the last time."""
+        """Apply the dates that have passed since the last call."""
         if time.time() * 1e6 >= self._next_change_us:
             self._next_change_us = inf
             rows = np.arange(self._properties.rows)
@@ -47,7 +47,7 @@ class Availability:
             self.unavailable[:] = unavailable
 
     def _outside_dates(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return which items are outside of their dates now, and note when that changes next for any of them."""
+        """Return which items are outside their dates now, and record when this changes next for any of them."""
         now_us = time.time() * 1e6
         is_outside = np.zeros(len(rows), np.bool_)
         for name in (FROM, UNTIL):

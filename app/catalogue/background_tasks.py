@@ -1,4 +1,4 @@
-"""Background tasks, which no request waits for."""
+"""Background tasks that no request waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run the coroutine as a task of its own, outside of any request's trace."""
+        """Run the coroutine as a separate task, outside any request's trace."""
         task = asyncio.create_task(_log_failures(work), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -27,7 +27,7 @@ class BackgroundTasks:
 
     @property
     def are_running(self) -> bool:
-        """Whether a task has not ended yet."""
+        """Whether any task is running."""
         return bool(self._tasks)
 
     async def join(self) -> None:

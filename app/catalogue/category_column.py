@@ -16,20 +16,20 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import ItemLabels
 
-CACHE_BYTES = 1 << 25  # of bitmaps of recently requested categories
+CACHE_BYTES = 1 << 25  # for bitmaps of recently requested categories
 
 
 class CategoryColumn(SetColumn):
     """The categories of N items by row. Any thread may read while another one replaces some.
 
-    Categories that no model has are numbered after those that it has.
+    Categories that the model lacks are numbered after the model's own.
     """
 
     def __init__(self, of_model: Labels, replaced: TextSetColumn) -> None:
         self.known = ~bitmap.empty(len(of_model))
         self._of_model = of_model
-        self._replaced = replaced  # of the items that it has, the model's categories do not count
-        self._numbers: NDArray[np.int64] = np.zeros(0, np.int64)  # here, of the labels of those
+        self._replaced = replaced  # replaces the model's categories of the items that it contains
+        self._numbers: NDArray[np.int64] = np.zeros(0, np.int64)  # this column's number of each label in `replaced`
         self._labels = Texts()
         self._rows_with = lru_cache(max(8, CACHE_BYTES // (len(self.known) * 8 + 1)))(self._build_rows_with)
 
@@ -63,7 +63,7 @@ class CategoryColumn(SetColumn):
         return self.rows_with_labels(np.flatnonzero(is_wanted))
 
     def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
-        """Return the items that have at least one of the categories of these numbers."""
+        """Return the items that have at least one of the categories with these numbers."""
         items = bitmap.empty(len(self._of_model))
         for number in labels[labels < len(self._of_model.names)].tolist():
             bitmap.add(items, self._of_model.items_of(number).astype(np.int64))
@@ -97,7 +97,7 @@ class CategoryColumn(SetColumn):
         return ItemLabels(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
 
     def _with_replaced(self, of_model: Bitmap, labels: Sequence[int] | NDArray[np.int64]) -> Bitmap:
-        """Return the items of a model where nothing is replaced, else those that have one of these labels."""
+        """Return the items in `of_model` without replaced categories, and replaced ones that have one of the labels."""
         if not self._replaced.changes:
             return of_model
         is_replaced = self._replaced.known.copy()
@@ -107,7 +107,7 @@ class CategoryColumn(SetColumn):
         return items
 
     def _numbering(self) -> NDArray[np.int64]:
-        """Return the number here of each label of what replaces categories."""
+        """Return this column's number of each label in `replaced`."""
         numbers, labels = self._numbers, self._replaced.labels
         if len(numbers) < len(labels):
             own = [self._of_model.number(label) for label in labels.at(np.arange(len(labels)))]
@@ -118,7 +118,7 @@ class CategoryColumn(SetColumn):
         return numbers
 
     def _new(self) -> NDArray[np.int64]:
-        """Return which labels of what replaces categories the model lacks."""
+        """Return the labels in `replaced` that the model lacks."""
         return np.flatnonzero(self._numbering() >= len(self._of_model.names))
 
     def _build_rows_with(self, text: str, _changes: int) -> Bitmap:

@@ -1,8 +1,8 @@
-"""Codes that the service has assigned to items which a generation's model has not learned, as read by one process.
+"""Codes assigned to items that a generation's model has not learned, as read by one process.
 
-They are stored beside the shop's changes of items, and have versions in the same sequence. No state depends on an
-assignment: an event that steps with codes carries them itself (storage/state/cold_codes.py). Assignments decide what is
-recommended, and with which codes events are logged from now on.
+They are stored next to the shop's item changes, with versions in the same sequence. No state depends on an
+assignment, because an event that steps with codes contains them (storage/state/cold_codes.py). Assignments determine
+what is recommended, and which codes later events are logged with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.records import ItemCodes
 
 @dataclass(frozen=True, slots=True)
 class CodeAssignment:
-    """The codes of one item in one generation. The more events they were made from, the better they are."""
+    """The codes of one item in one generation. Codes made from more events are better."""
 
     item_id: str
     tag: bytes
@@ -32,12 +32,12 @@ class CodeAssignment:
 
     @classmethod
     def of(cls, record: ItemCodes) -> CodeAssignment:
-        """Return the assignment that a store keeps as this record."""
+        """Return the assignment that a stored record contains."""
         history, target = (np.frombuffer(codes, np.uint8) for codes in (record.history, record.target))
         return cls(record.item_id, record.tag, ColdCodes(history, target, record.bias), record.evidence)
 
     def record(self) -> ItemCodes:
-        """Return the assignment as stores keep it."""
+        """Return the record in which stores keep the assignment."""
         codes = self.codes
         return ItemCodes(
             self.item_id, self.tag, self.evidence, codes.bias, codes.history.tobytes(), codes.target.tobytes()
@@ -45,11 +45,11 @@ class CodeAssignment:
 
 
 class Assignments(Mapping[str, CodeAssignment]):
-    """A generation's assignments by item id, oldest first, as they were at one moment; without an object for each.
+    """A snapshot of a generation's assignments by item id, oldest first, without an object for each.
 
-    tag      the generation's
-    ids      of items, to which others may be added
-    newest   the row of the newest assignment of each of the first items; -1 for those that do not count
+    tag      the tag of the generation
+    ids      ids of items; more may be appended later
+    newest   the row of the newest assignment of each of the first items; -1 for items that are left out
     """
 
     def __init__(self, tag: bytes, ids: Texts, newest: NDArray[np.int32], rows: _Rows) -> None:
@@ -69,7 +69,7 @@ class Assignments(Mapping[str, CodeAssignment]):
         return CodeAssignment.of(self._rows.record(item_id, self._tag, int(self._newest[number])))
 
     def where(self, fits: Callable[[CodeAssignment], bool]) -> Assignments:
-        """Return those of the assignments that fit."""
+        """Return the assignments for which the function returns True."""
         newest = self._newest.copy()
         for number in np.flatnonzero(newest >= 0).tolist():
             if not fits(self[self._ids[number]]):
@@ -92,18 +92,18 @@ class ColdItemCodes:
             self._by_tag.setdefault(tag, _OfGeneration(tag)).apply([*newest.values()])
 
     def of(self, tag: bytes) -> Assignments:
-        """Return a generation's assignments; after a change they are other ones."""
+        """Return a generation's assignments, as a new object after each change."""
         of_generation = self._by_tag.get(tag)
         return NO_ASSIGNMENTS if of_generation is None else of_generation.assignments
 
 
 class _Rows:
-    """Assignments by row, in columns: the codes one behind the other. What is written stays as it is."""
+    """Assignments by row, in columns, with codes stored back to back. Written rows never change."""
 
     def __init__(self) -> None:
         self.count = 0
         self._evidence, self._bias = np.zeros(0, np.int32), np.zeros(0, np.float64)
-        self._codes, self._ends = np.zeros(0, np.uint8), np.zeros(1, np.int64)  # two ends in a row: history and target
+        self._codes, self._ends = np.zeros(0, np.uint8), np.zeros(1, np.int64)  # two ends per row: history and target
 
     def append(self, records: Sequence[ItemCodes]) -> None:
         begin, end = self.count, self.count + len(records)
@@ -123,7 +123,7 @@ class _Rows:
         return ItemCodes(item_id, tag, int(self._evidence[row]), float(self._bias[row]), history, target)
 
     def at(self, rows: NDArray[np.int32]) -> _Rows:
-        """Return some of the rows, in another one."""
+        """Return a copy that contains only these rows."""
         kept = _Rows()
         kept.append([self.record("", b"", row) for row in rows.tolist()])
         return kept
@@ -144,7 +144,7 @@ class _OfGeneration:
         self._is_changed = False
 
     def apply(self, records: Sequence[ItemCodes]) -> None:
-        """Apply records of different items."""
+        """Apply records of distinct items."""
         known = len(self._ids)
         numbers = self._ids.add_all([record.item_id for record in records])
         changed = [
@@ -158,13 +158,13 @@ class _OfGeneration:
         self._newest = extended(self._newest, len(self._ids))
         self._newest[numbers[changed]] = self._rows.count + np.arange(len(changed))
         self._rows.append([records[place] for place in changed])
-        if self._rows.count > 2 * len(self._ids):  # most are older ones
+        if self._rows.count > 2 * len(self._ids):  # most rows are outdated
             self._rows = self._rows.at(self._newest[: len(self._ids)])
             self._newest = np.arange(len(self._ids), dtype=np.int32)
 
     @property
     def assignments(self) -> Assignments:
-        """The assignments of now; the same ones until there is a change."""
+        """The current assignments; the same object until there is a change."""
         if self._is_changed:
             newest = self._newest[: len(self._ids)].copy()
             self._assignments, self._is_changed = Assignments(self._tag, self._ids, newest, self._rows), False

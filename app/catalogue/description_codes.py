@@ -1,9 +1,9 @@
-"""Assigns codes to items that no model has learned, by what they are, until events on them give better ones.
+"""Assigns codes to unlearned items from their descriptions, until events on them yield better codes.
 
-What the shop's vectors, titles and categories tell is learned in training (`model.content`). An item's vector comes
-first, then its title and categories. Where a model has no map of these, or an item has no title of which anything is
-known, the learned items that share the most of its categories tell its codes. A vector is read from the store when
-codes are assigned, and not kept.
+Training learns how the shop's vectors, titles and categories predict codes (`model.content`). An item's vector takes
+precedence over its title and categories. If a model has no such map, or knows nothing in an item's title, the codes
+come from the learned items that share the most of its categories. A vector is read from the store when codes are
+assigned, and not kept.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from storage.protocol import ItemStore
 
 
 class DescribedItemStore(ItemStore, Protocol):
-    """What codes by descriptions need of a store: the items' vectors, and where codes are put."""
+    """A store of the items' vectors and of assigned codes."""
 
     vectors: VectorStore
 
 
 class DescriptionCodes:
-    """Assigns to new items the codes that are typical of learned items like them, for one generation."""
+    """Assigns codes to new items that are typical of similar learned items, for one generation."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class DescriptionCodes:
         self._tenant = tenant
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
-        self._processed_changes = 0  # of the overrides
+        self._processed_changes = 0  # number of overrides that are processed
         self._audience: QuerySample | None = None
 
     def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine) -> None:
-        """Replace the catalogue and the engine that this works with."""
+        """Replace the catalogue and the engine."""
         self._catalogue, self._engine = catalogue, engine
 
     def start_assignment(self, overrides: ItemOverrides) -> None:
-        """Start to assign codes to items whose description has changed, unless a task is still doing so."""
+        """Start assigning codes to items whose description has changed, unless a task is still doing so."""
         if self._processed_changes != overrides.change_count and (self._task is None or self._task.done()):
             self._task = self._tasks.start(self._assign(overrides))
 
@@ -100,7 +100,7 @@ class DescriptionCodes:
     def _needing_codes(
         self, items: Sequence[DescribedItem], known: Mapping[str, CodeAssignment]
     ) -> list[DescribedItem]:
-        """Return the items whose codes come neither from a model nor from events."""
+        """Return the items whose codes come from neither a model nor events."""
 
         def is_learned(item_id: str) -> bool:
             assignment = known.get(item_id)
@@ -125,7 +125,7 @@ class DescriptionCodes:
     def _codes_of(
         self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes], audience: QuerySample
     ) -> Iterator[ColdCodes | None]:
-        """Yield the codes of each of the items; None where nothing tells any."""
+        """Yield the codes of each item; None if nothing predicts them."""
         sharing_most: Callable[[frozenset[str]], Rows] = cache(self._rows_sharing_most)
         predicted, is_known = self._predicted(items, vectors)
         for item, vector, knows in zip(items, predicted, is_known.tolist(), strict=True):
@@ -139,7 +139,7 @@ class DescriptionCodes:
     def _predicted(
         self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Predict vectors in the model's space (n, D), and tell of which items anything is known (n,)."""
+        """Predict vectors in the model's space (n, D), and return for which items anything is known (n,)."""
         content = self._trained.content
         predicted, is_known = content.of_descriptions([Description(*item[1:]) for item in items])
         lengths = np.array([numbers_in(vectors.get(item.item_id, b"")) for item in items], np.int64)
@@ -155,7 +155,7 @@ class DescriptionCodes:
         return Neighbours(self._trained)
 
     def _rows_sharing_most(self, categories: frozenset[str]) -> Rows:
-        """Return the learned items that share the most of these categories; none where no item has any."""
+        """Return the learned items that share the most of these categories; none if no item has any."""
         shared = np.zeros(len(self._trained.items), np.uint16)
         for category in categories:
             shared += bitmap.to_mask(self._catalogue.in_categories([category]), len(shared))
@@ -164,7 +164,7 @@ class DescriptionCodes:
 
 
 def sample_audience(trained: Artifact, engine: Engine) -> QuerySample:
-    """Sample the queries of made-up users with one event each, since a service may not have users yet."""
+    """Sample queries of synthetic users with one event each, because a new service has no users yet."""
     rows = np.random.default_rng(0).permutation(len(trained.items))[:POOLED_QUERIES]
     shape, counts = trained.config.model, trained.history_counts[rows]
     histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]

@@ -1,4 +1,4 @@
-"""Filters, boosts and objectives of requests: compiled once for each text, evaluated once for it and its values."""
+"""Filters, boosts and objectives of requests: compiled once per text, evaluated once per text and values."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from app.catalogue.expressions.values import Scalar
 from app.catalogue.item_properties import ItemProperties
 from app.schemas.fields import MAX_BOOST
 
-ENVIRONMENTS, COMPILED = 16, 128  # that are kept; a compiled expression takes up to some hundred kilobytes
-RESULT_BYTES = 1 << 26  # of results that are kept
-KEY_BYTES = 1 << 14  # that what a result belongs to takes beside it
+ENVIRONMENTS, COMPILED = 16, 128  # cache sizes; a compiled expression takes up to some hundred kilobytes
+RESULT_BYTES = 1 << 26  # for cached results
+KEY_BYTES = 1 << 14  # for the key of a cached result
 ITEM, CURRENT, USER, PARAMS, NOW = "item.", "current.", "user.", "params.", "now"
 
 Result = Literal["boolean", "number"]
 Selected = NDArray[Any]
-"""Of a filter the bitmap of the items for which it is true, of a boost what it adds to each item's score: (N,)."""
+"""The result: for a filter a bitmap of the items for which it is true, for a boost each item's score gain: (N,)."""
 
 
 class Expression(NamedTuple):
-    """An expression of a request, and what its names stand for there.
+    """An expression of a request, and the values of its names.
 
-    values  by name, such as ``params.max_price``; what is not there has no value
-    types   of the values that properties do not declare
+    values  by name, such as ``params.max_price``; missing names have no value
+    types   the types of the values that are not item properties
     """
 
     text: str
@@ -46,12 +46,12 @@ class Expression(NamedTuple):
 
 class _Compiled(NamedTuple):
     node: Node
-    of_items: tuple[str, ...]  # the names of their properties
+    of_items: tuple[str, ...]  # the names of the items' properties
     others: tuple[str, ...]
 
 
 class ItemExpressions:
-    """The expressions of requests for the items of one catalogue. `evaluate` belongs into one thread."""
+    """The expressions of requests for the items of one catalogue. Only one thread may call `evaluate`."""
 
     def __init__(self, properties: ItemProperties) -> None:
         self._properties = properties
@@ -61,7 +61,7 @@ class ItemExpressions:
         compile_loops()
 
     def find(self, expression: Expression) -> Selected | None:
-        """Return the result if it is known; do not change it."""
+        """Return the cached result, if any; do not change it."""
         compiled = self._compiled.get(self._text_key(expression))
         found: Selected | None = None if compiled is None else self._results.find(self._key(expression, compiled))
         return found
@@ -83,40 +83,40 @@ class ItemExpressions:
         return found
 
     def names_without_value(self, expression: Expression) -> list[str]:
-        """Return which names of the current item and of the user have no value; none before `evaluate` knows them."""
+        """Return the names of the current item and the user that have no value; none before `evaluate` has run."""
         compiled = self._compiled.get(self._text_key(expression))
         names = () if compiled is None else compiled.others
         return [name for name in names if name.startswith((CURRENT, USER)) and name not in expression.values]
 
     def find_labels(self, name: str) -> LabelSnapshot | None:
-        """Return the items by a property that is a text or a set of texts, if they are known."""
+        """Return the cached items by the labels of a text or set property, if any."""
         found: LabelSnapshot | None = self._results.find(self._labels_key(name))
         return found
 
     def labels(self, name: str) -> LabelSnapshot:
-        """Return the items by a property that is a text or a set of texts."""
+        """Return the items by the labels of a text or set property."""
         with self._properties.lock:
             column = self._properties.column(name)
             found = self.find_labels(name)
             if found is None:
-                if not isinstance(column, TextColumn | TextSetColumn):  # no item ever had it
+                if not isinstance(column, TextColumn | TextSetColumn):  # no item ever had a value
                     column = TextColumn.empty(self._properties.rows)
                 found = column.by_label()
                 self._results.keep(self._labels_key(name), found)
         return found
 
     def find_value_gains(self, name: str, strength: float) -> Selected | None:
-        """Return what scores gain by the value of a number, if it is known; do not change it."""
+        """Return the cached score gains from a number property, if any; do not change them."""
         found: Selected | None = self._results.find((*self._values_key(name), strength))
         return found
 
     def value_gains(self, name: str, strength: float) -> Selected:
-        """Return what scores gain by the value of a number, as `gains_of`; do not change it."""
+        """Return the score gains from a number property, as in `gains_of`; do not change them."""
         with self._properties.lock:
             column, key = self._properties.column(name), self._values_key(name)
             values: Selected | None = self._results.find(key)
             if values is None:
-                if not isinstance(column, NumberColumn):  # no item ever had it
+                if not isinstance(column, NumberColumn):  # no item ever had a value
                     column = NumberColumn(self._properties.rows)
                 values = objective.log_values(column)
                 self._results.keep(key, values)
@@ -125,18 +125,18 @@ class ItemExpressions:
         return gains
 
     def split(self, expression: Expression) -> list[Expression]:
-        """Return the conditions that ``&&`` joins in a valid filter; in an order in which each needs no other one."""
+        """Return the conditions that ``&&`` joins in a valid filter, in order; each is a valid filter by itself."""
         node = self._compile(expression).node
         if isinstance(node, Call) and node.function == "_&&_":
             sides = expression.text[: node.position], expression.text[node.position + len("&&") :]
             try:
                 return [part for side in sides for part in self.split(expression._replace(text=side.strip()))]
             except InvalidExpression:
-                pass  # what joins stands in parentheses
+                pass  # the ``&&`` is inside parentheses
         return [expression]
 
     def check(self, expression: Expression) -> None:
-        """Compile the expression, whatever its values; raise InvalidExpression."""
+        """Compile the expression, regardless of its values; raise InvalidExpression."""
         self._compile(expression)
 
     def _compile(self, expression: Expression) -> _Compiled:
@@ -185,7 +185,7 @@ class ItemExpressions:
 
 
 class _Results:
-    """The newest results, in bounded memory."""
+    """A cache of the newest results, in bounded memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -204,5 +204,5 @@ class _Results:
 
 
 def _now_s() -> int:
-    """Return the time in whole seconds, for which results are kept."""
+    """Return the time in whole seconds, the resolution at which results are cached."""
     return int(time.time())

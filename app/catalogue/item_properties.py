@@ -1,4 +1,4 @@
-"""The properties of a catalogue's items, as columns that change while they are read."""
+"""The properties of a catalogue's items, in columns that can change while others read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TYPES: Mapping[str, ItemType] = MappingProxyType(
         "published_at": "time",
     }
 )
-"""The properties of every tenant's items."""
+"""The properties that every tenant's items have."""
 
 NEW_COLUMN: Mapping[ItemType, Callable[[int], StoredColumn]] = {
     "text": TextColumn.empty,
@@ -46,10 +46,10 @@ NEW_COLUMN: Mapping[ItemType, Callable[[int], StoredColumn]] = {
 
 
 class ItemProperties:
-    """The columns of N items, and what each property's type is.
+    """The columns of N items, and the types of their properties.
 
     types_version  grows with every change of the types
-    lock           is held by whoever changes columns, and by whoever needs every item as it was at one moment
+    lock           must be held while changing columns, and while reading a consistent snapshot of all items
     """
 
     def __init__(self, rows: int) -> None:
@@ -63,11 +63,11 @@ class ItemProperties:
         self._made: dict[str, Column] = {}
 
     def add(self, name: str, make: Callable[[], Column]) -> None:
-        """Add a property whose column is made when it is first read."""
+        """Add a property whose column is created on first use."""
         self._makers[name] = make
 
     def column(self, name: str) -> Column | None:
-        """Return the column of a property; None while no item ever had it."""
+        """Return the column of a property; None if no item ever had a value."""
         if name not in self._makers:
             return self._columns.get(name)
         if name not in self._made:
@@ -75,7 +75,7 @@ class ItemProperties:
         return self._made[name]
 
     def hold(self, held: HeldProperties) -> None:
-        """Go by these properties; what was taken back loses its column."""
+        """Switch to these declared properties, and drop the columns of removed ones."""
         before, self._held = self._held, held
         for name in held.taken_back_since(before):
             self._columns.pop(name, None)
@@ -84,12 +84,12 @@ class ItemProperties:
             self.types_version += 1
 
     def changes(self, name: str) -> int:
-        """Return how often the property was changed."""
+        """Return the number of changes of the property."""
         column = self._made.get(name) or self._columns.get(name)
         return -1 if column is None else column.changes
 
     def set(self, name: str, rows: Rows, values: Sequence[Any]) -> None:
-        """Give different rows new values of one property; None takes a value away."""
+        """Set one property of distinct rows; None removes a value."""
         column = self._columns.get(name)
         if column is None:
             if all(value is None for value in values):
@@ -99,12 +99,12 @@ class ItemProperties:
         column.set(rows, [stored(value) for value in values] if is_time else values)
 
     def set_all(self, rows: Rows, properties: Sequence[Mapping[str, Any]]) -> None:
-        """Give different rows these properties; what is not named is taken away."""
+        """Replace all properties of distinct rows; properties that are not named are removed."""
         for name in self._columns.keys() | set[str]().union(*properties):
             self.set(name, rows, [one.get(name) for one in properties])
 
     def copy(self, other: ItemProperties, there: Rows, rows: Rows) -> None:
-        """Give different rows the properties of rows of another one, which holds the same."""
+        """Copy the properties of the rows `there` of another instance to distinct rows; both have the same types."""
         theirs = other.columns
         for name, column in self._columns.items():
             if name not in theirs:
@@ -115,34 +115,34 @@ class ItemProperties:
             self._columns[name].copy(column, there, rows)
 
     def grow(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Extend the columns to this number of rows."""
         self.rows = rows
         for column in self._columns.values():
             column.grow(rows)
 
     @property
     def columns(self) -> dict[str, StoredColumn]:
-        """The columns by name as they are now, but for those that are made when they are first read."""
+        """The current columns by name, except those that are created on first use."""
         return dict(self._columns)
 
     def values(self, row: int) -> dict[str, ItemValue]:
-        """Return what the item of a row has, but for properties whose columns are made when they are first read."""
+        """Return the property values of a row, except those whose columns are created on first use."""
         values = {name: column.value(row) for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def given(self, row: int) -> dict[str, PropertyValue | None]:
-        """Return what `values` returns, as the tenant gave it: times are times."""
+        """Return the result of `values` in the tenant's format, where times are datetimes."""
         values = [(name, column, column.value(row)) for name, column in self.columns.items()]
         return {name: given(column, value) for name, column, value in values if value is not None}
 
 
 def stored(value: Any) -> Any:
-    """Return a value as columns have it: a time as microseconds since the epoch."""
+    """Return a value in the format of columns: times as microseconds since the epoch."""
     return (value - EPOCH) // timedelta(microseconds=1) if isinstance(value, datetime) else value
 
 
 def given(column: Column, value: ItemValue) -> PropertyValue:
-    """Return a value of a column as the tenant gave it."""
+    """Return a value of a column in the tenant's format."""
     if isinstance(column, NumberColumn) and column.values.dtype == np.int64:
         return EPOCH + timedelta(microseconds=cast(int, value))
     return value

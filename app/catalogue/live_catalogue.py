@@ -1,4 +1,4 @@
-"""A generation's catalogue with the tenant's changes of items applied."""
+"""A generation's catalogue with the tenant's item changes applied."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from storage.records import ItemEntry
 class LiveCatalogue(TrainedCatalogue):
     """A catalogue that changes while it serves.
 
-    Any thread may read while another one catches up: at any moment each item is as it was before or as it is after.
+    Any thread may read during `catch_up`: each item appears either as it was before or as it is after the change.
     """
 
     def __init__(self, items: ItemTable, overrides: ItemOverrides) -> None:
@@ -41,48 +41,48 @@ class LiveCatalogue(TrainedCatalogue):
         self._overrides = overrides
         self._applied_changes = 0
         self._availability = Availability(self.values.learned)
-        self._all_titles: TextColumn | None = None  # a model's too, once an expression needs them
-        # last, as it calls methods that are overridden here
+        self._all_titles: TextColumn | None = None  # includes the model's titles, once an expression needs them
+        # called last, because it calls methods that are overridden here
         super().__init__(items, CategoryColumn(items.categories, self.values.learned.categories))
         self.unavailable = self._availability.unavailable
         self._retitled = self.values.learned.titles
         self.properties.add(TITLE, self._title_column)
         self.properties.add(CATEGORIES, lambda: self._categories)
         self.properties.add(AVAILABLE, lambda: self._availability.switched_on)
-        self._availability.update(NO_ROWS)  # compiles it now, not at the first change
+        self._availability.update(NO_ROWS)  # compile now, not at the first change
         self.catch_up()
 
     @property
     def switched_on(self) -> Bitmap:
-        """The items that the shop has not switched off, whatever their dates are."""
+        """The items that the shop has not switched off, regardless of their dates."""
         return self._availability.switched_on.true
 
     @property
     def searched_items(self) -> int:
-        """The number of items that a search goes through, be it that no model has learned them."""
+        """The number of items that a search covers, including unlearned ones."""
         return len(self) + len(self.values.other_ids)
 
     def follow_time(self) -> None:
-        """Apply the dates that have passed, from which on items are available or are not."""
+        """Apply the availability dates that have passed."""
         with self.properties.lock:
             self._availability.follow_time()
 
     def catch_up(self) -> None:
-        """Apply all overrides that this process has read so far."""
+        """Apply all overrides that this process has read."""
         self._overrides.bring_up_to_date(self.values)
         change_count, learned = self.values.change_count, self.values.learned
         rows = learned.changed_since(self._applied_changes)
         with self.properties.lock:
             if learned.titles.changes and self._titles_of != self._current_titles_of:
                 self._titles_of = self._current_titles_of
-                self._kept = -1, {}  # a title of the model may just have been kept
+                self._kept = -1, {}  # a title of the model may just have been cached
             if self._all_titles is not None:
                 self._all_titles.set(rows, [title or None for title in self._titles_of(rows)])
             self._availability.update(rows)
         self._applied_changes = change_count
 
     def item(self, item_id: str) -> Item | None:
-        """Return the item as it is now; None when neither the model nor the tenant knows it."""
+        """Return the item as it is now; None if neither the model nor the tenant has it."""
         row, entry = self.row_of.get(item_id), self.values.entry(item_id)
         if row is not None:
             (found,) = self._items(np.array([row]))
@@ -93,7 +93,7 @@ class LiveCatalogue(TrainedCatalogue):
         return Item(**found.model_dump(), **shown_of_item({} if entry is None else entry.properties))
 
     def properties_of(self, item_id: str) -> Mapping[str, ItemValue]:
-        """Return the properties of an item that have a value; none for an unknown item."""
+        """Return the item's property values; none for an unknown item."""
         row = self.row_of.get(item_id)
         if row is not None:
             (title,) = self._titles_of(np.array([row]))
@@ -108,7 +108,7 @@ class LiveCatalogue(TrainedCatalogue):
         return super().popular_items(k, self.unavailable if excluded is None else excluded | self.unavailable)
 
     def available_unlearned(self, search: Search, limit: int) -> list[FoundItem]:
-        """Return available items that match and that no model has learned, the closest first."""
+        """Return available, unlearned items that match, closest first."""
         found = self._find_unlearned(search, limit, with_typos=False, available=True)
         if search.may_have_typos and len(found) < limit:
             found += self._find_unlearned(search, limit - len(found), with_typos=True, available=True)
@@ -116,7 +116,7 @@ class LiveCatalogue(TrainedCatalogue):
 
     @override
     def _find(self, search: Search, limit: int) -> list[FoundItem]:
-        """Return matching items as the trained catalogue does, then matching items that no model has learned."""
+        """Return matching items of the trained catalogue, followed by matching unlearned items."""
         learned = super()._find(search, limit)
         rest = limit - len(learned)
         return learned + self._find_unlearned(search, rest, with_typos=False) if rest else learned
@@ -133,7 +133,7 @@ class LiveCatalogue(TrainedCatalogue):
         ids, others = self.values.other_ids, self.values.others
         levels = ids.folded.match_levels_folded(search.text)
         titled, of_titles = others.titles.match_levels(search, with_typos=with_typos)
-        are_there = titled < len(levels)  # other items may have come meanwhile
+        are_there = titled < len(levels)  # items may have been added meanwhile
         titled, of_titles = titled[are_there], of_titles[are_there]
         levels[titled] = np.minimum(levels[titled], of_titles)
         rows = np.flatnonzero(levels == TYPO if with_typos else levels < TYPO)

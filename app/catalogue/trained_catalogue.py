@@ -24,13 +24,13 @@ from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
-ROUNDING_MARGIN = 1e-9  # above the rounding error of a product
-FIRST_CHUNK = 1024  # popular items that are ranked first; each further chunk is as large as all before it
-MAX_KEPT_ITEMS = 16_384  # whose JSON is kept, some 6 MB
+ROUNDING_MARGIN = 1e-9  # exceeds the rounding error of a product
+FIRST_CHUNK = 1024  # popular items ranked first; each further chunk is as large as all before it
+MAX_KEPT_ITEMS = 16_384  # items whose JSON is cached, about 6 MB
 
 
 class ItemJson(NamedTuple):
-    """An item's JSON in a list: what comes before its score, and what follows."""
+    """An item's JSON in a list: the parts before and after its score."""
 
     item_id: str
     head: bytes
@@ -45,7 +45,7 @@ class ItemJson(NamedTuple):
 
 
 class EncodedItems(tuple[ItemJson, ...]):
-    """Items of a list as JSON; objects (`ScoredItem`) are made of it only where somebody looks at them.
+    """Items of a list as JSON, converted to objects (`ScoredItem`) only on access.
 
     fragment  the array, for orjson
     """
@@ -57,7 +57,7 @@ class EncodedItems(tuple[ItemJson, ...]):
         """Return the items with these scores."""
         encoded = cls(items)
         if encoded:
-            numbers = orjson.dumps(scores)[1:-1].split(b",")  # each in its only shortest form
+            numbers = orjson.dumps(scores)[1:-1].split(b",")  # each number in its shortest form
             parts = zip(tuple.__iter__(encoded), numbers, strict=True)
             encoded.fragment = orjson.Fragment(
                 b"[%s]" % b",".join([one.head + score + one.tail for one, score in parts])
@@ -67,7 +67,7 @@ class EncodedItems(tuple[ItemJson, ...]):
         return encoded
 
     def __getitem__(self, place: Any) -> Any:
-        """Return an item, or some."""
+        """Return an item or a slice."""
         return self._decoded[place]
 
     def __iter__(self) -> Iterator[Any]:
@@ -85,14 +85,14 @@ class EncodedItems(tuple[ItemJson, ...]):
 
 
 encode = partial(orjson.dumps, default=attrgetter("fragment"))
-"""Returns the JSON of an answer, whose items may be encoded already."""
+"""Returns the JSON of an answer, whose items may already be encoded."""
 
 
 class TrainedCatalogue:
-    """N items; a row is an item's place in the generation's item order.
+    """N items; a row is an item's position in the generation's item order.
 
-    learned      the number of items that the model has learned; later rows are of items that have assigned codes
-    unavailable  the items that are not recommended to anybody
+    learned      the number of items that the model has learned; later rows are items with assigned codes
+    unavailable  the items that may not be recommended
     """
 
     def __init__(self, items: ItemTable, categories: CategoryColumn) -> None:
@@ -102,16 +102,16 @@ class TrainedCatalogue:
         self.row_of = items.rows
         self.learned = items.learned
         names = np.fromiter((cold_row(self.item_ids[row]) for row in range(items.learned, len(items))), np.int32)
-        self._cold_order = np.argsort(names, kind="stable")  # of items behind the learned ones, by the names that
-        self._cold_names = names[self._cold_order]  # states have for them
+        self._cold_order = np.argsort(names, kind="stable")  # order of the unlearned rows by the names that
+        self._cold_names = names[self._cold_order]  # states use for these items
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
         self._title_words = items.title_words
         self._titles_of: Callable[[NDArray[np.integer]], list[str]] = self._titles.at
         self._retitled = TextColumn.empty(0)  # titles that replace those of the table
-        self._kept: tuple[int, dict[int, ItemJson]] = 0, {}  # by row, and how often titles had changed before
+        self._kept: tuple[int, dict[int, ItemJson]] = 0, {}  # by row, with the number of title changes at that time
         self._categories = categories
-        # compile now what the first requests would wait for
+        # compile what the first requests would otherwise wait for
         self._categories.of_rows(NO_ROWS)
         self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
 
@@ -119,7 +119,7 @@ class TrainedCatalogue:
         return len(self.item_ids)
 
     def rows(self, item_ids: Iterable[str]) -> Rows:
-        """Return the rows of those ids that are known, in the order given."""
+        """Return the rows of the known ids, in the order given."""
         return self.row_of.rows_of(list(item_ids))
 
     def rows_of_state_items(self, items: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -127,7 +127,7 @@ class TrainedCatalogue:
         if not _has_cold_items(items):
             return items
         rows, is_cold = items.copy(), items >= FIRST_COLD_ROW
-        places = np.searchsorted(self._cold_names, items[is_cold], side="right") - 1  # -1 where all names are greater
+        places = np.searchsorted(self._cold_names, items[is_cold], side="right") - 1  # -1 if all names are greater
         is_known = np.append(self._cold_names, -1)[places] == items[is_cold]
         rows[is_cold] = np.where(is_known, self.learned + np.append(self._cold_order, 0)[places], -1)
         return rows
@@ -138,9 +138,9 @@ class TrainedCatalogue:
         return items.astype(np.int64) if rows is items else rows[rows >= 0].astype(np.int64)
 
     def known_rows_of_states(self, items: Sequence[NDArray[np.int32]]) -> list[Rows]:
-        """Return the same of the items of each state."""
+        """Return the same for each state's items."""
         if len(items) > 1 and np.concatenate(items).max(initial=-1) < FIRST_COLD_ROW:
-            return [of_state.astype(np.int64) for of_state in items]  # almost always
+            return [of_state.astype(np.int64) for of_state in items]  # the common case
         return list(map(self.known_rows_of_state_items, items))
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
@@ -166,7 +166,7 @@ class TrainedCatalogue:
         return self._categories
 
     def build_boosts(self, gains: Mapping[str, float]) -> Boosts | None:
-        """Return boosts that add to the scores of each category's items its gain; None when every gain is 0."""
+        """Return boosts that add each category's gain to the scores of its items; None if every gain is 0."""
         nonzero = {category: gain for category, gain in gains.items() if gain}
         if not nonzero:
             return None
@@ -174,7 +174,7 @@ class TrainedCatalogue:
         return Boosts(sets, np.array(list(nonzero.values()), np.float32))
 
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:
-        """Return the items of the rows with their scores, in order."""
+        """Return the items in these rows with their scores, in order."""
         items: list[ScoredItem] = []
         titles, item_ids = self._titles_of(rows), self.item_ids.at(rows)
         for row, item_id, title, score in zip(rows.tolist(), item_ids, titles, scores, strict=True):
@@ -187,10 +187,10 @@ class TrainedCatalogue:
         return items
 
     def encoded_items(self, rows: NDArray[np.integer], scores: Sequence[float]) -> EncodedItems:
-        """Return the same as JSON; what it has of an item beside the score is kept for later lists."""
+        """Return the same as JSON; the parts that do not depend on the score are cached for later lists."""
         changes, kept = self._kept
         if changes != self._retitled.changes or len(kept) > MAX_KEPT_ITEMS:
-            changes, kept = self._retitled.changes, {}  # before any title is read, as one may change meanwhile
+            changes, kept = self._retitled.changes, {}  # before reading titles, because one may change meanwhile
             self._kept = changes, kept
         places = rows.tolist()
         try:
@@ -201,14 +201,14 @@ class TrainedCatalogue:
             return EncodedItems.of([kept[row] for row in places], scores)
 
     def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
-        """Return the items of the rows, in order."""
+        """Return the items in these rows, in order."""
         return [
             {"item_id": item_id, "title": title} if title else {"item_id": item_id}
             for item_id, title in zip(self.item_ids.at(rows), self._titles_of(rows), strict=True)
         ]
 
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
-        """Return the k most popular items, without the excluded ones."""
+        """Return the k most popular items that are not excluded."""
         excluded = bitmap.empty(len(self)) if excluded is None else excluded
         rows = bitmap.first_outside(excluded, self.popular_rows, k)
         return self.scored_items(rows, self.counts[rows].astype(np.float64).tolist())
@@ -216,8 +216,8 @@ class TrainedCatalogue:
     def popular_top_k(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
         """Return rows and scores of the k most popular items that are not excluded, ties by item order.
 
-        A boost is added to the logarithm of an item's count, as it is to a score of the model. The score is the boosted
-        count.
+        A boost is added to the logarithm of an item's count, as it is to a model's score. The returned score is the
+        boosted count.
         """
         if boosts is None:
             rows = bitmap.first_outside(excluded, self.popular_rows, k).astype(np.int64)
@@ -238,17 +238,17 @@ class TrainedCatalogue:
         return rows, scores
 
     def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
-        """Return the counts of the rows, each multiplied by e to the power of its boosts."""
+        """Return the counts of the rows, multiplied by e to the power of their boosts."""
         factors = 1.0 if boosts is None else np.exp(boosts.of(rows))
         boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
         return boosted
 
     def search(self, query: str, limit: int) -> list[FoundItem]:
-        """Return items whose title or id matches the query, whatever the case; the most popular ones without a query.
+        """Return items whose title or id matches the query, ignoring case; without a query, the most popular items.
 
-        Whole titles and ids come first, then those that begin with the query, those with a word that does, and those
-        that contain it; then titles with all words of the query, in any order, and last those that have them with one
-        typo each; popular items first in each. The first search of a large catalogue takes seconds longer.
+        Matches are ordered by level, and by popularity within each level: equal titles and ids, those that start with
+        the query, those with a word that does, those that contain it, titles with all words of the query in any order,
+        and titles with one typo in each of these words. The first search of a large catalogue takes seconds longer.
         """
         search = Search.of(query)
         found = self._find(search, limit)
@@ -259,9 +259,9 @@ class TrainedCatalogue:
         return [*found, *(item for item in others if item.item_id not in shown)][:limit]
 
     def match_levels(self, search: Search, enough: int) -> Levels:
-        """Tell how well the title or the id of each item matches: (N,), levels of `StringTable`.
+        """Return how well the title or the id of each item matches: (N,), levels of `StringTable`.
 
-        enough  with so many items that match without a typo, others do not match
+        enough  if this many items match without a typo, matches with a typo are left out
         """
         if not search.text:
             return np.full(len(self), EXACT, np.uint8)
@@ -271,21 +271,21 @@ class TrainedCatalogue:
         return levels
 
     def items_of(self, item_ids: Iterable[str]) -> list[FoundItem]:
-        """Return the items of those ids that are known, in the order given."""
+        """Return the known items among these ids, in the order given."""
         return self._items(self.rows(item_ids))
 
     def _find(self, search: Search, limit: int) -> list[FoundItem]:
-        """Return items that match without a typo, the closest first."""
+        """Return items that match without a typo, closest first."""
         if not search.text:
             return self._items(self.popular_rows[:limit])
         return self._closest(self._match_levels(search), range(TYPO), limit)
 
     def _find_with_typos(self, search: Search, limit: int) -> list[FoundItem]:
-        """Return items whose titles match with a typo, be it that their ids match."""
+        """Return items whose titles match with a typo, even if their ids match."""
         return self._closest(self._title_levels(search, with_typos=True), range(TYPO, NO_MATCH), limit)
 
     def _closest(self, levels: Levels, wanted: range, limit: int) -> list[FoundItem]:
-        """Return items of the first wanted levels, popular items first in each."""
+        """Return items of the closest wanted levels, popular items first within each level."""
         return self._items(closest(levels, self.popular_rows, wanted, limit))
 
     def _match_levels(self, search: Search) -> Levels:
@@ -299,8 +299,8 @@ class TrainedCatalogue:
         return levels
 
     def _items(self, rows: NDArray[np.signedinteger]) -> list[FoundItem]:
-        """Return the items of the rows, in order."""
-        categories_of = self._categories.values_at(rows.astype(np.int64))  # the one type that is compiled for
+        """Return the items in these rows, in order."""
+        categories_of = self._categories.values_at(rows.astype(np.int64))  # the only compiled type
         columns = self.item_ids.at(rows), self._titles_of(rows), categories_of, rows < self.learned
         return [
             FoundItem(item_id=item_id, title=title, categories=list(categories), known=known)

@@ -1,1 +1,1 @@
-"""What happens when an event is posted: appending, counting, learning."""
+"""Processing posted events: appending, counting and learning."""

@@ -1,6 +1,6 @@
-"""Click-through: how often each place of the lists was shown, and how often an event came of it.
+"""Click-through: how often each position of the lists was shown, and how often it led to an event.
 
-Both are counted in memory and flushed to the store now and then, which adds up the counts of all processes.
+Both are counted in memory and flushed to the store at intervals. The store adds up the counts of all processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.protocol import UserStore
 from storage.records import AppendResult, Tally
 from storage.state.event import Event
 
-OF_PLACES, OF_SCENARIOS = ("chosen", "value"), ("scenario-event", "scenario-value")  # how often and how much
+OF_PLACES, OF_SCENARIOS = ("chosen", "value"), ("scenario-event", "scenario-value")  # event counts, value sums
 DECIMALS = 6  # of sums of values
 OTHER = "other"  # a generation or experiment whose name this process does not know
 
@@ -26,9 +26,9 @@ class ClickThrough:
     """Counts shown lists and chosen items of one tenant.
 
     A tally is ("shown", generation, experiment, length) for lists, where the length is at most PLACES + 1, and
-    ("chosen", generation, experiment, place, event type) for events; for those of a scenario, also ("scenario-list",
-    scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type). What events are worth
-    is added up in tallies that say "value" for "chosen" and "scenario-value" for "scenario-event".
+    ("chosen", generation, experiment, place, event type) for events. For a scenario there are also ("scenario-list",
+    scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type). Tallies with "value"
+    instead of "chosen" and "scenario-value" instead of "scenario-event" contain the sums of event values.
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -47,19 +47,19 @@ class ClickThrough:
         self._flushing = asyncio.Lock()
 
     def add_generation(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
-        """Count for this generation and experiment from now on, and count events of these types."""
+        """Start counting lists and events of these types for this generation and experiment."""
         self._generations[tag[:4]] = name
         self._experiments[hash_of(experiment)] = experiment
         self._types = {*self._types, *types}
 
     def add_scenarios(self, names: Iterable[str]) -> None:
-        """Know the names of these scenarios from now on."""
+        """Start resolving the names of these scenarios."""
         self._scenarios |= {scenario_hash_of(name): name for name in names}
 
     def show(self, generation: str, answer: Recommendations, *, is_continued: bool) -> None:
         """Count a list that is sent.
 
-        is_continued  whether it is a later page, which is no list of its own scenario
+        is_continued  whether it is a later page, which does not count as a list of its scenario
         """
         experiment, length = answer.get("experiment", ""), len(answer["items"])
         self._shown["shown", generation, experiment, min(length, PLACES + 1)] += 1
@@ -67,7 +67,7 @@ class ClickThrough:
             self._shown["scenario-list", answer["scenario"], experiment, _outcome(answer)] += 1
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
-        """Count the new events that came of a list."""
+        """Count the new events that lists led to."""
         for event, result in zip(events, results, strict=True):
             if event.recommendation_id is not None and not result.duplicate and event.type in self._types:
                 place = self.ids.place(event.recommendation_id, event.item_id)
@@ -77,7 +77,7 @@ class ClickThrough:
                         self._values[place, event.type] += event.value
 
     async def sync(self) -> None:
-        """Read what is needed to read ids, then flush; StorageError when the store cannot be used."""
+        """Read what decoding ids requires, then flush; raise StorageError if the store cannot be used."""
         if not self._has_secret:
             self.ids.set_secret(await self._store.secret())
             self._has_secret = True
@@ -86,8 +86,8 @@ class ClickThrough:
         await self.flush()
 
     async def flush(self) -> None:
-        """Write what was counted to the store; what cannot be written is kept for the next time."""
-        # without the lock, this might return before another flush has written what it has taken
+        """Write the counts to the store; if that fails, keep them for the next flush."""
+        # without the lock, this could return before a concurrent flush has written the counts that it took
         async with self._flushing:
             shown, chosen, values = self._shown, self._chosen, self._values
             self._shown, self._chosen, self._values = Counter(), Counter(), defaultdict(float)
@@ -111,7 +111,7 @@ class ClickThrough:
             self._metrics.recommendations.count_places(self._tenant, tallies)
 
     async def stats(self) -> Stats:
-        """Return what all processes have flushed; StorageError when it cannot be read."""
+        """Return the statistics that all processes have flushed; raise StorageError if they cannot be read."""
         await self.flush()
         return stats_of(await self._store.tallies(self._tenant))
 
@@ -128,7 +128,7 @@ def _outcome(answer: Recommendations) -> ListOutcome:
 
 
 def stats_of(tallies: Mapping[Tally, float]) -> Stats:
-    """Return the tallies by generation, experiment and place, and by scenario and experiment."""
+    """Return the statistics by generation, experiment and place, and by scenario and experiment."""
     lists = Counter[tuple[str, str, int]]()
     events = defaultdict[tuple[str, str, int], dict[str, int]](dict)
     values = defaultdict[tuple[str, str, int], dict[str, float]](dict)

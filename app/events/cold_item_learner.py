@@ -1,8 +1,8 @@
 """Learns codes of cold items, which no model has learned, from the users who choose them.
 
 Each process watches the events on such items, and assigns codes once there are enough. This affects when codes are
-assigned, but no state. So several processes may assign codes to the same item, and the codes made from most events
-stay.
+assigned, but no state. Several processes may assign codes to the same item; the codes made from the most events are
+kept.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from storage.state.layout import State
 
 MAX_WATCHED = 10_000  # items
 MAX_OBSERVATIONS = 20_000  # for all watched items together, about 15 MB
-MAX_STATES_READ = 32  # for one request
-EVENTS_PER_SAMPLE = 150  # one query is sampled for so many events
+MAX_STATES_READ = 32  # per request
+EVENTS_PER_SAMPLE = 150  # events per sampled query
 MIN_SAMPLE_INTERVAL_S = 0.5  # a sample takes about 10 ms with a large catalogue
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WatchedItem:
-    """A new item that gathers observed events.
+    """A new item for which observed events are collected.
 
-    first_event   how many events this process had seen at the item's first one
+    first_event   this process's event count at the item's first event
     observations  by user, the first event on the item that follows a known history: no user counts twice
     """
 
@@ -62,19 +62,19 @@ class WatchedItem:
 
 
 Observations = Mapping[int, ColdItemEvent]
-"""The users' contexts before some events, by the events' positions in the request."""
+"""The users' contexts before some events, by the positions of the events in the request."""
 
 NO_OBSERVATIONS: Observations = {}
 
 
 class LearnerStore(StateStore, ItemStore, Protocol):
-    """What a learner uses of a store: it reads states and sets codes."""
+    """The part of a store that a learner uses: it reads states and stores codes."""
 
 
 class ColdItemLearner:
     """Learns codes of new items from events, for one generation.
 
-    codes  of the items that the served catalogue has beyond the model's: events on them are logged with these
+    codes  codes of the items that the served catalogue adds to the model's; events on these items are logged with them
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class ColdItemLearner:
         self._store = store
         self._tenant = tenant
         self._tasks = tasks
-        self._watched: dict[str, WatchedItem] = {}  # in order of their last use
+        self._watched: dict[str, WatchedItem] = {}  # least recently used first
         self._observation_count = 0
         self._events = 0
-        self._sample: dict[str, SampledQuery] = {}  # by user, whose newest one counts; oldest first
+        self._sample: dict[str, SampledQuery] = {}  # the newest query of each user; oldest first
         self._sampled_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
 
     def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
-        """Replace the catalogue, the engine and the codes that this learner works with."""
+        """Replace the catalogue, the engine and the codes."""
         self._catalogue, self._engine = catalogue, engine
-        self.codes = codes or {}  # which every event asks, at no cost where there are none
+        self.codes = codes or {}  # every event looks here, which is free if it is empty
 
     async def observe_before(self, events: Sequence[Event]) -> Observations:
-        """Return the contexts of events on watched items, before the events are logged. Usually there are none."""
+        """Return the contexts of events on watched items before they are logged. There are usually none."""
         watched = self._watched
         if not watched or not any(event.item_id in watched for event in events):
             return NO_OBSERVATIONS
@@ -189,7 +189,7 @@ class ColdItemLearner:
             self._tasks.start(self._sample_query(user_id))
 
     async def _sample_query(self, user_id: str) -> None:
-        """Add the user's query to the sample, which represents all users."""
+        """Add the user's query to the sample that represents all users."""
         for state in (await self._states([user_id])).values():
             (model_input,) = model_inputs(np.array([state]), self._catalogue)
             if model_input is not None:
@@ -202,11 +202,11 @@ class ColdItemLearner:
 
     def _compute_sampled_query(self, model_input: ModelInput) -> SampledQuery:
         query = self._engine.step([model_input.histogram], [model_input.last_item], [model_input.recent_items]).vectors
-        scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # nothing is lifted
+        scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # no item is lifted
         return sampled_query(self._trained, query[0].cpu(), scores[0].cpu())
 
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
-        """Return the users' states, empty ones for users without events; nothing when they cannot be read now."""
+        """Return the users' states, empty for users without events; an empty list if they cannot be read now."""
         try:
             values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
         except StorageError as exc:
@@ -237,7 +237,7 @@ class ColdItemLearner:
 async def prepare_events(
     events: Sequence[Event], learners: Sequence[ColdItemLearner]
 ) -> tuple[Sequence[Event], Sequence[Observations]]:
-    """Return the events as they are to be logged, and each learner's observations.
+    """Return the events in the form in which they are logged, and each learner's observations.
 
     Events on new items are logged with the items' codes in each generation.
     """

@@ -1,4 +1,4 @@
-"""Taking in events: they are validated, logged and folded, all of a request or nothing of it."""
+"""Event ingestion: events are validated, logged and folded; either all events of a request or none."""
 
 import asyncio
 import time
@@ -32,18 +32,18 @@ PLAIN_FIELDS = frozenset(
     {"event_id", "user_id", "item_id", "items", "type", "timestamp", "value", "recommendation_id", "order_id"}
 )
 FOLLOW_JUMPS_AFTER_S = 60.0
-FEW_EVENTS = 100  # that are parsed within half a millisecond
-EVENT_COST = 200.0  # of parsing one, beside a byte of JSON
+FEW_EVENTS = 100  # events that take at most half a millisecond to parse
+EVENT_COST = 200.0  # of parsing an event, where a byte of JSON costs 1
 REFUSED = "nothing was applied; correct the events in `details` and send all events again"
 
 
 class ReceivedEvents(NamedTuple):
     """The events of a request.
 
-    events     that the sender may post
-    positions  theirs in the request
-    refused    how many others there are
-    now_us     when they came
+    events     the events that the sender may post
+    positions  the positions of these events in the request
+    refused    the number of other events
+    now_us     the time of receipt
     """
 
     events: list[Event]
@@ -53,7 +53,7 @@ class ReceivedEvents(NamedTuple):
 
 
 class Ingest:
-    """Takes in the events of one tenant."""
+    """Ingests the events of one tenant."""
 
     def __init__(
         self, store: EventStore, settings: Settings, metrics: Metrics, signals: LiveSignals, vocabulary: Vocabulary
@@ -71,9 +71,9 @@ class Ingest:
     async def append(self, body: object, sender: Sender = ANYBODY) -> EventCounts:
         """Apply the parsed body of ``POST /v1/events``; when this returns, the events are durable.
 
-        raises  InvalidEvents  when one event is invalid, or there are none or too many
-                TooManyNewUsersAtOnce, TooManyNewUsers  when the sender may not bring as many
-                StorageError   when the store did not take them; sending them again is safe where they have ids
+        raises  InvalidEvents  when an event is invalid, or there are none or too many
+                TooManyNewUsersAtOnce, TooManyNewUsers  when the sender may not add as many users
+                StorageError   when the store did not accept them; resending is safe if they have ids
         """
         received = await self.receive(body, sender)
         allowed, positions, refused = received.events, received.positions, received.refused
@@ -82,14 +82,14 @@ class Ingest:
         try:
             results = await self._append(allowed, received.now_us)
         except PartlyApplied as exc:
-            # what was refused comes again
+            # rejected events are resent, and counted then
             counts = self.count([allowed[place] for place in exc.results], list(exc.results.values()), refused=0)
             by_position = {positions[place]: result for place, result in exc.results.items()}
             raise PartlyAccepted(exc.failure, by_position, counts.model_dump()) from exc
         return self.count(allowed, results, refused)
 
     async def receive(self, body: object, sender: Sender) -> ReceivedEvents:
-        """Parse an event or an array of them, of which the sender may post those that are returned.
+        """Parse an event or an array of events, and return those that the sender may post.
 
         raises  InvalidEvents, StorageError  as `append`
         """
@@ -106,7 +106,7 @@ class Ingest:
         return ReceivedEvents(allowed, positions, len(events) - len(allowed), now_us)
 
     async def _allowed_positions(self, events: Sequence[Event], sender: Sender) -> Sequence[int]:
-        """Return the positions of the events that the sender may post: pages post none on items that nobody knows."""
+        """Return the positions of the events that the sender may post: page keys may not post on unknown items."""
         if sender.is_public:
             about = [event.item_ids for event in events]
             unknown = await self._vocabulary.unknown_items({*chain.from_iterable(about)})
@@ -115,7 +115,7 @@ class Ingest:
         return range(len(events))
 
     async def _append(self, events: Sequence[Event], now_us: int) -> list[AppendResult]:
-        """Append the events, and learn from those that are durable; raises PartlyApplied as the store does."""
+        """Append the events, and learn from the durable ones; raises PartlyApplied as the store does."""
         if not events:
             return []
         signals, learners = self._signals, self._signals.learners
@@ -136,7 +136,7 @@ class Ingest:
             while some := dict(islice(left, FEW_EVENTS)):
                 learn_from(some)
                 if len(some) == FEW_EVENTS:
-                    await asyncio.sleep(0)  # others have a turn
+                    await asyncio.sleep(0)  # let other requests run
 
         begin_s, is_failed = time.perf_counter(), False
         try:
@@ -185,10 +185,10 @@ def parse_events(
 ) -> list[Event]:
     """Parse events.
 
-    now_us     the time of events that bring none
-    max_us     the latest time that is taken
-    max_value  the largest value that is taken
-    raises     InvalidEvents  when one of them is invalid, or there are none or too many
+    now_us     the time of events without a timestamp
+    max_us     the latest allowed time
+    max_value  the largest allowed value
+    raises     InvalidEvents  when an event is invalid, or there are none or too many
     """
     events = parse_plain_events(bodies, now_us, max_us, needs_ids=needs_ids, max_value=max_value)
     if events is None:
@@ -200,9 +200,9 @@ def parse_events(
 def parse_plain_events(
     bodies: Sequence[object], now_us: int, max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
 ) -> list[Event] | None:
-    """Parse events of the form that almost all have; return None when any is of another form, or invalid.
+    """Parse events of the most common form; return None if any is of another form, or invalid.
 
-    `validate_events` parses the same events to the same result, in ten times the time; tests hold the two together.
+    `validate_events` returns the same result for these events, in ten times the time. Tests verify that both agree.
     """
     if not 1 <= len(bodies) <= MAX_EVENTS:
         return None
@@ -249,7 +249,7 @@ def parse_plain_events(
 
 
 def _item_and_items(body: Mapping[str, object]) -> tuple[str, tuple[str, ...]] | None:
-    """Return an event's item, or an empty one and an impression's items; None where they have no plain form."""
+    """Return an event's item, or an empty id and an impression's items; None if they are not in the common form."""
     item_id = body.get("item_id")
     if "items" not in body:
         if not is_id(item_id):
@@ -265,7 +265,7 @@ def _item_and_items(body: Mapping[str, object]) -> tuple[str, tuple[str, ...]] |
 def validate_events(
     bodies: Sequence[object], max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
 ) -> list[PostedEvent]:
-    """Return the events if all of them are valid; InvalidEvents names the first 20 that are not, and why."""
+    """Return the events if all are valid; otherwise InvalidEvents describes the first 20 errors."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
         raise InvalidEvents(f"a request must have 1 to {MAX_EVENTS:,} events; nothing was applied")
     context = {"max_us": max_us, "max_value": max_value}
@@ -289,8 +289,8 @@ def validate_events(
 
 
 def to_event(posted: PostedEvent, now_us: int) -> Event:
-    """Return the event as it is logged. An id made here has no id-time: a resend would come with another id anyway."""
-    item_id = posted.item_id or ""  # where there is none, there are items
+    """Return the event as it is logged. A generated id has no id-time, because a resend would get another id anyway."""
+    item_id = posted.item_id or ""  # events without an item have items
     is_impression = posted.type == IMPRESSION
     return Event(
         event_id=logged_id(posted.event_id) if posted.event_id else str(uuid7()),

@@ -1,4 +1,4 @@
-"""Live signals, which events give beside the users' states: trends, click-through, orders and codes of new items."""
+"""Live signals derived from events, in addition to users' states: trends, click-through, orders, new items' codes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from storage.errors import StorageError
 from storage.protocol import UserStore
 
 SYNC_EVERY_S = 5.0
-MAX_NAMES = 20  # of event types in an error
+MAX_NAMES = 20  # event types that an error lists
 
 
 class LiveSignals:
     """Counts and learns from the events of one tenant.
 
     learners     learn codes of new items, one for each served generation
-    event_types  that some served generation has a weight for, be it 0, or whose items it calls unseen
+    event_types  types that have a weight in a served generation, even 0, or that count as unseen in one
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -34,11 +34,11 @@ class LiveSignals:
         self.event_types: Collection[str] = ()
 
     def require_types(self, types: Iterable[str], path: str = "") -> None:
-        """Make sure that the types of `exclude_events` are known: a misspelt one would leave nothing out.
+        """Check that the types in `exclude_events` are known, because a misspelt one would exclude nothing.
 
-        path  of the request or the settings in the body, for errors
+        path  path of the request or the settings in the body, for errors
 
-        raises  InvalidRequest  which says what types there are
+        raises  InvalidRequest  which lists the known types
         """
         if not set(types).issubset(self.event_types):
             known = ", ".join(sorted(self.event_types)[:MAX_NAMES])
@@ -64,7 +64,7 @@ class LiveSignals:
         await self.order_counter.sync()
 
     async def flush(self) -> None:
-        """Write this process's counts to the store; StorageError as for `sync`."""
+        """Write this process's counts to the store; raise StorageError as `sync` does."""
         await self.click_through.flush()
         await self.trend_counter.flush()
         await self.order_counter.flush()

@@ -1,4 +1,4 @@
-"""Who sends events, and which of their users are new: each takes memory of the store for as long as it is kept."""
+"""Senders of events and their new users, each of which uses memory of the store until it expires."""
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from app.errors import TooManyNewUsersAtOnce
 from app.schemas.events import MAX_PUBLIC_NEW_USERS
 from storage.protocol import EventStore
 
-MAX_REMEMBERED = 50_000  # users, in each of two sets; some 10 MB
+MAX_REMEMBERED = 50_000  # users, in each of two sets; about 10 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends a request of events.
+    """The sender of a request with events.
 
-    is_public        it has a page's key, which everybody can read
-    count_new_users  counts users that the request brings, and raises when they are too many; None: nobody counts
-    run_apart        runs what takes milliseconds where nobody else waits for it, by what it costs; None: it runs here
+    is_public        whether it uses a page key, which everybody can read
+    count_new_users  counts the new users of the request, and raises if there are too many; None for no limit
+    run_apart        runs long work by its cost without delaying other requests; None to run it here
     """
 
     is_public: bool = False
@@ -25,13 +25,13 @@ class Sender:
     run_apart: Callable[[Callable[[], Any], float], Awaitable[Any]] | None = None
 
 
-ANYBODY = Sender()  # where there are no keys
+ANYBODY = Sender()  # used if there are no keys
 
 
 class NewUsers:
-    """Finds the users of one tenant that have no events yet. It remembers those that were seen lately.
+    """Finds the users of one tenant that have no events yet, and remembers recently seen users.
 
-    A user who is erased may be remembered: then the quota has one user more.
+    An erased user may still be remembered; the quota then admits one more user.
     """
 
     def __init__(self, store: EventStore, tenant: str) -> None:
@@ -41,12 +41,12 @@ class NewUsers:
         self._older: set[str] = set()
 
     async def admit(self, user_ids: Collection[str], sender: Sender) -> None:
-        """Count those of the users who are new for the sender.
+        """Count the users that are new, on behalf of the sender.
 
-        raises  TooManyNewUsersAtOnce, TooManyNewUsers  when they are too many
-                StorageError                            when nobody can tell who is new
+        raises  TooManyNewUsersAtOnce, TooManyNewUsers  when there are too many
+                StorageError                            when the store cannot determine which users are new
         """
-        assert sender.count_new_users is not None  # else nobody asks
+        assert sender.count_new_users is not None  # otherwise this is not called
         unknown = {user_id for user_id in user_ids if user_id not in self._recent and user_id not in self._older}
         if not unknown:
             return

@@ -1,8 +1,8 @@
-"""Live counts of what is bought together: each process reads the orders of new purchases in the log and adds them up.
+"""Live counts of items bought together: each process reads the orders of new purchases in the log and counts them.
 
-Training counts complements of the items that it learns. Of items that are newer than the model, the orders since then
-tell. A purchase counts with those before it in its order, wherever they came in, so it counts once. Purchases that are
-undone or erased later fade like all others, as a count names no user.
+Training counts the complements of the items that it learns. Complements of items newer than the model come from later
+orders. A purchase is counted together with those before it in its order, in whichever request they arrived, so each
+pair is counted once. Purchases that are later undone or erased decay like all others, because counts contain no users.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from storage.records import AppendResult
 from storage.state.corrections import effective_events, posted_as
 from storage.state.event import Event, LogRecord
 
-ALL_ORDERS = ""  # the name of the count of all orders of several items
-SEPARATOR = "\n"  # of two items, of whose ids none has it
-MAX_AGE_HALF_LIVES = 10.0  # of a purchase; older ones are history, which training reads
-MAX_WAITING = 10_000  # purchases that wait to be flushed, some 3 MB; beyond them, none counts until the next flush
-MIN_ENTRIES = 100  # of the newest of a log that are read for a user's purchases
+ALL_ORDERS = ""  # the name of the count of all orders with several items
+SEPARATOR = "\n"  # between two item ids, which cannot contain it
+MAX_AGE_HALF_LIVES = 10.0  # of a purchase; training reads older ones
+MAX_WAITING = 10_000  # purchases to be flushed, about 3 MB; further ones are dropped until the next flush
+MIN_ENTRIES = 100  # newest log entries that are read for a user's purchases
 MAX_ENTRIES = 1_000
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ IsItem = Callable[[str], bool]
 
 
 class OrderCounter:
-    """Counts orders of one tenant by the items in them; what an order counts halves with each half-life.
+    """Counts orders of one tenant by the items in them; the weight of an order halves with each half-life.
 
-    newest  the counts of all processes, as last read, by the names of `pair_name`, items and ALL_ORDERS; replaced as a
+    newest  the last read counts of all processes, by the names of `pair_name`, items and ALL_ORDERS; replaced as a
             whole when they change
     """
 
@@ -49,11 +49,11 @@ class OrderCounter:
         self._waiting: dict[tuple[str, str], float] = {}  # weights of purchases, by user and event
 
     def set_learned(self, item_ids: Container[str]) -> None:
-        """From now on, count the orders of all items but these, which a model was trained on."""
+        """Start counting the orders of all items except these, which a model was trained on."""
         self._learned = item_ids
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult], now_us: int) -> None:
-        """Note the new purchases among these events, which are in the log."""
+        """Queue the new purchases among these events, which are in the log."""
         for event, result in zip(events, results, strict=True):
             if event.type == PURCHASE and not result.duplicate and len(self._waiting) < MAX_WAITING:
                 age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)
@@ -61,14 +61,14 @@ class OrderCounter:
                     self._waiting[posted_as(event)] = 0.5**age
 
     async def sync(self) -> None:
-        """Flush, then read the counts of all processes; StorageError when the store cannot be used."""
+        """Flush, then read the counts of all processes; raise StorageError if the store cannot be used."""
         await self.flush()
         counts = await self._store.orders.counts(self._tenant)
         if counts != self.newest:
             self.newest = counts
 
     async def flush(self) -> None:
-        """Add up the noted purchases' orders in the store; after a StorageError they are kept for the next time."""
+        """Add the orders of queued purchases to the store's counts; after a StorageError they stay queued."""
         async with self._flushing:
             weights, self._waiting = self._waiting, {}
             try:
@@ -81,7 +81,7 @@ class OrderCounter:
                 raise
 
     async def _counts(self, weights: Mapping[tuple[str, str], float]) -> dict[str, float]:
-        # apart for each name of a user who has several, since all of these have the same log
+        # separately for each of a user's names, which share one log
         by_user: defaultdict[str, dict[tuple[str, str], float]] = defaultdict(dict)
         for (user_id, event_id), weight in weights.items():
             by_user[user_id][user_id, event_id] = weight
@@ -92,7 +92,7 @@ class OrderCounter:
                 newest_first = await self._store.orders.newest(self._tenant, user_id, entries)
             except (StorageUnavailable, StorageBusy):
                 raise
-            except StorageError as exc:  # of this user alone, for whom others' orders do not wait
+            except StorageError as exc:  # affects only this user; do not delay the orders of others
                 logger.warning("not counting the orders of a user, because the log cannot be read: %s", exc)
                 continue
             for name, weight in order_counts(newest_first[::-1], own, self._is_new, self.newest.__contains__):
@@ -104,7 +104,7 @@ class OrderCounter:
 
 
 def pair_name(one: str, other: str) -> str:
-    """Return the name of the count of orders with both items."""
+    """Return the name under which orders with both items are counted."""
     return SEPARATOR.join(sorted((one, other)))
 
 
@@ -114,9 +114,9 @@ def order_counts(
     """Yield names of counts, and what the purchases among these entries add to them.
 
     log         entries of one user, in log order
-    weights     of the purchases that are to be counted, by the user and the id that they were posted with
-    is_new      whether no model has learned an item
-    is_counted  whether there are counts of an item already, as one that was bought with a new one
+    weights     weights of the purchases to count, by the user and the id that they were posted with
+    is_new      returns whether no model has learned an item
+    is_counted  returns whether an item already has counts, because it was bought with a new item
     """
     orders: defaultdict[Hashable, dict[str, float]] = defaultdict(dict)
     window, before_us = 0, 0
@@ -134,7 +134,7 @@ def order_counts(
 
 
 def _counts_of_order(weights: Mapping[str, float], is_new: IsItem, is_counted: IsItem) -> Iterator[tuple[str, float]]:
-    """Yield what the items of one order add, each with those before it; the second one also counts the first one."""
+    """Yield what an order's items add, each with those before it; the second item also adds the count of the first."""
     items = list(weights)
     has_new = any(map(is_new, items))
     for place, item_id in enumerate(items):

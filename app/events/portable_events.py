@@ -1,4 +1,4 @@
-"""Events of visitors who keep their own states: they are folded, and logged nowhere."""
+"""Events of visitors who keep their own states: they are folded, but not logged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOBODY = "is not allowed here: the events belong to the visitor of the sealed st
 class PortableEvents:
     """Folds the events of one tenant's visitors.
 
-    Nothing of a visitor is kept. What is counted are the lists that events came of, as of all events.
+    Nothing about a visitor is stored. Only click-through is counted, as for all events.
     """
 
     def __init__(self, ingest: Ingest, signals: LiveSignals) -> None:
@@ -33,9 +33,9 @@ class PortableEvents:
     async def fold(
         self, bodies: Sequence[object], state: PortableState, generation: Generation, sender: Sender
     ) -> tuple[PortableState, EventCounts]:
-        """Return the state after the events of the parsed bodies, each of which counts once, and what became of them.
+        """Return the state after the events in the parsed bodies, each applied once, and the counts of outcomes.
 
-        An event whose id is one of the newest that the state has is a duplicate.
+        An event is a duplicate if its id is among the newest in the state.
 
         raises  InvalidEvents, StorageError  as `Ingest.receive`
         """

@@ -1,15 +1,16 @@
 """Recommendation ids, which encode the recommended items, so that no list needs to be stored.
 
   time        6 bytes  milliseconds since the epoch
-  chance      4        so that no two are the same
-  generation  4        the first of its tag
-  experiment  2        of a hash of its name, 0 for none
+  chance      4        random, to make ids unique
+  generation  4        the first bytes of its tag
+  experiment  2        from a hash of its name; 0 for none
   length      2        of the list
-  items       2 each   of a hash of the item's id, for the first PLACES of the list
-  scenario    4        of a hash of its name; absent for none
-  signature   8        keyed BLAKE2b of all that, and of nothing that a client knows
+  items       2 each   from a hash of the item's id, for the first PLACES items of the list
+  scenario    4        from a hash of its name; absent for none
+  signature   8        keyed BLAKE2b of all fields above, with a key that no client knows
 
-in URL-safe base64, 66 letters for ten items. An id that was not signed by a service of the same data is ignored.
+Ids are in URL-safe base64, with 66 characters for ten items. An id is ignored unless a service on the same data has
+signed it.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-PLACES = 20  # the first of a list, which are counted apart
+PLACES = 20  # first positions of a list, which are counted individually
 HEAD = Struct(">6s4s4sHH")
 SIGNATURE = 8
 MAX_LIST_LENGTH = 0xFFFF
 
 
 class Place(NamedTuple):
-    """The place in a list where a user found an item.
+    """The position in a list where a user found an item.
 
     generation  the first four bytes of its tag
-    experiment  two bytes of a hash of its name, 0 for none
-    place       in the list, from 1
+    experiment  two bytes of a hash of its name; 0 for none
+    place       the position in the list, from 1
     scenario    four bytes of a hash of its name; empty for none
     """
 
@@ -55,18 +56,18 @@ def scenario_hash_of(name: str) -> bytes:
 
 
 class RecommendationIds:
-    """Makes and reads the ids of one tenant. Ids that were made before `set_secret` can be read nowhere."""
+    """Makes and reads the ids of one tenant. Ids that were made before `set_secret` cannot be read."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant.encode()
         self.set_secret(os.urandom(32))
 
     def set_secret(self, secret: bytes) -> None:
-        """Sign with the secret that all services of the same data share from now on."""
+        """Start signing with the secret that all services on the same data share."""
         self._key = blake2b(self._tenant, key=secret, digest_size=32).digest()
 
     def make(self, generation: bytes, experiment: int, item_ids: Sequence[str], scenario: bytes = b"") -> str:
-        """Make the id of a list, for a generation's tag and the hashes of an experiment's and a scenario's name."""
+        """Return the id of a list, from a generation's tag and the hashes of an experiment's and a scenario's name."""
         head = HEAD.pack(
             (time.time_ns() // 1_000_000).to_bytes(6, "big"),
             os.urandom(4),
@@ -79,7 +80,7 @@ class RecommendationIds:
         return urlsafe_b64encode(payload + self._signature(payload)).rstrip(b"=").decode()
 
     def place(self, recommendation_id: str, item_id: str) -> Place | None:
-        """Return where the item stood; None when the id is not valid, or the item was not among the first PLACES."""
+        """Return the item's position; None if the id is not valid, or the item is not among the first PLACES."""
         try:
             read = urlsafe_b64decode(recommendation_id + "=" * (-len(recommendation_id) % 4))
         except ValueError:

@@ -1,7 +1,7 @@
-"""The time that events get, which does not follow a clock that is set wrong for seconds.
+"""The clock that timestamps events. It ignores a system clock that is set wrong for seconds.
 
-A state takes an event as late that is older than the user's last one. So one event of a clock that was a year ahead
-would make all others of the user late, for a year.
+A state treats events older than the user's last one as late. So a single event from a clock that is a year ahead would
+make all of the user's events late for a year.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-MAX_DRIFT_NS = 60 * 10**9  # that is followed at once; more is a jump
-UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps, where there is such
+MAX_DRIFT_NS = 60 * 10**9  # drift that is followed at once; anything larger is a jump
+UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues while the machine sleeps, if supported
 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """What the machine's clock has been set to.
+    """A change of the machine's clock.
 
-    offset_ns  from the uptime to the clock
+    offset_ns  the new difference between the clock and the uptime
     seen_ns    the uptime when it was first seen
     """
 
@@ -26,7 +26,7 @@ class Jump:
 
 
 class SteadyClock:
-    """The machine's clock, except that a jump is followed only once it has stood for some time."""
+    """The machine's clock, except that a jump is followed only after it has persisted for some time."""
 
     def __init__(self, follow_after_s: float) -> None:
         self._follow_after_ns = int(follow_after_s * 1e9)

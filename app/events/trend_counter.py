@@ -1,7 +1,7 @@
-"""Trends: each process collects live visits of items, flushes them to the store, and reads those of all processes.
+"""Trends: each process collects live visits to items, flushes them to the store, and reads those of all processes.
 
-Counting costs an addition in memory for each event. A killed process loses what it had not flushed, at most some
-seconds. Events that were undone or erased fade like all others, as a trend names no user.
+Counting an event takes one addition in memory. A process that is killed loses the visits of the last few seconds,
+which are not yet flushed. Events that are undone or erased decay like all others, because trends contain no users.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.event import Event
 
-MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow
-MAX_EVENT_AGE_HALF_LIVES = 10.0  # of an event; what is older is not used just now
+MAX_ITEMS = 4096  # items that are read; later ones are rarely used, and popular items follow
+MAX_EVENT_AGE_HALF_LIVES = 10.0  # of an event; older ones do not indicate a trend
 DIGEST_BYTES = 8  # of a user, until the visit is flushed
-MAX_WAITING = 100_000  # visits that wait to be flushed, about 20 MB; beyond them, none counts until the next flush
+MAX_WAITING = 100_000  # visits to be flushed, about 20 MB; further ones are dropped until the next flush
 
 logger = logging.getLogger(__name__)
 
 
 class TrendCounter:
-    """Counts the visitors of one tenant's items; what a visit counts halves with each half-life.
+    """Counts the visitors of one tenant's items; the weight of a visit halves with each half-life.
 
-    newest  how many visitors the most visited items have, in all processes, as last read; replaced as a whole
+    newest  the last read numbers of visitors of the most visited items, in all processes; replaced as a whole
     """
 
     def __init__(self, store: UserStore, tenant: str) -> None:
@@ -41,11 +41,11 @@ class TrendCounter:
         self._waiting: dict[tuple[str, bytes], float] = {}  # weights of visits, by item and digest of the user
 
     def set_event_weights(self, event_weights: Mapping[str, float]) -> None:
-        """From now on, count the events of all types that have a weight."""
+        """Start counting the events of all types that have a weight."""
         self._types = frozenset(kind for kind, weight in event_weights.items() if weight > 0)
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult], now_us: int) -> None:
-        """Count the new ones of these events."""
+        """Count the new events among these."""
         waiting, types = self._waiting, self._types
         for event, result in zip(events, results, strict=True):
             if event.type in types and not result.duplicate and len(waiting) < MAX_WAITING:
@@ -55,14 +55,14 @@ class TrendCounter:
                     waiting[visit] = max(0.5**age, waiting.get(visit, 0.0))
 
     async def sync(self) -> None:
-        """Flush, then read the trends of all processes; StorageError when the store cannot be used."""
+        """Flush, then read the trends of all processes; raise StorageError if the store cannot be used."""
         await self.flush()
         async with self._flushing:
             self.newest = await self._store.trends(self._tenant, MAX_ITEMS)
 
     async def flush(self) -> None:
-        """Write the visits to the store; after a StorageError they are kept for the next time."""
-        # without the lock, this might return before another flush has written what it has taken
+        """Write the visits to the store; after a StorageError they are kept for the next flush."""
+        # without the lock, this could return before a concurrent flush has written the visits that it took
         async with self._flushing:
             visits, self._waiting = self._waiting, {}
             if not visits:
@@ -85,5 +85,5 @@ def _digest(user_id: str) -> bytes:
 
 
 def _visitor(secret: bytes, item_id: str, digest: bytes) -> bytes:
-    """Return a hash that nobody outside can choose, and that is another one for each item."""
+    """Return a keyed hash that nobody outside can choose, and that differs between items."""
     return blake2b(item_id.encode() + digest, key=secret, digest_size=VISITOR_BYTES).digest()

@@ -1,4 +1,4 @@
-"""What the service keeps of one user: the endpoints that read, correct and erase it."""
+"""The data that the service stores about a user: reading, correcting and erasing it."""
 
 import asyncio
 import time
@@ -26,9 +26,9 @@ from storage.state.event import Event, Merge, Undo, logged_id
 from storage.state.generation import Generation
 from storage.state.layout import State, recent_items, shown_items
 
-FOLDED_WITHIN_S = 1.0  # of a long log; longer ones are refused meanwhile
+FOLDED_WITHIN_S = 1.0  # waiting time for a long log to be folded; after that the request is rejected
 ASK_AGAIN_AFTER_S = 0.05
-ERASED_FROM_FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
+ERASED_FROM_FILES_WITHIN = timedelta(hours=24)  # an archiver normally takes minutes
 
 
 class UserData:
@@ -44,7 +44,7 @@ class UserData:
         self._tenant = tenant
 
     async def state(self, user_id: str) -> UserState:
-        """Return the user's state as of the newest acknowledged event.
+        """Return the user's state after the newest acknowledged event.
 
         raises  UserNotFound   when the user has no event
                 StateNotReady  when a long log is still being folded
@@ -89,10 +89,10 @@ class UserData:
             await asyncio.sleep(ASK_AGAIN_AFTER_S)
 
     async def events(self, user_id: str, after: int, limit: int) -> UserEvents:
-        """Return a page of the user's log, also of the part that is in the archive.
+        """Return a page of the user's log, including its archived part.
 
         raises  UserNotFound  when the user has no event
-                StorageError  when the store, or the archive that is needed, cannot be read
+                StorageError  when the store, or an archive that is needed, cannot be read
         """
         entries = await self._store.events(self._tenant, user_id, after=after, limit=limit + 1)
         if not entries and not after:
@@ -108,7 +108,7 @@ class UserData:
         """Undo an event.
 
         raises  UnknownEvent  when no event was posted with this user and id
-                StorageError  when that cannot be made durable, or the archive that is needed cannot be read
+                StorageError  when this cannot be made durable, or an archive that is needed cannot be read
         """
         changed = await self._store.undo(self._tenant, user_id, logged_id(event_id))
         return Undone(user_id=user_id, event_id=event_id, changed=changed)
@@ -116,22 +116,22 @@ class UserData:
     async def merge(self, user_id: str, visitor: str) -> Merged:
         """Merge the visitor into the user; either may be unknown.
 
-        raises  MergeRefused  when the visitor is somebody else or too large, or the user has become the visitor
-                StorageError  as for `undo`; the same again finishes it
+        raises  MergeRefused  when the visitor is too large or merged into another user, or the user into the visitor
+                StorageError  as for `undo`; repeating the call completes the merge
         """
         changed = await self._store.merge(self._tenant, user_id, visitor)
         return Merged(user_id=user_id, visitor=visitor, changed=changed)
 
     async def erase(self, user_id: str) -> Erasure:
-        """Erase the user, known or not. StorageError when that cannot be made durable; then erase again."""
+        """Erase the user, known or not; raise StorageError if this is not durable and must be repeated."""
         await self._store.erase(self._tenant, user_id)
         return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + ERASED_FROM_FILES_WITHIN)
 
 
 def visitor_of(body: object, user_id: str) -> str:
-    """Return the visitor whom the parsed body of a merge into the user names.
+    """Return the visitor that the parsed body of a merge into the user names.
 
-    raises  InvalidRequest  when the body is none of a merge, or names the user
+    raises  InvalidRequest  when the body is not valid, or names the user itself
     """
     try:
         visitor = MergeRequest.model_validate(body).visitor

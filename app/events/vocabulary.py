@@ -1,4 +1,4 @@
-"""The items that a tenant's served models and shop know."""
+"""The items that a tenant's served models or shop have."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Served(Protocol):
 
 
 class Vocabulary:
-    """Tells which items of events are known, as things are now.
+    """Determines which items of events are currently known.
 
     overrides      the items that the shop has set
     served         returns the served generations
-    refresh_items  reads all changes of items until now; raises StorageError
+    refresh_items  reads all changes of items up to now; raises StorageError
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Vocabulary:
         self._refresh_items = refresh_items
 
     async def unknown_items(self, item_ids: Collection[str]) -> set[str]:
-        """Return those of the items that no served catalogue has and the shop has not set.
+        """Return the items that no served catalogue has and the shop has not set.
 
-        raises  StorageError  when what the shop has set cannot be read
+        raises  StorageError  when the shop's items cannot be read
         """
         unknown = self._unknown(item_ids)
-        if unknown:  # another process may have taken the shop's word a moment ago
+        if unknown:  # another process may have just accepted the item from the shop
             await self._refresh_items()
             unknown = self._unknown(unknown)
         return unknown

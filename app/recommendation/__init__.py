@@ -1,1 +1,1 @@
-"""From a request for recommendations to the list that answers it."""
+"""The path from a recommendation request to its answer."""

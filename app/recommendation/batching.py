@@ -1,12 +1,12 @@
-"""Micro-batching without a timer: requests that arrive while a batch is worked on form the next one.
+"""Micro-batching without a timer: requests that arrive while a batch is processed form the next batch.
 
-Where batches overlap, as copies to a GPU and its computations do, a few are worked on at the same time.
+Where batches can overlap, for example copying to a GPU and computing on it, several batches run at the same time.
 
-Callers share the batches fairly, by what their requests cost: those of one key wait for each other, and hold the
-requests of other keys up by at most a batch and their share of the next one.
+Callers share the batches fairly, by the cost of their requests. The requests of one key queue behind each other. They
+delay the requests of other keys by at most one batch and their share of the next one.
 
-The store's `GroupCommit` does the same. But it also retries requests, and it does not drop a request whose caller has
-gone. So the two share the idea and no code.
+The store's `GroupCommit` uses the same idea. It also retries requests, and it keeps requests whose caller has gone, so
+the two share no code.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ def never_disconnected() -> bool:
 
 
 class Requester(NamedTuple):
-    """Who sends requests.
+    """The sender of requests.
 
-    is_disconnected  whether nobody takes the answers any more
-    flow             what shares one turn with all that has the same name: a key
+    is_disconnected  returns whether nobody waits for the answers any more
+    flow             the name of the flow that the requests share turns in: a key
     """
 
     is_disconnected: Callable[[], bool] = never_disconnected
@@ -48,12 +48,12 @@ ANYBODY = Requester()
 
 
 class Limits(NamedTuple):
-    """How much a batcher works on, and how much may wait for it; each flow may have its share of what may wait.
+    """The capacity of a batcher. When the queue is full, each flow may still use its equal share of it.
 
-    max_batch    the most that the requests of a batch cost together, if there is more than one
-    max_waiting  the most requests that may wait
-    max_callers  the most callers that may wait or be worked for
-    max_running  the most batches that are worked on at the same time
+    max_batch    the largest total cost of a batch with more than one request
+    max_waiting  the largest number of waiting requests
+    max_callers  the largest number of callers that wait or are being served
+    max_running  the largest number of batches that run at the same time
     """
 
     max_batch: float
@@ -63,14 +63,14 @@ class Limits(NamedTuple):
 
 
 class Shares:
-    """How much each flow has of what all may have together."""
+    """How much of a shared capacity each flow uses."""
 
     def __init__(self) -> None:
         self.total = 0
         self._by_flow: dict[str, int] = {}
 
     def has_room(self, flow: str, more: int, most: float) -> bool:
-        """Return whether the flow may have more: `most` in all, and then its equal share of them."""
+        """Return whether the flow may use `more`: while the total is at most `most`, and then up to its equal share."""
         if self.total + more <= most:
             return True
         flows = len(self._by_flow) + (flow not in self._by_flow)
@@ -88,13 +88,13 @@ class Shares:
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[RequestT, AnswerT]):
-    """A call and its requests, which may be worked on in several batches and are answered together."""
+    """A call and its requests, which may run in several batches and are answered together."""
 
     requests: Sequence[RequestT]
     requester: Requester
     waiter: "asyncio.Future[list[AnswerT]]"
     taken: int = 0
-    answers: dict[int, AnswerT] = field(default_factory=dict)  # by place: batches may end in another order
+    answers: dict[int, AnswerT] = field(default_factory=dict)  # by position: batches may finish out of order
 
     @property
     def is_over(self) -> bool:
@@ -104,40 +104,40 @@ class _Call(Generic[RequestT, AnswerT]):
         return self.waiter.done()
 
     def add(self, place: int, answer: AnswerT) -> None:
-        """Add the answer to the request at that place; the last one ends the waiting."""
+        """Add the answer to the request at that position; the last answer completes the call."""
         self.answers[place] = answer
         if len(self.answers) == len(self.requests) and not self.waiter.done():  # else it was cancelled
             self.waiter.set_result([self.answers[place] for place in range(len(self.requests))])
 
     def fail(self, failure: Exception) -> None:
-        """End the waiting without answers."""
+        """Complete the call with an exception."""
         if not self.waiter.done():
             self.waiter.set_exception(failure)
 
 
 class FairQueue(Generic[RequestT, AnswerT]):
-    """Waiting calls in flows, which take turns weighted by the cost of their requests.
+    """Waiting calls, grouped into flows that take turns weighted by the cost of their requests.
 
-    Start-time fair queueing (Goyal, Vin and Cheng, 1996): the request of the flow that has got least so far goes first.
-    A flow that begins to wait begins with as much as the one whose turn it is.
+    Start-time fair queueing (Goyal, Vin and Cheng, 1996): the flow that has received the least so far goes first. A new
+    flow starts with as much as the flow whose turn it is.
 
-    cost  what one request costs
+    cost  returns the cost of one request
     """
 
     def __init__(self, cost: Callable[[RequestT], float]) -> None:
         self._cost = cost
         self._flows: dict[str, deque[_Call[RequestT, AnswerT]]] = {}
-        self._turns: list[tuple[float, int, str]] = []  # a heap: what a flow has got, and a number for ties
-        self._got = 0.0  # by the flow whose turn was last
+        self._turns: list[tuple[float, int, str]] = []  # a heap: what each flow has received, and a tie breaker
+        self._got = 0.0  # what the flow of the last turn had received
         self._numbers = count()
         self.requests = Shares()
 
     def __bool__(self) -> bool:
-        """Return whether any request waits."""
+        """Return whether any requests are waiting."""
         return bool(self._turns)
 
     def put(self, call: _Call[RequestT, AnswerT]) -> None:
-        """Add a call behind those of its flow."""
+        """Add a call behind the other calls of its flow."""
         flow = call.requester.flow
         waiting = self._flows.get(flow)
         if waiting is None:
@@ -147,9 +147,9 @@ class FairQueue(Generic[RequestT, AnswerT]):
         self.requests.change(flow, len(call.requests))
 
     def take(self, most: float) -> list[tuple[_Call[RequestT, AnswerT], int]]:
-        """Take the requests whose turn it is: one, and more as long as all cost at most `most`.
+        """Take the next requests: at least one, and more while their total cost is at most `most`.
 
-        Each is its call, and its place among the requests of the call.
+        Each entry is a call and the position of the request in that call.
         """
         taken: list[tuple[_Call[RequestT, AnswerT], int]] = []
         while self._turns:
@@ -183,11 +183,11 @@ class FairQueue(Generic[RequestT, AnswerT]):
 
 
 class MicroBatcher(Generic[RequestT, AnswerT]):
-    """Puts the requests of several callers into one batch, and works on one batch at a time, or on a few.
+    """Combines the requests of several callers into batches, and runs one or a few batches at a time.
 
     work    returns the answers to a batch, one for each request, in order
-    cost    what one request costs
-    limits  of batches and of what waits
+    cost    returns the cost of one request
+    limits  the limits on batches and on the queue
     """
 
     def __init__(
@@ -199,15 +199,15 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._work = work
         self._limits = limits
         self._waiting: FairQueue[RequestT, AnswerT] = FairQueue(cost)
-        self._callers = Shares()  # counted only where they have a limit
+        self._callers = Shares()  # counted only if they are limited
         self._running = 0
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself would let them go
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references to tasks
 
     def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
-        """Return the answers to come, in order. If a batch fails, each caller with a request in it gets the failure.
+        """Return a future of the answers, in order. If a batch fails, every caller with a request in it gets the error.
 
-        raises   Overloaded        when too many requests wait already
-                 ClientDisconnect  when the caller was gone
+        raises   Overloaded        when the queue is full
+                 ClientDisconnect  when the caller has disconnected
         """
         self.require_room(requests, requester)
         call = _Call[RequestT, AnswerT](requests, requester, asyncio.get_running_loop().create_future())
@@ -221,20 +221,20 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         return call.waiter
 
     async def answer_one(self, request: RequestT, requester: Requester = ANYBODY) -> AnswerT:
-        """Return the answer to one request, as `submit` does; where nothing is at work, without a task of its own."""
+        """Return the answer to one request, as `submit` does; without creating a task when the batcher is idle."""
         if self._running or self._waiting or self._limits.max_callers < inf:
             return (await self.submit([request], requester))[0]
         self._running += 1
         try:
             return (await self._work([request]))[0]
         finally:
-            if self._waiting:  # others have come meanwhile
+            if self._waiting:  # requests arrived meanwhile
                 self._begin()
             else:
                 self._running -= 1
 
     def require_room(self, requests: Sequence[RequestT], requester: Requester) -> None:
-        """Raise Overloaded where `submit` would."""
+        """Raise Overloaded if `submit` would."""
         is_full = self._waiting and not self._waiting.requests.has_room(
             requester.flow, len(requests), self._limits.max_waiting
         )
@@ -249,7 +249,7 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
     async def _run(self) -> None:
         while self._waiting:
             batch = self._waiting.take(self._limits.max_batch)
-            if not batch:  # nobody waits any more
+            if not batch:  # all callers have gone
                 continue
             try:
                 answers = await self._work([call.requests[place] for call, place in batch])
@@ -260,15 +260,15 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                 for (call, place), answer in zip(batch, answers, strict=True):
                     call.add(place, answer)
             if self._waiting:
-                await asyncio.sleep(0)  # work that never waits must not hold everybody else up
+                await asyncio.sleep(0)  # let others run even if the work never awaits
         self._running -= 1
 
 
 class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
-    """Keeps a micro-batcher for each lane, so that requests of one lane do not wait for those of another.
+    """Keeps one micro-batcher per lane, so that requests of one lane do not wait for those of another.
 
-    work       answers a batch, whose requests are of one lane; it is called for several lanes at the same time
-    cost       what one request costs
+    work       answers a batch of requests of one lane; it runs for several lanes at the same time
+    cost       returns the cost of one request
     lane_of    returns the lane of a request
     limits_of  returns the limits of a lane
     """
@@ -287,10 +287,10 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
         self._batchers: dict[LaneT, MicroBatcher[RequestT, AnswerT]] = {}
 
     def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
-        """Return the answers to come, in order, as `MicroBatcher.submit`: all of them, or none when a batch fails."""
+        """Return a future of the answers, in order, as `MicroBatcher.submit` does; if one batch fails, all fail."""
         lanes = [self._lane_of(request) for request in requests]
         if len(names := set(lanes)) == 1:
-            return self._batcher(lanes[0]).submit(requests, requester)  # almost always
+            return self._batcher(lanes[0]).submit(requests, requester)  # the common case
         own = {name: [one for one, lane in zip(requests, lanes, strict=True) if lane == name] for name in names}
         for name, of_lane in own.items():
             self._batcher(name).require_room(of_lane, requester)
@@ -303,7 +303,7 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
         return asyncio.ensure_future(in_order())
 
     async def answer_one(self, request: RequestT, requester: Requester = ANYBODY) -> AnswerT:
-        """Return the answer to one request, as `MicroBatcher.answer_one`."""
+        """Return the answer to one request, as `MicroBatcher.answer_one` does."""
         return await self._batcher(self._lane_of(request)).answer_one(request, requester)
 
     def _batcher(self, lane: LaneT) -> MicroBatcher[RequestT, AnswerT]:

@@ -1,8 +1,8 @@
-"""The cost of a request, in plain requests: known before any work begins, and bounded per call.
+"""The cost of a request, in plain requests. It is known before any work begins, and bounded per call.
 
-A plain request is a user's ten items. The weights are measured by `benchmarks/attack/amplification.py`, and rounded up
-for a catalogue of a million items. Its law is that no call takes more than four times the processor time that it costs,
-that of the store included. What a log costs is known from its length, before it is read.
+A plain request asks for ten items for a user. `benchmarks/attack/amplification.py` measures the weights, which are
+rounded up for a catalogue of a million items. Its law: no call takes more than four times the processor time that it
+costs, including that of the store. The cost of reading a log follows from its length, which is known before the read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,66 +14,66 @@ from app.schemas.recommendations import PersonalSearch, RecommendationRequest
 from app.schemas.scenarios import ScenarioSettings
 
 PLAIN = 1.0
-LIGHT = 2.0  # below this cost, the time of a request predicts that of the next
+LIGHT = 2.0  # below this cost, the time of one request predicts that of the next
 PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
 LOG_FIELDS = PLAIN_FIELDS | {"mode", "exclude_seen", "exclude_events", "within"}
 
-K = 1 / 250  # of an item of the answer
-EXPLAINED = 1 / 40  # of an item that is explained
-DIVERSE = 1 / 200  # of an item that is chosen for diversity
-ROTATED = 1 / 4  # of a list in which what was shown stands lower, which ranks some more items than the answer has
-CAPPED = 2.0  # of a limit for each category or text, which ranks more items than the answer has
-ITEM_ID = 1 / 350  # of an id in a list or a cursor
+K = 1 / 250  # per item of the answer
+EXPLAINED = 1 / 40  # per explained item
+DIVERSE = 1 / 200  # per item selected for diversity
+ROTATED = 1 / 4  # per list with rotation, which ranks a few more items than the answer has
+CAPPED = 2.0  # per limit on a category or text, which ranks more items than the answer has
+ITEM_ID = 1 / 350  # per id in a list or a cursor
 PINNED = 1 / 100
-CATEGORY = 1 / 100  # of a category in a filter or a boost
-CHARACTER = 1 / 100  # of an expression
-BOOSTED = 1.0  # of a boost for each item, which the scan adds
-WEIGHED = 1 / 2  # of an objective
-COUNTED = 1.0  # of counting what each part of a request leaves out
-SEARCHED = 2.0  # of a search for a user, which adds to the score of each item
-BASKET = 1 / 4  # of a list in which the complements of a basket rise
-PARAM = 1 / 350  # of a text or number in the parameters of expressions
-STATE = 1 / 4  # of a sealed state that is opened
-SEEN = 1.0  # of each field for which a log is read: of asking for a log's length, and reading a short one
-SEEN_EVENT = 1 / 100  # of an entry that is read beyond those
+CATEGORY = 1 / 100  # per category in a filter or a boost
+CHARACTER = 1 / 100  # per character of an expression
+BOOSTED = 1.0  # per boost expression, which the scan adds to each item's score
+WEIGHED = 1 / 2  # per objective
+COUNTED = 1.0  # for counting the items that each part of a request leaves out
+SEARCHED = 2.0  # for a personal search, which adds to each item's score
+BASKET = 1 / 4  # for a basket whose complements are boosted
+PARAM = 1 / 350  # per text or number in the parameters of expressions
+STATE = 1 / 4  # per sealed state that is opened
+SEEN = 1.0  # per field that needs a log: reading the log's length, and a short log
+SEEN_EVENT = 1 / 100  # per log entry read beyond `SHORT_LOG`
 SHORT_LOG = 100
 
-# of what is no recommendation, in whole plain requests
-LISTED_ITEMS = 250  # popular or trending items for one
+# Units per plain request, or whole plain requests, for calls that are not recommendations
+LISTED_ITEMS = 250  # popular or trending items per plain request
 FOUND_ITEMS = 50
-SEARCHED_ITEMS = 100_000  # whose titles and ids are held against a word
-LOGGED_EVENTS = 100  # that are read
-ARCHIVED_FILE = 5  # of an archive, in which a user's log is read
+SEARCHED_ITEMS = 100_000  # titles and ids compared with a word, per plain request
+LOGGED_EVENTS = 100  # events read per plain request
+ARCHIVED_FILE = 5  # plain requests per archive file that contains a user's log
 UPDATED_ITEMS = 25
-UPDATED_CATEGORIES = 50  # and properties, of all these items together
-UPDATED_NUMBERS = 1_000  # of their vectors
-CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
+UPDATED_CATEGORIES = 50  # categories and properties of all updated items together, per plain request
+UPDATED_NUMBERS = 1_000  # numbers of their vectors per plain request
+CORRECTED_EVENTS = 25  # events that an undo, a merge or an erasure processes, per plain request
 LOADED_MODEL = 500
-SCENARIOS = 10  # that are listed or changed, or the versions of one
+SCENARIOS = 10  # plain requests for listing or changing scenarios, or listing the versions of one
 METRICS = 3
 
 
 def is_plain(request: RecommendationRequest) -> bool:
-    """Return whether the request says nothing but its user and the length of its list."""
+    """Return whether the request sets only its user and the length of its list."""
     return request.model_fields_set <= PLAIN_FIELDS
 
 
 def cost_of(request: RecommendationRequest) -> float:
-    """Return what the request costs."""
+    """Return the cost of the request."""
     if is_plain(request) and request.k <= PLAIN_K:
-        return PLAIN  # almost always
+        return PLAIN  # the common case
     if request.model_fields_set <= LOG_FIELDS:
         return PLAIN + K * request.k + cost_of_log(request)
     return PLAIN + sum(parts_of(request).values())
 
 
 def cost_of_log(request: RecommendationRequest) -> float:
-    """Return the part of the request's cost that is for reading a short log."""
+    """Return the part of the request's cost that pays for reading a short log."""
     return SEEN * sum((request.mode == "repeat", request.seen_rule == "all", bool(request.event_rules)))
 
 
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
-    """Return what each field of the request adds to the cost of a plain one."""
+    """Return what each field of the request adds to the cost of a plain request."""
     categories = sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))
     filters = CHARACTER * sum(map(len, request.filters))
     return {
@@ -105,7 +105,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
 
 
 def _cost_of_fallback(request: RecommendationRequest) -> float:
-    """Return what it costs to rank the items that a fallback allows, under the same limits."""
+    """Return the cost of ranking the items that a fallback allows, under the same limits."""
     if request.fallback is None:
         return 0.0
     limits = len(request.max_per) + (request.max_per_category is not None)
@@ -155,7 +155,7 @@ def search_charge(query: SearchQuery, words: int, items: int, most: int) -> int:
 
 
 def update_charge(items: Sequence[object]) -> int:
-    """Return the cost of updating items, from their parsed bodies, valid or not."""
+    """Return the cost of an item update, from its parsed items, valid or not."""
     fields = [one.get(name) for one in items if isinstance(one, dict) for name in ("categories", "properties")]
     labels = sum(len(one) for one in fields if isinstance(one, list | dict))
     numbers = vector_numbers(items) // UPDATED_NUMBERS
@@ -163,7 +163,7 @@ def update_charge(items: Sequence[object]) -> int:
 
 
 def vector_numbers(items: Sequence[object]) -> int:
-    """Return how many numbers the vectors in these parsed bodies have together."""
+    """Return the total number of vector elements in these parsed items."""
     vectors = [one.get("vector") for one in items if isinstance(one, dict)]
     return sum(len(one) for one in vectors if isinstance(one, list))
 
@@ -186,14 +186,14 @@ def correction_charge(entries: int) -> int:
 
 
 def _read_for(requests: Sequence[RecommendationRequest]) -> str:
-    """Return the field for which logs are read, if they are: one that some request has."""
+    """Return the field that is charged for reading logs: one that a request sets."""
     if any(request.seen_rule == "all" for request in requests):
         return "exclude_seen"
     return "exclude_events" if any(request.event_rules for request in requests) else "mode"
 
 
 def _details(requests: Sequence[RecommendationRequest], logs: float) -> list[ErrorDetail]:
-    """Return what each field costs in all requests together, the costliest first."""
+    """Return the cost of each field in all requests together, highest first."""
     totals = {_read_for(requests): logs}
     if len(requests) > 1:
         totals["requests"] = PLAIN * len(requests)

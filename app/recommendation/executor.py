@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest
 
-MAX_ON_LOOP_S = 0.005  # the interpreter's switch interval: another computing thread delays the event loop as much
+MAX_ON_LOOP_S = 0.005  # the interpreter's switch interval: another computing thread delays the event loop by as much
 TIMES_AVERAGED = 8
 BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
 
@@ -19,11 +19,11 @@ ResultT = TypeVar("ResultT")
 
 
 class EngineThreads(NamedTuple):
-    """Threads that compute for all tenants.
+    """The threads that compute for all tenants.
 
-    light   batches of what many want; as many threads as batches of a generation may be at work
-    costly  batches of what one costly request wants
-    shared  what is not batched
+    light   runs batches of cheap requests; it has as many threads as batches of a generation may run at a time
+    costly  runs batches of costly requests
+    shared  runs work that is not batched
     """
 
     light: Executor
@@ -32,14 +32,14 @@ class EngineThreads(NamedTuple):
 
 
 class AdaptiveExecutor(Generic[InputT, ResultT]):
-    """Runs one function for batches of requests: light ones on the event loop where that is short, else in a thread.
+    """Runs one function for batches of requests: short light batches on the event loop, all others in a thread.
 
-    Two threads that run Python delay each other at every call that releases the interpreter. That costs more than a
-    short wait of all other requests. Costly requests have a thread of their own, so that no light one waits for them.
-    Batches that wait for a GPU overlap, and never run on the event loop.
+    Two threads that run Python delay each other at every call that releases the interpreter lock. That costs more than
+    making all other requests wait briefly. Costly requests have their own thread, so that light requests do not wait
+    for them. If batches wait for a GPU, they overlap and never run on the event loop.
 
     compute      takes the requests of a batch and the data read for them
-    max_running  the most light batches at a time
+    max_running  the largest number of light batches that run at a time
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
     ) -> None:
         self._compute = compute
         self._threads = threads
-        self._running_light = asyncio.Semaphore(max_running)  # batches of several nodes share the engine
+        self._running_light = asyncio.Semaphore(max_running)  # batches for several nodes share the engine
         self._may_run_on_loop = max_running == 1
         self._light_batches = 0
-        self._unit_s = MAX_ON_LOOP_S  # the estimated processor time of what costs as much as a plain request
+        self._unit_s = MAX_ON_LOOP_S  # estimated processor time per unit of cost
 
     async def run_light(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
-        """Return the result of the function for one batch of light requests, which cost so much together."""
+        """Return the result of the function for one batch of light requests with this total cost."""
         async with self._running_light:
             self._light_batches += 1
             is_timed = self._light_batches % BATCHES_PER_TIMING == 0

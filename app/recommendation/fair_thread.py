@@ -1,4 +1,4 @@
-"""A thread for what takes milliseconds of Python and is not batched: long bodies, lists of ids, searches."""
+"""A thread for Python work that takes milliseconds and is not batched: long bodies, lists of ids, searches."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ ResultT = TypeVar("ResultT")
 
 
 class Computation(NamedTuple):
-    """A function, and what running it costs beside others."""
+    """A function and its cost relative to others."""
 
     run: Callable[[], Any]
     cost: float
 
 
 class FairThread:
-    """Runs one function after the other in a thread; keys take turns, by what theirs cost.
+    """Runs functions one after another in a thread; keys take turns, weighted by the cost of their functions.
 
-    Each thread that runs Python delays the event loop, at every step that the loop takes. So there is one for
-    everybody's long computations, however many requests bring some at the same time, and while it works, it gives the
-    interpreter up five times sooner. A process has one.
+    Each thread that runs Python delays every step of the event loop. So one thread per process runs all long
+    computations, however many requests need one at the same time. While it works, it releases the interpreter lock five
+    times as often.
     """
 
     def __init__(self, thread: Executor) -> None:

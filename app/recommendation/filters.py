@@ -31,23 +31,23 @@ from storage.records import PropertyType
 
 
 class Cap(NamedTuple):
-    """A limit: `most` items of each label in a list, all pages together."""
+    """A limit: at most `most` items of each label in a list, across all its pages."""
 
     items: LabelledItems
     most: int
 
 
 class Selection(NamedTuple):
-    """The selection of a request.
+    """The items and scores that the expressions of a request select.
 
     allowed     the items that may be recommended; None for all
     gains       additions to each item's score; None for none
-    fallback    the items that fill a list when none of those are left; None for no items
-    caps        of the properties that `max_per` names
-    conditions  where they are to be counted one by one: what ``&&`` joins in the filter, and its items
-    current_item   why the filters know nothing of the page's item; None where they do, or do not name it
+    fallback    the items that fill up a list when no allowed item is left; None for no items
+    caps        the limits on the properties that `max_per` names
+    conditions  the conditions that ``&&`` joins in the filter and their items, if they are counted one by one
+    current_item   why filters know nothing about the current item; None if they do, or if they do not use it
     worth          what the objective adds to each item's score; None for nothing
-    without_value  where parts are counted: names of the expressions that have no value
+    without_value  names in the expressions that have no value, if the parts are counted
     """
 
     allowed: Bitmap | None
@@ -61,15 +61,15 @@ class Selection(NamedTuple):
 
 
 EVERYTHING = Selection(None, None)
-# Of a search for a user, in units of scores, for each level by which an item matches less closely: it needs odds that
-# are e times as high to stand beside one that matches more closely.
+# Score penalty of a personal search for each level by which an item matches less closely: such an item needs odds
+# that are e times as high to rank next to a closer match.
 LEVEL_PENALTY = 1.0
 
 
 class Selector:
-    """Reads what requests say of properties, for one catalogue, outside of batches: nobody else has to wait for it.
+    """Evaluates the expressions of requests for one catalogue, outside of batches, so that no other request waits.
 
-    What is known already takes no thread.
+    Cached results need no thread.
     """
 
     def __init__(self, catalogue: LiveCatalogue, users: UserPropertyReader, thread: FairThread) -> None:
@@ -78,11 +78,11 @@ class Selector:
         self._thread = thread
 
     async def select(self, requests: Sequence[RecommendationRequest], requester: Requester) -> list[Selection]:
-        """Return what each request selects, in order.
+        """Return the selection of each request, in order.
 
-        raises  InvalidRequest                when an expression cannot be used: it says where and why
+        raises  InvalidRequest                when an expression cannot be used; the error has the place and the reason
                 StorageError                  when properties of a user are needed and cannot be read
-                Overloaded, ClientDisconnect  as the thread does
+                Overloaded, ClientDisconnect  as `FairThread.run` does
         """
         return [
             await self._select(request, f"requests.{place}." if len(requests) > 1 else "", requester)
@@ -133,7 +133,7 @@ class Selector:
     async def _conditions(
         self, filters: Sequence[Expression], field: str, requester: Requester
     ) -> list[tuple[str, Bitmap]]:
-        """Return what ``&&`` joins in the filters, and its items."""
+        """Return the conditions that ``&&`` joins in the filters, and the items that meet each one."""
         found = []
         for one in filters:
             parts = await self._thread.run(partial(self._catalogue.expressions.split, one), 1.0, requester)
@@ -143,9 +143,9 @@ class Selector:
     def _without_value(
         self, request: RecommendationRequest, evaluated: Sequence[Expression], *, is_known: bool
     ) -> list[WithoutValue]:
-        """Return the names that have no value, sorted, and why.
+        """Return the names that have no value and the reason, sorted by name.
 
-        is_known  whether anything is known of the page's item
+        is_known  whether the current item is known
         """
         of_user: WithoutValueReason = "no user_id" if request.user_id is None else "not set"
         of_current: WithoutValueReason = "no current_item" if request.current_item is None else "unknown current_item"
@@ -189,21 +189,21 @@ class Selector:
 
 
 def matches(catalogue: LiveCatalogue, query: str, enough: int) -> Selection:
-    """Return the items that match a search, whose scores lose a penalty for each level of `StringTable`.
+    """Return the items that match a search; their scores lose a penalty for each level of `StringTable`.
 
-    enough  with so many items that match without a typo, others do not match
+    enough  if this many items match without a typo, matches with a typo are left out
     """
     levels = catalogue.match_levels(Search.of(query), enough)
     return Selection(pack(levels < NO_MATCH), np.multiply(levels, -LEVEL_PENALTY, dtype=np.float32))
 
 
 def _in_all(bitmaps: Sequence[Bitmap]) -> Bitmap | None:
-    """Return the items that are in each of the bitmaps, without a copy of a single one; None where there are none."""
+    """Return the intersection of the bitmaps, not a copy if there is only one; None if there are none."""
     return reduce(np.bitwise_and, bitmaps) if bitmaps else None
 
 
 def require_number(name: str, type_: ValueType | None, path: str) -> None:
-    """Raise InvalidRequest where scores cannot be weighed by the items' property of this type."""
+    """Raise InvalidRequest unless an objective can use an item property of this type."""
     if type_ != "number":
         reason = f"items have no property '{name}'" if type_ is None else f"'{name}' is a {type_}"
         raise InvalidRequest(
@@ -213,7 +213,7 @@ def require_number(name: str, type_: ValueType | None, path: str) -> None:
 
 
 def require_labels(name: str, type_: ValueType | None, path: str) -> None:
-    """Raise InvalidRequest where the items' property of this type cannot be limited."""
+    """Raise InvalidRequest unless `max_per` can limit an item property of this type."""
     if type_ not in ("text", "set"):
         reason = f"items have no property '{name}'" if type_ is None else f"'{name}' is a {type_} and has no labels"
         raise InvalidRequest(
@@ -225,6 +225,6 @@ def require_labels(name: str, type_: ValueType | None, path: str) -> None:
 def types_of(
     params: Mapping[str, ParamType], of_users: Mapping[str, PropertyType]
 ) -> tuple[tuple[str, ValueType], ...]:
-    """Return the types of the names in expressions that items do not have, sorted by name."""
+    """Return the types of parameters and user properties by their names in expressions, sorted by name."""
     types: dict[str, ValueType] = {f"{PARAMS}{name}": type_ for name, type_ in params.items()}
     return tuple(sorted((types | {f"{USER}{name}": type_ for name, type_ in of_users.items()}).items()))

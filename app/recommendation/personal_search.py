@@ -1,4 +1,4 @@
-"""Search for a user: what matches is ranked by the user's scores, less a penalty for what matches less closely."""
+"""Personal search: matching items are ranked by the user's scores, less a penalty for less close matches."""
 
 from functools import partial
 
@@ -18,9 +18,9 @@ async def find_for_user(
     thread: FairThread,
     requester: Requester,
 ) -> list[FoundItem]:
-    """Return the best items that match, then those that match and that no model has learned; k of them at most.
+    """Return the best matching items, then matching items that no model has learned; at most k.
 
-    thread  goes through what no model has learned
+    thread  searches the items that no model has learned
 
     raises  as `BaseRecommender.recommend`
     """

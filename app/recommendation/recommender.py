@@ -1,4 +1,4 @@
-"""Answers recommendation requests in batches: reads the users' states, and has the catalogue ranked for each user."""
+"""Answers recommendation requests in batches: reads the users' states, and ranks the catalogue for each user."""
 
 import asyncio
 import time
@@ -27,23 +27,23 @@ from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest, Recommendations
 from model.inference.captured_batches import SLOTS
 
-MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a larger batch all would wait longer
+MAX_BATCH = 64.0  # total cost of one read and one engine run; in a larger batch all requests would wait longer
 MAX_COSTLY_BATCH = 16.0
 MAX_CALLERS_OF_NODE = 32  # requests that may wait for one node of a cluster
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
 class Lane(NamedTuple):
-    """What requests of one batch have in common: the node that has their states, and whether they are costly."""
+    """What the requests of a batch share: the node that stores their states, and whether they are costly."""
 
     node: str
     is_costly: bool
 
 
 def limits_of(lane: Lane, max_running: int = 1) -> Limits:
-    """Return the limits of a lane. A node that has a name and hangs leaves room for requests that need others.
+    """Return the limits of a lane. They ensure that a hanging node of a cluster does not block requests to other nodes.
 
-    max_running  the most light batches at a time
+    max_running  the largest number of light batches that run at a time
     """
     max_callers = MAX_CALLERS_OF_NODE if lane.node else inf
     if lane.is_costly:
@@ -52,11 +52,11 @@ def limits_of(lane: Lane, max_running: int = 1) -> Limits:
 
 
 class BatchEntry(NamedTuple):
-    """A request of a batch, its trace, lane and cost.
+    """A request of a batch, with its trace, lane and cost.
 
-    selection    what its expressions have selected
-    seen         what was read of its user's log; None where it is needed and cannot be read now
-    submitted_s  since when it waits, by ``time.perf_counter``
+    selection    the items and scores that its expressions select
+    seen         what was read from its user's log; None if it is needed and cannot be read now
+    submitted_s  the time at which it was submitted, by ``time.perf_counter``
     """
 
     request: RecommendationRequest
@@ -71,17 +71,17 @@ class BatchEntry(NamedTuple):
     def of(
         cls, request: RecommendationRequest, selection: Selection, seen: SeenRows | None, states: StateReader
     ) -> Self:
-        """Return the request as it is asked now."""
+        """Return the entry of a request that is submitted now."""
         node = "" if request.user_id is None else states.node_of(request.user_id)
         cost = cost_of(request)
         if cost >= LIGHT and seen is not None and seen.size <= SHORT_LOG:
-            cost -= cost_of_log(request)  # what there was to do is done, and the batch may be one of plain requests
+            cost -= cost_of_log(request)  # the log is already read, so the request may join a batch of light ones
         lane = Lane(node, cost >= LIGHT)
         return cls(request, selection, tracing.current.get(), seen, lane, cost, time.perf_counter())
 
 
 class Readers(NamedTuple):
-    """What reads users from the store: their states, their logs, and their properties."""
+    """The readers of users' states, logs and properties."""
 
     states: StateReader
     logs: LogReader
@@ -104,14 +104,14 @@ class BaseRecommender(ABC):
     async def similar(
         self, item_id: str, request: RecommendationRequest, requester: Requester = ANYBODY
     ) -> Recommendations:
-        """Return the items that are most similar to the item, of those that the request without a user allows.
+        """Return the items most similar to this item, among those that the request, which has no user, allows.
 
         raises  ItemNotFound, and as `recommend`
         """
 
 
 class Recommender(BaseRecommender):
-    """Answers recommendation requests from one generation, whose catalogue `ranker` ranks."""
+    """Answers recommendation requests from one generation, whose catalogue it ranks with `ranker`."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class Recommender(BaseRecommender):
     def recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester = ANYBODY
     ) -> Awaitable[list[Recommendations]]:
-        # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
-        # and all users whom the store cannot read now.
+        # Unknown users get popular items. So do users whose long history is not yet folded for this generation, and all
+        # users whom the store cannot read now.
         engine = self._context.engine
         if any(request.because is not None for request in requests) and not (engine.has_distances or engine.is_lost):
             return self._prepare_distances_and_recommend(requests, requester)
@@ -156,7 +156,7 @@ class Recommender(BaseRecommender):
     async def _read_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
-        """Evaluate expressions and read long logs outside of batches, which nobody else has to wait for."""
+        """Evaluate expressions and read long logs before the requests join batches, so that no other request waits."""
         begin_s = time.perf_counter()
         selections = await self._selector.select(requests, requester)
         select_end_s = time.perf_counter()
@@ -177,7 +177,7 @@ class Recommender(BaseRecommender):
         return await self._batcher.submit(entries, requester)
 
     def _carried(self, request: RecommendationRequest) -> SeenRows:
-        """Return what a request that needs no log goes by of events: those that its visitor's state carries."""
+        """Return the events that a request without a log refers to: those in its visitor's state."""
         if request.state is None or not needs_events(request):
             return NOTHING_SEEN
         return carried_rows(request, self._context.generation, self._context.catalogue)
@@ -187,7 +187,7 @@ class Recommender(BaseRecommender):
     ) -> list[Recommendations]:
         engine = self._context.engine
         try:
-            await asyncio.to_thread(engine.prepare_distances)  # slow, and only done once
+            await asyncio.to_thread(engine.prepare_distances)  # slow, and done only once
         except RuntimeError:
             if not engine.has_lost_device():
                 raise
@@ -204,7 +204,7 @@ class Recommender(BaseRecommender):
         return answer
 
     async def _answer_batch(self, batch: Sequence[BatchEntry]) -> list[Recommendations]:
-        """Read the users' states, compute the answers, and record how long each stage took and was waited for."""
+        """Read the users' states, compute the answers, and record the duration of each stage and the waiting times."""
         begin_s = time.perf_counter()
         requests = [entry.request for entry in batch]
         selections = [entry.selection for entry in batch]
@@ -235,14 +235,14 @@ class Recommender(BaseRecommender):
         for request, answer in zip(requests, ranked.answers, strict=True):
             if not isinstance(
                 request, PersonalSearch
-            ):  # what was searched for counts as no list: no click can refer to it
+            ):  # search results are not counted as a list: no click can refer to them
                 self._metrics.recommendations.count(answer["source"])
                 self._clicks.show(self._context.name, answer, is_continued=bool(request.cursor))
         return ranked.answers
 
 
 def _needs_reading(request: RecommendationRequest) -> bool:
-    """Return whether there is something to read or to evaluate before the request can join a batch."""
+    """Return whether the request needs reads or evaluations before it can join a batch."""
     may_have_filters = request.filter is not None or request.scenario is not None
     has_expressions = may_have_filters or isinstance(request.boost, tuple) or isinstance(request, PersonalSearch)
     needs_log = request.exclude_seen == "all" or bool(request.exclude_events) or request.mode == "repeat"

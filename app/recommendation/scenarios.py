@@ -1,7 +1,7 @@
-"""Resolves scenarios: makes of a request that names one a request with its settings.
+"""Resolves scenarios: combines a request that names a scenario with the scenario's settings.
 
-What both say holds of both: filters are joined, of limits the lower one counts, and of seen rules the stricter one. So
-a request narrows what its scenario allows, and never widens it.
+If both set a field, both apply: filters are joined, the lower limit counts, and the stricter seen rule counts. So a
+request can narrow what its scenario allows, but never widen it.
 """
 
 import re
@@ -24,14 +24,14 @@ from storage.records import PropertyOwner, PropertyTypes
 
 RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 
-# what the request says of these holds beside them
+# the request's values of these fields apply in addition to the scenario's
 APART = ("filter", "fallback", "categories", "exclude_events", "within")
 JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
 FIXED = ("mode", "objective", "diversity", "rotation", "rotation_days", "boost", "pin", "basket_only")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
-NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # in an expression
-MAX_NAMES = 20  # of scenarios in an error, and of parameters
+NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # names in an expression
+MAX_NAMES = 20  # of scenarios, or of parameters, that an error lists
 
 
 def with_settings(
@@ -44,11 +44,11 @@ def with_settings(
 ) -> ScenarioRequest:
     """Return the request with the settings of its scenario.
 
-    path        of the request in the body, for errors
-    name        of the scenario; "" for one that is not kept
-    experiment  that has chosen the scenario; "" for none
+    path        path of the request in the body, for errors
+    name        name of the scenario; "" if it is not stored
+    experiment  name of the experiment that selected the scenario; "" for none
 
-    raises  InvalidRequest  when it lacks a parameter, says otherwise what the scenario fixes, or does not go with it
+    raises  InvalidRequest  when the request lacks a parameter, changes a fixed field, or contradicts the scenario
     """
     given = dict(request)
     merged: dict[str, Any] = {"scenario": name, "scenario_experiment": experiment}
@@ -67,7 +67,7 @@ def with_settings(
 
 
 def unknown_scenario(name: str, known: Mapping[str, object], path: str = "") -> InvalidRequest:
-    """Return the error of a request that names no scenario."""
+    """Return the error for a request that names an unknown scenario."""
     reason = f"does not exist; {_did_you_mean(name, known)}"
     return InvalidRequest("this scenario does not exist", [ErrorDetail(field=f"{path}scenario", reason=reason)])
 
@@ -81,12 +81,10 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require_known_params(request: RecommendationRequest, scenarios: Iterable[ScenarioSettings], path: str = "") -> None:
-    """Make sure that each parameter of a request is one of its scenario's, or one that its own expressions name.
+    """Raise InvalidRequest if a parameter is neither declared by a scenario nor named in the request's own expressions.
 
-    scenarios  that may give it its settings: several in an experiment, of which each declares what it needs
-    path       of the request in the body, for errors
-
-    raises  InvalidRequest
+    scenarios  the scenarios that may apply: several in an experiment, each of which declares its own parameters
+    path       path of the request in the body, for errors
     """
     declared = {name for settings in scenarios for name in settings.params}
     texts = (request.filter or "", *request.boost)
@@ -103,11 +101,11 @@ def require_known_params(request: RecommendationRequest, scenarios: Iterable[Sce
 async def check(
     settings: ScenarioSettings, types: PropertyTypes, catalogue: LiveCatalogue, run: RunApart, path: str = ""
 ) -> None:
-    """Make sure that the scenario's expressions and limits can be used, whatever a request says.
+    """Check that the scenario's expressions and limits can be used with any request.
 
-    types  of all properties
-    run    runs a function in the thread of expressions
-    path   of the settings in the body, for errors
+    types  types of all properties
+    run    runs a function in the thread that evaluates expressions
+    path   path of the settings in the body, for errors
 
     raises  InvalidRequest
     """

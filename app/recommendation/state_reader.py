@@ -1,4 +1,4 @@
-"""Reads users from the store: the states of a batch, and before the batch the logs of those who exclude by them."""
+"""Reads users from the store: the states of a batch, and before that the logs of users whose requests need them."""
 
 import asyncio
 import time
@@ -27,16 +27,16 @@ from storage.state.corrections import EventFilter, SeenItems
 from storage.state.generation import Generation
 
 DAY_US = 86_400e6
-READ_AT_ONCE = 2  # logs, of each node of the store
-FEW_ITEMS = 200  # of a log, which are looked up sooner than another thread begins
+READ_AT_ONCE = 2  # logs per node of the store
+FEW_ITEMS = 200  # items of a log that take less time to look up than a switch to another thread
 MAX_WAITING = 128  # logs
 
 
 class LogQuery(NamedTuple):
-    """What requests need of a user's log: the seen items, and those that events of these types leave out.
+    """The part of a user's log that requests need: seen items, and items excluded by events of certain types.
 
-    within_s       for how long an event does so, by type
-    has_purchases  whether what the user has bought is needed, too
+    within_s       how long an event excludes its item, by event type
+    has_purchases  whether the user's purchases are needed too
     """
 
     user_id: str
@@ -45,7 +45,7 @@ class LogQuery(NamedTuple):
 
     @classmethod
     def of(cls, request: RecommendationRequest) -> Self | None:
-        """Return what the request needs; None for nothing."""
+        """Return the query for the request's log; None if it needs no log."""
         if request.user_id is None or not needs_events(request):
             return None
         rules = request.event_rules
@@ -54,7 +54,7 @@ class LogQuery(NamedTuple):
 
 
 def needs_events(request: RecommendationRequest) -> bool:
-    """Return whether the request goes by single events of its user or visitor."""
+    """Return whether the request depends on single events of its user or visitor."""
     return bool(request.event_rules) or request.seen_rule == "all" or request.mode == "repeat"
 
 
@@ -64,21 +64,22 @@ def now_us() -> int:
 
 
 def log_queries(requests: Iterable[RecommendationRequest]) -> list[LogQuery]:
-    """Return what the requests need of logs, each thing once."""
+    """Return the distinct log queries of the requests."""
     return [query for query in dict.fromkeys(map(LogQuery.of, requests)) if query is not None]
 
 
 class _Log(NamedTuple):
-    """A user's log, and which events in it count."""
+    """A user's log, and the filter on its events."""
 
     user_id: str
     events: EventFilter
 
 
 class LogReader:
-    """Reads which items users have seen, by the newest events of each, for a few users of the tenant at a time.
+    """Reads the items that users have seen, from the newest events of each, for a few of the tenant's users at a time.
 
-    Long logs are read page by page. So they wait for each other, keys taking turns, and hold nobody else up.
+    Long logs are read page by page. Their reads queue behind each other, with keys taking turns, and delay no other
+    requests.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class LogReader:
     async def read(
         self, queries: Sequence[LogQuery], context: GenerationContext, requester: Requester
     ) -> dict[LogQuery, SeenRows]:
-        """Read the users' logs, as of now. What cannot be read now is missing; this is reported.
+        """Read the users' current logs. Logs that cannot be read now are missing from the result, and this is reported.
 
-        raises   StorageUnavailable  when a log cannot be read that says what is left out, as a filter does
-                 Overloaded          when too many logs wait to be read already
-                 ClientDisconnect    when the caller is gone
+        raises   StorageUnavailable  when an unreadable log determines which items to exclude, as a filter does
+                 Overloaded          when the queue of log reads is full
+                 ClientDisconnect    when the caller has disconnected
         """
         logs = [_Log(query.user_id, _events_of(query, context)) for query in queries]
         found: dict[LogQuery, SeenRows] = {}
@@ -119,9 +120,9 @@ class LogReader:
         return found
 
     async def lengths(self, user_ids: Sequence[str]) -> list[int]:
-        """Return how many entries of each user's log would be read; none where the store cannot tell.
+        """Return the number of entries that a read of each user's log would return; an empty list if the store fails.
 
-        Such a store cannot be read either; this is reported.
+        The failure is reported. A store that cannot return lengths cannot be read either.
         """
         try:
             return await self._store.log_lengths(self._tenant, user_ids, limit=self._max_entries)
@@ -130,7 +131,7 @@ class LogReader:
             return []
 
     async def archived_files(self, user_ids: Sequence[str]) -> int:
-        """Return in how many files of an archive the users' logs are; 0 where the store cannot tell, as `lengths`."""
+        """Return the number of archive files that contain the users' logs; 0 if the store fails, as in `lengths`."""
         try:
             files = await asyncio.gather(*(self._store.archived_files(self._tenant, user_id) for user_id in user_ids))
         except StorageError as exc:
@@ -140,12 +141,12 @@ class LogReader:
 
     async def _read_logs(self, logs: Sequence[_Log], requester: Requester) -> list[SeenItems | None]:
         if len(logs) == 1:
-            return [await self._batcher.answer_one(logs[0], requester)]  # almost always
+            return [await self._batcher.answer_one(logs[0], requester)]  # the common case
         return await self._batcher.submit(logs, requester)
 
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
         if len(logs) == 1:
-            return [await self._seen_items(logs[0])]  # almost always
+            return [await self._seen_items(logs[0])]  # the common case
         return await asyncio.gather(*map(self._seen_items, logs))
 
     async def _seen_items(self, log: _Log) -> SeenItems | None:
@@ -161,10 +162,10 @@ class LogReader:
 
 
 def carried_rows(request: RecommendationRequest, generation: Generation, catalogue: LiveCatalogue) -> SeenRows:
-    """Return what the request goes by of the events that its visitor's state carries, as of now."""
+    """Return the rows of the events in the visitor's state that the request refers to, at the current time."""
     assert request.state is not None
     state = request.state.opened
-    assert state is not None  # requests are answered after their states are opened
+    assert state is not None  # states are opened before requests are answered
     seen = SeenItems(_events_within(longest_within_s(request.event_rules), generation), len(state.events))
     seen.add(("", one.item_id, one.type, one.time_s * 1_000_000, None) for one in state.events)
     return _in_rows(seen, catalogue, None if state.event_count <= len(state.events) else len(state.events))
@@ -189,7 +190,7 @@ def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None, *, h
 
 
 def _purchases(seen: SeenItems, catalogue: LiveCatalogue) -> Purchases:
-    """Return the purchases of items that the catalogue has, as of now."""
+    """Return the purchases of items in the catalogue, with their current age."""
     times_us = {row: us for name, us in seen.times_us.items() if (row := catalogue.row_of.get(name)) is not None}
     rows = np.repeat(np.array(list(times_us), np.int64), np.array([len(us) for us in times_us.values()], np.int64))
     every_us = np.fromiter(chain.from_iterable(times_us.values()), np.float64, len(rows))
@@ -199,7 +200,7 @@ def _purchases(seen: SeenItems, catalogue: LiveCatalogue) -> Purchases:
 class StateReader:
     """Reads states of one tenant's users for one generation.
 
-    node_of  returns the node that has a user's state, "" where there is only one
+    node_of  returns the node that stores a user's state; "" if there is only one
     """
 
     def __init__(self, store: HistoryStore, tenant: str, generation: Generation, metrics: StoreMetrics) -> None:
@@ -210,9 +211,9 @@ class StateReader:
         self.node_of = partial(store.node_of, tenant)
 
     async def read(self, requests: Sequence[RecommendationRequest], seen: Sequence[SeenRows | None]) -> StoredUsers:
-        """Read the requests' users. Users that cannot be read now are missing; this is reported.
+        """Read the requests' users. Users that cannot be read now are missing from the result, and this is reported.
 
-        seen  what was read of the log of each request's user; None where it could not be, and then the user is missing
+        seen  what was read from the log of each request's user; None if the read failed, and then the user is missing
         """
         before = _states_read_before(requests, seen)
         named = dict.fromkeys(request.user_id for request in requests if request.user_id is not None)
@@ -242,9 +243,9 @@ class StateReader:
 def _states_read_before(
     requests: Sequence[RecommendationRequest], seen: Sequence[SeenRows | None]
 ) -> dict[str, bytes | None]:
-    """Return the states that came with logs, of users with one request: of several, another may need a newer state."""
+    """Return the states that came with logs, for users with one request; with several, another may need a newer one."""
     if all(one is None or one.state is None for one in seen):
-        return {}  # almost always
+        return {}  # the common case
     counts = Counter(request.user_id for request in requests) if len(requests) > 1 else {requests[0].user_id: 1}
     return {
         request.user_id: one.state.value

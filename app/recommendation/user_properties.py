@@ -27,8 +27,8 @@ class UserPropertyReader:
     async def read(self, user_id: str) -> dict[str, ItemValue]:
         """Return the user's properties.
 
-        raises  StorageError  where they cannot be read now: a rule about users then neither holds nor fails
+        raises  StorageError  when they cannot be read now, because a rule about users can then not be evaluated
         """
         values = await self._store.of_user(self._tenant, user_id)
-        types = self.types  # as this process knows them: others may have changed one just now
+        types = self.types  # the types that this process has read; another process may just have changed one
         return {name: stored(value) for name, value in values.items() if types.get(name) == property_type(value)}

@@ -1,1 +1,1 @@
-"""Which models are served: loading, switching, experiments, and the process around them."""
+"""Serving models: loading, switching, experiments, and the lifespan of a tenant's service."""

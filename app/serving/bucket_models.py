@@ -1,8 +1,8 @@
 """Models in a bucket, and verified copies of them on this machine.
 
-A model is the objects NAME/FILE of a model directory. The manifest is written last and names the others by their
-hashes, so half of a model is none. A copy is a model directory CACHE/HASH/NAME, where HASH is that of the manifest and
-its signature: it appears by rename when each file has the hash that the manifest names.
+A model consists of the objects NAME/FILE of a model directory. The manifest is written last and contains the hashes of
+the other files, so an incomplete model is never used. A copy is a model directory CACHE/HASH/NAME, where HASH is that
+of the manifest and its signature. It appears by rename once each file has the hash given in the manifest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Named(NamedTuple):
-    """What names the files of a model: its manifest, and the signature of that, empty where there is none."""
+    """The manifest of a model, and its signature; the signature is empty if there is none."""
 
     manifest: Content
     signature: bytes
@@ -51,7 +51,7 @@ class _Named(NamedTuple):
 class BucketModels(ModelRegistry):
     """The models below a URL.
 
-    keys_file  public keys, of which one must have signed a model that is loaded; None: models need no signature
+    keys_file  public keys, one of which must have signed each loaded model; None if no signature is required
     """
 
     def __init__(self, url: ObjectUrl, cache: Path, keys_file: Path | None = None) -> None:
@@ -140,7 +140,7 @@ class BucketModels(ModelRegistry):
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Let one process of this machine copy at a time, which serves all of them."""
+        """Let one process of this machine copy at a time, on behalf of all."""
         self._copies.mkdir(parents=True, exist_ok=True)
         with (self._copies / LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -149,14 +149,14 @@ class BucketModels(ModelRegistry):
     @override
     def publish(self, name: str) -> None:
         for file in (*FILES, SIGNATURE, MANIFEST):
-            if (self.work / name / file).exists():  # a model of data without orders has no complements
+            if (self.work / name / file).exists():  # a model trained without orders has no complements
                 add_file(self.folder, f"{name}/{file}", self.work / name / file)
             elif file == SIGNATURE:
                 self.folder.remove(f"{name}/{file}")
 
     @override
     def remove(self, name: str) -> None:
-        for file in (MANIFEST, SIGNATURE, *FILES):  # without the manifest the rest is no model
+        for file in (MANIFEST, SIGNATURE, *FILES):  # without the manifest, the remaining files are ignored
             self.folder.remove(f"{name}/{file}")
         shutil.rmtree(self.work / name, ignore_errors=True)
 

@@ -1,8 +1,7 @@
-"""The empty model, which is served before the first trained one exists.
+"""The empty model, which is served until the first trained one exists.
 
-It has no items, so every request returns popular items. Events are logged and folded as with any other generation. The
-catalogue is counted from the log at intervals. The first trained generation replaces the empty one as every later one
-replaces the one before.
+It has no items of its own, so every request returns popular items, counted from the log at intervals. Events are logged
+and folded as with any other generation. The first trained generation replaces the empty one in the usual way.
 """
 
 import asyncio
@@ -22,10 +21,10 @@ from storage.protocol import StatisticsStore
 
 NAME = "none"
 TAG = b"no model"
-# of the most popular ones: enough for popular recommendations, and quick to build
+# the most popular items: enough for popular recommendations, and fast to build
 MAX_ITEMS = 10_000
 COUNTED_TYPES = frozenset(kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0)
-# as many target codebooks as the default preset: what is compiled for a scan is ready when the first model comes
+# as many target codebooks as in the default preset, so that the scan is compiled before the first model arrives
 EMPTY_CONFIG = ModelConfig(
     preset=NAME,
     width=1,
@@ -41,7 +40,7 @@ EMPTY_CONFIG = ModelConfig(
 
 
 def artifact() -> Artifact:
-    """Make a model without items."""
+    """Return a model without items."""
     history_codes, target_codes = (
         torch.zeros((0, books), dtype=torch.uint8)
         for books in (EMPTY_CONFIG.history_codebooks, EMPTY_CONFIG.target_codebooks)
@@ -54,13 +53,13 @@ def artifact() -> Artifact:
 
 
 async def popular_catalogue(store: StatisticsStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
-    """Make a catalogue of the items with the most events in the log; StorageError when it cannot be read."""
+    """Return a catalogue of the items with the most events in the log; raise StorageError if it cannot be read."""
     counts = await store.item_counts(tenant, COUNTED_TYPES)
     return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))
 
 
 def _items(counts: Mapping[str, int]) -> ItemTable:
-    """Order items by count, then by id, which is the same in every process."""
+    """Return the items by count, then by id, so that the order is the same in every process."""
     top = heapq.nsmallest(MAX_ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
     ids = [item_id for item_id, _ in top]
     return ItemTable(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in top], np.int64))

@@ -1,4 +1,4 @@
-"""The generations that take part in an experiment, each as one arm of it."""
+"""The generations that are arms of an experiment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.serving.served_generation import ServedGeneration, TenantContext
 
 @dataclass(frozen=True, slots=True)
 class ExperimentArms:
-    """An experiment, or none, and the generations of its arms by name; none where scenarios are compared.
+    """An experiment, if any, and the generations of its arms by name; none if it compares scenarios.
 
     text  the experiment's JSON in the store
     """
@@ -25,9 +25,9 @@ class ExperimentArms:
 
     @classmethod
     async def load(cls, context: TenantContext, text: str | None, served: Iterable[ServedGeneration]) -> ExperimentArms:
-        """Load the generations of the experiment, except those that are served already; None is no experiment.
+        """Load the generations of the experiment, except those that are already served; None means no experiment.
 
-        raises  ValueError, OSError  when the text is no experiment, or one of its models cannot be loaded
+        raises  ValueError, OSError  when the text is not a valid experiment, or one of its models cannot be loaded
         """
         if text is None:
             return cls()
@@ -42,17 +42,17 @@ class ExperimentArms:
 
     @property
     def name(self) -> str:
-        """The experiment's name; "" where there is none."""
+        """The experiment's name; "" if there is none."""
         return "" if self.experiment is None else self.experiment.name
 
     def with_replaced(self, before: ServedGeneration, after: ServedGeneration) -> ExperimentArms:
-        """Return the same arms with another catalogue of one generation."""
+        """Return the same arms with one generation replaced, after its catalogue has changed."""
         return replace(
             self, generations={name: after if one is before else one for name, one in self.generations.items()}
         )
 
     def build_recommender(self, default: Recommender) -> Recommender | ExperimentRecommender:
-        """Build the recommender that answers each user from their arm, and other requests by `default`."""
+        """Build a recommender that answers each user from their arm, and all other requests with `default`."""
         if not self.generations or self.experiment is None:
             return default
         arms = {name: one.build_recommender(self.name) for name, one in self.generations.items()}

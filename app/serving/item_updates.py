@@ -1,4 +1,4 @@
-"""Updates of items through the API: all items of a request are updated, or none."""
+"""Item updates through the API: either all items of a request are updated, or none."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ REFUSED = "nothing was applied; correct the items in `details` and send all item
 
 
 class ItemUpdates:
-    """Updates the items of one tenant. This process has applied an update before it answers."""
+    """Updates the items of one tenant. Each update is applied in this process before it is acknowledged."""
 
     def __init__(self, store: UserStore, switcher: GenerationSwitcher, tenant: str) -> None:
         self._store = store
@@ -28,8 +28,8 @@ class ItemUpdates:
     async def put(self, item_id: str, body: object) -> Item:
         """Apply the parsed body of ``PUT /v1/items/{item_id}``. Return the updated item.
 
-        raises  InvalidRequest  when it is not valid
-                StorageError    when the store did not take it; sending it again is safe
+        raises  InvalidRequest  when the body is not valid
+                StorageError    when the store did not accept it; resending is safe
         """
         try:
             words = ItemWords.model_validate(body, context={"types": await self.types_for([body])})
@@ -43,7 +43,7 @@ class ItemUpdates:
         return self.item(item_id)
 
     async def post(self, entries: Sequence[ItemEntry]) -> ItemsTaken:
-        """Apply the items of a body; raise InvalidItems, and StorageError as for `put`."""
+        """Apply the items of a body; raise InvalidItems, and StorageError as `put` does."""
         try:
             await self._put(entries)
         except (PropertyRefused, VectorRefused) as exc:
@@ -52,7 +52,7 @@ class ItemUpdates:
         return ItemsTaken(accepted=len(entries), unknown_items=len(entries) - len(learned))
 
     async def types_for(self, bodies: Sequence[object]) -> dict[str, PropertyType]:
-        """Return the types that the properties of parsed bodies have to be of; StorageError."""
+        """Return the types required of the properties in parsed bodies; raise StorageError."""
         if not any(isinstance(body, dict) and body.get("properties") for body in bodies):
             return {}
         return dict((await self._store.properties.held(self._tenant)).types["item"])
@@ -60,7 +60,7 @@ class ItemUpdates:
     def item(self, item_id: str) -> Item:
         """Return the current state of the item.
 
-        raises  ItemNotFound  when neither the model nor the shop knows it
+        raises  ItemNotFound  when neither the model nor the shop has it
         """
         item = self._switcher.current.catalogue.item(item_id)
         if item is None:
@@ -75,9 +75,9 @@ class ItemUpdates:
 def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> list[ItemEntry]:
     """Return the entries of the parsed body of ``POST /v1/items``.
 
-    types  that properties are of; of others, first values decide
+    types  types of properties; the type of any other property is that of its first value
 
-    raises  InvalidItems  when there are none or too many, or some are invalid; it names the first 20 of these, and why
+    raises  InvalidItems  when there are none or too many, or some are invalid; it describes the first 20 errors
     """
     if not 1 <= len(bodies) <= MAX_ITEMS:
         raise InvalidItems(f"a request must have 1 to {MAX_ITEMS:,} items; nothing was applied")

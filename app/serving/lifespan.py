@@ -32,7 +32,7 @@ CANCEL_AGAIN_AFTER_S = 0.1
 
 @dataclass(slots=True)
 class Service:
-    """The parts that endpoints use, for one tenant. Only the active generations change."""
+    """The parts of one tenant's service that endpoints use. Only the active generations change."""
 
     store: UserStore
     switcher: GenerationSwitcher
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def users(self) -> UserData:
-        """The users' data, in terms of the current generation."""
+        """The users' data, as seen by the current generation."""
         return self.switcher.current.users
 
     @property
@@ -70,7 +70,7 @@ async def tenant_service(
 ) -> AsyncIterator[Service]:
     """Open one tenant's store and engine, and close them afterwards.
 
-    Each tenant has a store of its own over the same data, so that none waits for another's work.
+    Each tenant has a store of its own over the same data, so that tenants do not wait for each other.
     """
     async with AsyncExitStack() as stack:
         store = await open_store(settings, generation_of(artifact))
@@ -80,7 +80,7 @@ async def tenant_service(
         context = TenantContext(settings, store, engine_threads, metrics, signals, log_reader)
         stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)
-        await switcher.poll()  # so that a process which joins never serves another model first
+        await switcher.poll()  # first, so that a joining process never serves another model
         vocabulary = Vocabulary(context.overrides, switcher.served, switcher.refresh_items)
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
@@ -105,14 +105,14 @@ async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Non
         yield
     finally:
         pending = set(tasks)
-        while pending:  # asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with its result
+        while pending:  # asyncio.wait_for of Python 3.11 loses a cancellation that arrives together with its result
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_AFTER_S)
 
 
 async def _follow_time(switcher: GenerationSwitcher) -> None:
-    """Apply dates of items as they pass, whatever else this process waits for."""
+    """Apply availability dates as they pass, independently of everything else that this process waits for."""
     while True:
         for served in switcher.served():
             served.catalogue.follow_time()

@@ -1,4 +1,4 @@
-"""Where models are: directories of this machine, or a bucket."""
+"""The locations of models: directories on this machine, or a bucket."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def models_of(settings: StoreSettings) -> ModelRegistry:
 
 
 def load_model(place: Place, settings: StoreSettings) -> Artifact:
-    """Read the model directory at that place, signed by a key of the settings' file if they have one.
+    """Load the model directory at that place; it must be signed if the settings name a file of keys.
 
-    raises  NoSuchModel, ArtifactError  when that cannot be done
+    raises  NoSuchModel, ArtifactError  when it cannot be loaded
     """
     if isinstance(place, Path):
         return model_directory.load(place, settings.model_keys_file)
@@ -30,6 +30,6 @@ def models_at(place: Place, settings: StoreSettings) -> ModelRegistry:
     """Return the models in the folder at that place."""
     if isinstance(place, Path):
         return LocalModels(place, settings.model_keys_file)
-    from app.serving.bucket_models import BucketModels  # who has no bucket does not load its library
+    from app.serving.bucket_models import BucketModels  # import the library only if there is a bucket
 
     return BucketModels(place, settings.cache_dir, settings.model_keys_file)

@@ -1,4 +1,4 @@
-"""The folder that models are activated from, by name; nothing outside it can be loaded."""
+"""The folder of models that can be activated by name; nothing outside it can be loaded."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ NAME = TypeAdapter[str](Name)
 
 
 class NoSuchModel(ValueError):
-    """No model of that name is in the folder; the message names the folder and the models in it."""
+    """No model with this name is in the folder; the message contains the folder and its models."""
 
 
 class ModelRegistry(Protocol):
     """A folder of models.
 
     folder  the folder itself
-    work    a directory of this machine where models are made, which may be the folder
+    work    a directory on this machine where models are created, which may be the folder
     """
 
     folder: Folder
     work: Path
 
     def names(self) -> list[str]:
-        """Return the names of the complete models in the folder; OSError when it cannot be read."""
+        """Return the names of the complete models in the folder; raise OSError if it cannot be read."""
 
     def path(self, name: str) -> Path:
-        """Return the model directory of that name on this machine.
+        """Return the model directory with this name on this machine.
 
-        raises  NoSuchModel    when it is not there
-                ArtifactError  when it cannot be read, or a link leads out of the folder
+        raises  NoSuchModel    when it does not exist
+                ArtifactError  when it cannot be read, or a link points outside the folder
         """
 
     def load(self, name: str) -> Artifact:
         """Load the model with this name.
 
-        raises  NoSuchModel    when it is not there
-                ArtifactError  when it cannot be read, is broken, of another version or not signed as it has to be
+        raises  NoSuchModel    when it does not exist
+                ArtifactError  when it cannot be read, is damaged, has another version or lacks a required signature
         """
 
     def publish(self, name: str) -> None:
-        """Put the model directory of that name, which is in `work`, into the folder; OSError when that fails."""
+        """Move or upload the model directory with this name from `work` to the folder; raise OSError if that fails."""
 
     def remove(self, name: str) -> None:
-        """Remove a model from the folder, if it is there; OSError when that fails."""
+        """Remove a model from the folder, if it exists; raise OSError if that fails."""
 
 
 class LocalModels(ModelRegistry):
     """A directory of model directories.
 
-    keys_file  public keys, of which one must have signed a model that is loaded; None: models need no signature
+    keys_file  public keys, one of which must have signed each loaded model; None if no signature is required
     """
 
     def __init__(self, directory: Path, keys_file: Path | None = None) -> None:
@@ -84,7 +84,7 @@ class LocalModels(ModelRegistry):
             for place in (directory / name, *(directory / name).iterdir()):
                 if not place.resolve().is_relative_to(directory.resolve()):
                     raise ArtifactError(f"'{place}' is outside the models folder; copy the model into it")
-        except (OSError, RuntimeError) as exc:  # resolve() has the latter for a link that leads round in a circle
+        except (OSError, RuntimeError) as exc:  # resolve() raises RuntimeError for a cycle of links
             raise self._unreadable(name, exc) from exc
         return directory / name
 
@@ -100,7 +100,7 @@ class LocalModels(ModelRegistry):
 
     @override
     def publish(self, name: str) -> None:
-        pass  # it was made here
+        pass  # models are created in this directory
 
     @override
     def remove(self, name: str) -> None:
@@ -108,12 +108,12 @@ class LocalModels(ModelRegistry):
 
 
 def no_such_model(folder: object, name: str, names: list[str]) -> NoSuchModel:
-    """Return the error of a name that the folder does not have."""
+    """Return the error for a name that the folder does not contain."""
     return NoSuchModel(f"no model {name!r} in '{folder}'; existing models: {', '.join(names) or 'none'}")
 
 
 def is_name(name: str) -> bool:
-    """Return whether a model can have that name."""
+    """Return whether the name is valid for a model."""
     try:
         NAME.validate_python(name)
     except ValidationError:

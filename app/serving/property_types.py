@@ -1,4 +1,4 @@
-"""The types of a tenant's properties, and the properties of its users, through the API."""
+"""The API of property types, and of the properties of users."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
@@ -28,9 +28,9 @@ REFUSED = "the body declares no property types; nothing was declared"
 async def declare_types(store: UserStore, scenarios: ScenarioRegistry, tenant: str, body: object) -> HeldProperties:
     """Declare the types in the parsed body of ``PUT /v1/admin/properties``. Return all declared types.
 
-    raises  InvalidRequest  when it is not valid, a property has another type, or there would be too many
-            PropertyInUse   when a scenario names a property that is to be taken back
-            StorageError    when the store did not take it; sending it again is safe
+    raises  InvalidRequest  when the body is not valid, a property has another type, or there would be too many
+            PropertyInUse   when a property to be removed is used by a scenario
+            StorageError    when the store did not accept the change; resending is safe
     """
     try:
         declared = DeclaredTypes.model_validate(body)
@@ -65,10 +65,10 @@ def shown_types(held: HeldProperties) -> HeldTypes:
 
 
 async def put_user_properties(store: UserStore, tenant: str, user_id: str, body: object) -> UserProperties:
-    """Set the properties in the parsed body of ``PUT /v1/users/{user_id}/properties``; return all that the user has.
+    """Set the properties in the parsed body of ``PUT /v1/users/{user_id}/properties``; return all of the user's.
 
-    raises  InvalidRequest  when it is not valid
-            StorageError    when the store did not take it; sending it again is safe
+    raises  InvalidRequest  when the body is not valid
+            StorageError    when the store did not accept the change; resending is safe
     """
     types: TypesSoFar = dict((await store.properties.held(tenant)).types["user"])
     try:
@@ -83,12 +83,12 @@ async def put_user_properties(store: UserStore, tenant: str, user_id: str, body:
 
 
 async def user_properties(store: UserStore, tenant: str, user_id: str) -> UserProperties:
-    """Return the user's properties; StorageError."""
+    """Return the user's properties; raise StorageError."""
     properties = await store.properties.of_user(tenant, user_id)
     return UserProperties(user_id=user_id, properties={name: shown(value) for name, value in properties.items()})
 
 
 def refusal_detail(refused: PropertyRefused, given: Sequence[Mapping[str, PropertyValue | None]]) -> ErrorDetail:
-    """Return which of the given values was refused: another request has decided on its type just now."""
+    """Return which of the given values was rejected because another request has just set the property's type."""
     value = next(value for value in (one.get(refused.name) for one in given) if value is not None)
     return ErrorDetail(field="properties", reason=refusal(refused.name, refused.given, shown(value), refused.held))

@@ -25,25 +25,25 @@ logger = logging.getLogger(__name__)
 
 
 class ScenarioRegistry:
-    """Resolves the scenarios of requests as the store has them. A change is never written over another one."""
+    """Resolves the scenarios of requests from the store's current versions. Changes never overwrite each other."""
 
     def __init__(self, store: ScenarioStore, tenant: str, clicks: ClickThrough) -> None:
         self._store = store
         self._clicks = clicks
         self._tenant = tenant
-        self._revision: str | None = None  # None: nothing was ever read
+        self._revision: str | None = None  # None until the first read
         self._newest: Mapping[str, ScenarioVersion] = {}
         self._following = asyncio.Lock()
 
     async def follow_forever(self) -> None:
-        """Follow the store until cancelled; what cannot be read now stays as it was."""
+        """Follow the store until cancelled; if it cannot be read, keep the current scenarios."""
         while True:
             with suppress(StorageError):
                 await self.follow()
             await asyncio.sleep(POLL_EVERY_S)
 
     async def follow(self) -> None:
-        """Load the scenarios of the store. Raise StorageError when it cannot be read."""
+        """Load the scenarios of the store; raise StorageError if it cannot be read."""
         async with self._following:
             if await self._store.revision(self._tenant) != self._revision:
                 stored = await self._store.scenarios(self._tenant)
@@ -55,10 +55,10 @@ class ScenarioRegistry:
     def resolve(
         self, requests: Sequence[RecommendationRequest], experiment: Experiment | None
     ) -> Sequence[RecommendationRequest]:
-        """Return the requests with the settings of the scenarios that they name, or that the experiment chooses.
+        """Return the requests with the settings of the scenarios that they name, or that the experiment assigns.
 
-        raises  InvalidRequest      when there is no such scenario, or the request does not go with it
-                StorageUnavailable  when this process could not read any scenario yet
+        raises  InvalidRequest      when the scenario does not exist, or the request contradicts it
+                StorageUnavailable  when this process has not yet read any scenarios
         """
         if self._revision is None:
             raise StorageUnavailable("no scenarios have been loaded yet")
@@ -76,7 +76,7 @@ class ScenarioRegistry:
         if experiment is not None and experiment.over == "scenarios" and name in experiment.shares:
             choices = [*experiment.shares]
             arm = None if request.user_id is None else arm_of(experiment, request.user_id)
-            if arm is not None and self._settings(arm) is not None:  # else it was removed meanwhile
+            if arm is not None and self._settings(arm) is not None:  # otherwise it was removed meanwhile
                 name, of_experiment = arm, experiment.name
         settings = self._settings(name)
         if settings is None:
@@ -90,15 +90,15 @@ class ScenarioRegistry:
         version = self._newest.get(name)
         return None if version is None else version.settings
 
-    # ---- versions, as the store has them
+    # ---- stored versions
 
     async def scenarios(self) -> list[ScenarioVersion]:
-        """Return the scenarios that there are, in order of names; StorageError."""
+        """Return the existing scenarios in order of their names; raise StorageError."""
         await self.follow()
         return [one for _, one in sorted(self._newest.items()) if one.settings is not None]
 
     async def scenario(self, name: str) -> ScenarioVersion:
-        """Return the scenario.
+        """Return the current version of the scenario.
 
         raises  ScenarioNotFound, StorageError
         """
@@ -109,7 +109,7 @@ class ScenarioRegistry:
         return found
 
     async def versions(self, name: str) -> list[ScenarioVersion]:
-        """Return the versions of the scenario that are kept, the newest first, also of one that was removed.
+        """Return the stored versions of the scenario, newest first, even if it was removed.
 
         raises  ScenarioNotFound, StorageError
         """
@@ -125,7 +125,7 @@ class ScenarioRegistry:
 
         raises  InvalidRequest    when there would be too many scenarios, or the settings are too long
                 ScenarioNotFound  when there is nothing to remove
-                StorageError      when the store did not take it; sending it again is safe
+                StorageError      when the store did not accept the change; resending is safe
         """
         while True:
             await self.follow()
@@ -147,7 +147,7 @@ class ScenarioRegistry:
                 return version
 
     async def roll_back(self, name: str, number: int | None, changed_by: str) -> ScenarioVersion:
-        """Let the scenario have the settings of an earlier version again, None for the one before; raise as `put`."""
+        """Restore the settings of an earlier version, the previous one if None; raise as `put` does."""
         versions = await self.versions(name)
         wanted = versions[0].version - 1 if number is None else number
         found = next((one for one in versions if one.version == wanted), None)
@@ -159,9 +159,9 @@ class ScenarioRegistry:
         return await self.put(name, found.settings, changed_by)
 
     def _dropped(self) -> str | None:
-        """Return which scenario gives way to a new one: of those that were removed, the one that was so first.
+        """Return the scenario to delete for a new one: the one that was removed first.
 
-        raises  InvalidRequest  when there are as many as there may be
+        raises  InvalidRequest  when the limit is reached and none was removed
         """
         if len(self._newest) < MAX_SCENARIOS:
             return None

@@ -1,4 +1,4 @@
-"""One generation as a process serves it: its model, its catalogue, and the recommender that uses them."""
+"""A generation served by a process: its model, its catalogue, and the recommender that uses them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from storage.state.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class TenantContext:
-    """What all generations of one tenant share in this process.
+    """The data that all generations of one tenant share in this process.
 
     item_codes  codes of items that models have not learned
     overrides   values of items that the tenant has set through the API
@@ -54,12 +54,12 @@ class TenantContext:
 
 @dataclass(slots=True, eq=False)
 class ServedGeneration:
-    """One served generation. Nothing in it is replaced: a request keeps the one that it began with.
+    """One served generation. It is immutable, so a request keeps the generation with which it started.
 
     artifact           the model as it was trained
-    learner            assigns codes to items that the model has not learned, by the events on them
-    description_codes  assigns codes to such items by their titles and categories
-    assignments        all code assignments when this was made
+    learner            assigns codes to unlearned items from the events on them
+    description_codes  assigns codes to unlearned items from their titles and categories
+    assignments        all code assignments when this object was built
     cold_items         the assignments that fit the model; catalogue and engine include these items
     """
 
@@ -91,15 +91,15 @@ class ServedGeneration:
 
     @classmethod
     def load(cls, context: TenantContext, name: str) -> ServedGeneration:
-        """Load the model of that name from the models folder.
+        """Load the model with this name from the models folder.
 
-        raises  NoSuchModel, ArtifactError  when that cannot be done
+        raises  NoSuchModel, ArtifactError  when it cannot be loaded
         """
         return cls.build(context, models_of(context.settings).load(name), name)
 
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
-        """Build everything that serves the model under that name."""
+        """Build everything that serving the model under this name requires."""
         settings, store, engine_thread = context.settings, context.store, context.engine_threads.light
         generation, codes, tasks = generation_of(artifact), context.item_codes, context.tasks
         served = cls(
@@ -116,11 +116,11 @@ class ServedGeneration:
 
     @property
     def has_new_assignments(self) -> bool:
-        """Whether codes were assigned since this was built."""
+        """Whether codes were assigned since this object was built."""
         return self.context.item_codes.of(self.named.tag) is not self.assignments
 
     def with_new_assignments(self) -> ServedGeneration:
-        """Build the same generation anew, with all items that have codes now."""
+        """Build the same generation with all items that have codes now."""
         assignments = self.context.item_codes.of(self.named.tag)
         cold_items = assignments.where(lambda one: codes_fit(self.artifact, one.item_id, one.codes))
         extended = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
@@ -133,7 +133,7 @@ class ServedGeneration:
         )
 
     def build_recommender(self, experiment: str) -> Recommender:
-        """Build a recommender for an arm of the experiment of that name, "" for none."""
+        """Build a recommender for an arm of the experiment with this name; "" for none."""
         context, generation, tenant = self.context, self.generation, self.context.settings.tenant
         return Recommender(
             GenerationContext(
@@ -159,7 +159,7 @@ class ServedGeneration:
 
 
 def generation_of(artifact: Artifact) -> Generation:
-    """Return the generation of the model: how it folds events into states."""
+    """Return the generation of the model, which determines how events are folded into states."""
     shape = artifact.config.model
     return Generation(
         tag=bytes.fromhex(artifact.tag),
@@ -175,7 +175,7 @@ def generation_of(artifact: Artifact) -> Generation:
 
 
 def describe_model(settings: Settings, artifact: Artifact, name: str, state_bytes: int) -> ServedModel:
-    """Return what ``GET /v1/model`` answers of the model."""
+    """Return the answer of ``GET /v1/model`` for the model."""
     return ServedModel(
         generation=name,
         tag=artifact.tag,

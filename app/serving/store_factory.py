@@ -16,9 +16,9 @@ from storage.state.generation import Generation
 async def open_store(settings: StoreSettings, *generations: Generation, is_new: bool = False) -> UserStore:
     """Open the store from the settings. An unreachable Redis is not an error: the service waits for it.
 
-    is_new  the store may lack what an archive has
+    is_new  whether the store may lack data that an archive has
 
-    raises  StorageError, ValueError  when the store cannot be used as it is
+    raises  StorageError, ValueError  when the store cannot be used in its current condition
     """
     ttl_days = settings.state_ttl_days
     if settings.redis_url is None:
@@ -55,7 +55,7 @@ async def open_store(settings: StoreSettings, *generations: Generation, is_new: 
 async def opened_store(
     settings: StoreSettings, *generations: Generation, is_new: bool = False
 ) -> AsyncIterator[UserStore]:
-    """Open the store of the settings and close it afterwards; ValueError if there is none and it must not be new."""
+    """Open the store of the settings and close it afterwards; raise ValueError if it must exist and does not."""
     if settings.redis_url is None and not is_new and not (settings.data_dir / FILE_NAME).exists():
         raise ValueError(
             f"'{settings.data_dir}' has no users; pass the same --data-dir or --redis-url as to 'lisarec serve'"

@@ -24,11 +24,11 @@ from storage.records import HeldProperties, ItemChanges, NamedGeneration
 from storage.state.event import IMPRESSION
 
 POLL_EVERY_S = 0.25
-RETRY_AFTER_S = 5.0  # after the active model could not be loaded
+RETRY_AFTER_S = 5.0  # after the active model failed to load
 ANNOUNCE_EVERY_S = 20.0
 LIVE_FOR_S = 60.0
 ITEM_CHANGES_PER_READ = 1000
-REBUILD_EVERY_S = 1.0  # for catalogues of the same model, with new item counts or new codes
+REBUILD_EVERY_S = 1.0  # for catalogues of the same model with new item counts or new codes
 MAX_REBUILD_SHARE = 0.05  # of the time
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ WorkT = TypeVar("WorkT")
 class GenerationSwitcher:
     """Holds the served generations, and replaces them when the store's pointers change or a request asks for it.
 
-    While another model is loaded, the old one serves; the change itself is one assignment.
+    While a new model loads, the old one continues to serve. The switch itself is a single assignment.
 
-    current        the generation of every user who is in no experiment
-    recommender    answers all requests, of users in an experiment too
-    rebuild_at_s   the earliest time, by the event loop's clock, of the next rebuild of a catalogue
+    current        the generation of users outside experiments
+    recommender    answers all requests, including those of users in an experiment
+    rebuild_at_s   the earliest time of the next rebuild of a catalogue, by the event loop's clock
     """
 
     def __init__(self, context: TenantContext, artifact: Artifact) -> None:
@@ -64,7 +64,7 @@ class GenerationSwitcher:
         return self._arms.experiment
 
     def served(self) -> list[ServedGeneration]:
-        """Return every generation that is served; the current one comes first."""
+        """Return all served generations, the current one first."""
         by_tag = {one.named.tag: one for one in (self.current, *self._arms.generations.values())}
         return list(by_tag.values())
 
@@ -75,7 +75,7 @@ class GenerationSwitcher:
             await asyncio.sleep(POLL_EVERY_S)
 
     async def poll(self) -> None:
-        """Serve the generations that the store's pointers name. After a failure, which is logged, the old ones stay."""
+        """Serve the generations that the store's pointers name. Failures are logged, and the old generations stay."""
         try:
             await self._announce()
             read = self._context.overrides.version
@@ -91,7 +91,7 @@ class GenerationSwitcher:
             logger.exception("failed to follow the active generation")
 
     async def refresh_items(self) -> None:
-        """Apply all changes of items until now; raises StorageError when they cannot be read."""
+        """Apply all item changes up to now; raise StorageError if they cannot be read."""
         context = self._context
         async with self._refreshing_items:
             while True:
@@ -105,10 +105,10 @@ class GenerationSwitcher:
                 await context.engine_threads.shared.run(apply, 1.0 + len(changes.entries))
 
     async def activate(self, name: str) -> ServedGeneration:
-        """Make every process serve the model of that name, this one from now on.
+        """Make every process serve the model with this name, starting with this process.
 
-        raises  NoSuchModel, ArtifactError  when this process cannot load it; nothing changed then
-                StorageError                when the pointer could not be set; the same
+        raises  NoSuchModel, ArtifactError  when this process cannot load it; nothing has changed then
+                StorageError                when the pointer could not be set; nothing has changed then
         """
         async with self._switching:
             served = await asyncio.to_thread(ServedGeneration.load, self._context, name)
@@ -117,10 +117,10 @@ class GenerationSwitcher:
             return served
 
     async def start_experiment(self, experiment: Experiment) -> None:
-        """Make every process take part in the experiment, this one from now on.
+        """Make every process take part in the experiment, starting with this process.
 
-        raises  NoSuchModel, ArtifactError  when this process cannot load a model of it; nothing changed then
-                StorageError                when it could not be noted; the same
+        raises  NoSuchModel, ArtifactError  when this process cannot load one of its models; nothing has changed then
+                StorageError                when the experiment could not be stored; nothing has changed then
         """
         async with self._switching:
             text = experiment.model_dump_json(exclude_unset=True)
@@ -129,7 +129,7 @@ class GenerationSwitcher:
             self._set_arms(arms)
 
     async def end_experiment(self) -> None:
-        """Make every process serve the active model alone; StorageError when that could not be noted."""
+        """Make every process serve only the active model; raise StorageError if this could not be stored."""
         async with self._switching:
             await self._context.store.generations.set_experiment(None)
             self._set_arms(ExperimentArms())
@@ -142,15 +142,15 @@ class GenerationSwitcher:
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
     def hold(self, held: HeldProperties) -> None:
-        """Apply these properties."""
+        """Apply these declared properties."""
         if self._context.overrides.hold(held):
             for served in self.served():
                 served.catalogue.catch_up()
 
     async def _refresh_items_to(self, version: int, read: int) -> None:
-        """Read the changes of items up to `version`, which the store had when this process had read up to `read`."""
+        """Read the item changes up to `version`, the store's version when this process had read up to `read`."""
         overrides = self._context.overrides
-        if version < read:  # the store has lost something, or is another one
+        if version < read:  # the store has lost data, or was replaced
             async with self._refreshing_items:
                 overrides.start_over()
         if version > overrides.version:
@@ -212,7 +212,7 @@ class GenerationSwitcher:
         rebuilt = await self._while_refreshing_items(build(before))
         end_s = asyncio.get_running_loop().time()
         self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
-        rebuilt.catalogue.catch_up()  # with overrides set during the rebuild
+        rebuilt.catalogue.catch_up()  # apply overrides set during the rebuild
         self._arms = self._arms.with_replaced(before, rebuilt)
         self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
 
@@ -225,7 +225,7 @@ class GenerationSwitcher:
         return await asyncio.to_thread(before.with_new_assignments)
 
     async def _while_refreshing_items(self, work: Awaitable[WorkT]) -> WorkT:
-        """Await the work and refresh items meanwhile, so that unavailable items disappear in time."""
+        """Await the work while refreshing items, so that unavailable items disappear in time."""
 
         async def refresh() -> None:
             while True:
@@ -241,7 +241,7 @@ class GenerationSwitcher:
 
     def _switch_to(self, served: ServedGeneration) -> None:
         logger.warning("serving %r instead of %r", served.named.name, self.current.named.name)
-        served.catalogue.catch_up()  # with overrides set while it was loaded
+        served.catalogue.catch_up()  # apply overrides set during the load
         self._set_current(served)
         self._failed = None
         self._announce_at_s = 0
@@ -253,17 +253,17 @@ class GenerationSwitcher:
         self._arms = arms
         self._announce_at_s = 0
         for served in arms.generations.values():
-            served.catalogue.catch_up()  # with overrides set while it was loaded
+            served.catalogue.catch_up()  # apply overrides set during the load
         self._propagate_served()
 
     def _set_current(self, served: ServedGeneration) -> None:
-        """Replace the current generation, in one assignment."""
+        """Replace the current generation in a single assignment."""
         self._context.overrides.keep_in(served.catalogue.values)
         self.current = served
         self._propagate_served()
 
     def _propagate_served(self) -> None:
-        """Pass the served generations on to the learners, the store, the click-through and the recommender."""
+        """Pass the served generations to the learners, the store, click-through and the recommender."""
         served, signals = self.served(), self._context.signals
         for one in served:
             counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
@@ -278,7 +278,7 @@ class GenerationSwitcher:
         self.recommender: Recommender | ExperimentRecommender = self._arms.build_recommender(self.current.recommender)
 
     def _record_current(self) -> None:
-        """Count trends and orders by the current generation's model, and set its metrics."""
+        """Use the current generation's model to count trends and orders, and set its metrics."""
         generation, named = self.current.generation, self.current.named
         self._context.signals.trend_counter.set_event_weights(generation.event_weights)
         self._context.signals.order_counter.set_learned(self.current.artifact.items.rows)
@@ -295,7 +295,7 @@ def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Sequence[Serv
 def experiment_of(body: object) -> Experiment:
     """Return the experiment that the parsed body of ``PUT /v1/admin/experiment`` describes.
 
-    raises  InvalidRequest  when it is none
+    raises  InvalidRequest  when the body is not valid
     """
     try:
         return Experiment.model_validate(body)

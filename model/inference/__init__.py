@@ -1,1 +1,1 @@
-"""From states to the top k items: the step, the scan, and what surrounds them."""
+"""Inference: from states to the top k items, by the step and the scan."""

@@ -1,4 +1,4 @@
-"""Sets of items, one bit each: excluding a set costs a scan one operation for 64 items."""
+"""Sets of items, one bit each: excluding a set takes a scan one operation per 64 items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from model.inference.scan_kernel import BLOCK
 
 Bitmap = NDArray[np.uint64]
-"""(words,): item i is bit i % 64 of word i // 64. The words fill whole blocks; bits past the last item mean nothing."""
+"""(words,): item i is bit i % 64 of word i // 64. Words fill whole blocks; bits past the last item have no meaning."""
 
 
 def empty(items: int) -> Bitmap:
@@ -24,7 +24,7 @@ def _add(bitmap, rows):  # type: ignore[no-untyped-def]
 
 
 def add(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> None:
-    """Add the items of these rows to the bitmap, in place."""
+    """Add the items in these rows to the bitmap, in place."""
     _add(bitmap, rows)
 
 
@@ -35,7 +35,7 @@ def _discard(bitmap, rows):  # type: ignore[no-untyped-def]
 
 
 def discard(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
-    """Remove the items of these rows from the bitmap, in place."""
+    """Remove the items in these rows from the bitmap, in place."""
     _discard(bitmap, rows)
 
 
@@ -46,7 +46,7 @@ def _has(bitmap, rows, found):  # type: ignore[no-untyped-def]
 
 
 def has(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> NDArray[np.bool_]:
-    """Return which of the rows are in the bitmap: (rows,)."""
+    """Return which rows are in the bitmap: (rows,)."""
     found = np.empty(len(rows), np.bool_)
     _has(bitmap, rows, found)
     return found
@@ -71,7 +71,7 @@ def first_outside(bitmap: Bitmap, rows: NDArray[np.int32], count: int) -> NDArra
 
 
 def count(bitmap: Bitmap, items: int) -> int:
-    """Return how many of this number of items are in the bitmap."""
+    """Return how many of the first `items` items are in the bitmap."""
     whole, rest = divmod(items, 64)
     last = int(bitmap[whole]) & ((1 << rest) - 1) if rest else 0
     return int(np.bitwise_count(bitmap[:whole]).sum(dtype=np.int64)) + last.bit_count()

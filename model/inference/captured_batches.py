@@ -1,11 +1,11 @@
-"""Step and scan of a batch as one captured CUDA graph: states go up, the best items and their scores come down.
+"""Step and scan of a batch as one captured CUDA graph: it uploads states, and downloads the best items and scores.
 
-A graph has fixed shapes, so there is one for each size of batch and each power of two of k. Codes, tables and weights
-stay on the device. A batch of another size is padded, or divided where much of it would be padding.
+A graph has fixed shapes, so there is one for each batch size and each power of two of k. Codes, tables and weights
+stay on the device. Batches of other sizes are padded, or divided if too much of them would be padding.
 
-Two slots take turns. Each has pinned memory, buffers on the device and graphs of its own, so that the states of one
-batch go up and the lists of another come down while a graph runs (``model.inference.pipeline``). A slot belongs to
-whoever took it until its lists are read.
+Two slots alternate. Each has its own pinned memory, device buffers and graphs, so that one batch uploads its states
+and another downloads its lists while a graph runs (``model.inference.pipeline``). A slot belongs to the thread that
+took it until its lists are read.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from model.lisa.lisa_mini import AttentionTables, LisaMini
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 8, 64, 256)  # of batches
-SLOTS = 2  # batches at work at the same time
+SLOTS = 2  # batches that run at the same time
 LARGEST_K = 128
-MASK_BYTES = 1 << 30  # of the bitmaps of one slot, pinned and on the device; larger batches are divided
-WARM_UPS = 3  # before a capture: they compile kernels and allocate what libraries keep
-CAPTURE_LOCK = Lock()  # torch captures on one stream of the process, and nobody may synchronize the device meanwhile
+MASK_BYTES = 1 << 30  # for the bitmaps of one slot, pinned and on the device; larger batches are divided
+WARM_UPS = 3  # before a capture, to compile kernels and allocate the memory that libraries keep
+CAPTURE_LOCK = Lock()  # torch captures on one stream per process, and no thread may synchronize the device meanwhile
 
 Bitmaps = Sequence[NDArray[np.uint64]] | NDArray[np.uint64]
-"""(Q, words), or a sequence with the bitmap of each user: what must not be shown."""
+"""(Q, words), or a sequence with each user's bitmap: the items to exclude."""
 
 
 @runtime_checkable
 class DeviceScan(Protocol):
-    """A scan that never waits for its device, as ``TritonScan``, which is there where Triton is."""
+    """A scan that never waits for its device, such as ``TritonScan``, which requires Triton."""
 
     items: int
 
     def bounds_blocks(self, k: int) -> bool:
-        """Return whether ``top_k_on_device`` finds this many items."""
+        """Return whether ``top_k_on_device`` supports this number of items."""
         ...
 
     def top_k_on_device(self, products: Tensor, lifted: Lifted, k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class DeviceScan(Protocol):
 
 
 class Resident(NamedTuple):
-    """What stays on the device."""
+    """The data that stays on the device."""
 
     model: LisaMini
     tables: AttentionTables
@@ -65,14 +65,14 @@ class Resident(NamedTuple):
 
 
 class States(NamedTuple):
-    """The states of Q users, as ``Engine.step`` takes them."""
+    """The states of Q users, in the format of ``Engine.step``."""
 
     histograms: NDArray[np.float32] | Sequence[NDArray[np.float32]]
     last_items: NDArray[np.integer] | Sequence[int]
     recent_items: NDArray[np.integer] | Sequence[NDArray[np.integer]]
 
     def part(self, begin: int, end: int) -> States:
-        """Return the states of some of the users."""
+        """Return the states of a range of users."""
         users = slice(begin, end)
         return States(self.histograms[users], self.last_items[users], self.recent_items[users])
 
@@ -82,7 +82,7 @@ class RankedStates(NamedTuple):
 
     vectors   (Q, D)  float32
     ranked    items (Q, k) int64 and scores (Q, k) float32
-    device_s  time of the device for all parts of the batch, by stage
+    device_s  device time of all parts of the batch, by stage
     """
 
     vectors: NDArray[np.float32]
@@ -91,10 +91,10 @@ class RankedStates(NamedTuple):
 
 
 class MirroredArrays:
-    """Arrays that lie one behind the other, in pinned memory and on the device: one copy moves them all."""
+    """Arrays stored back to back in pinned memory and on the device, so that one copy transfers all of them."""
 
     def __init__(self, device: torch.device, *layout: tuple[tuple[int, ...], torch.dtype]) -> None:
-        sizes = [-(-math.prod(shape) * kind.itemsize // 8) * 8 for shape, kind in layout]  # each begins with a word
+        sizes = [-(-math.prod(shape) * kind.itemsize // 8) * 8 for shape, kind in layout]  # each array starts at a word
         self._host = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
         begins = np.cumsum([0, *sizes[:-1]]).tolist()
@@ -107,16 +107,16 @@ class MirroredArrays:
         )
 
     def upload(self) -> None:
-        """Copy all arrays to the device, without a wait for it."""
+        """Start copying all arrays to the device, without waiting."""
         self._device.copy_(self._host, non_blocking=True)
 
     def download(self) -> None:
-        """Copy all arrays from the device, without a wait for it."""
+        """Start copying all arrays from the device, without waiting."""
         self._host.copy_(self._device, non_blocking=True)
 
 
 class CapturedBatch:
-    """One size of batch and one k: buffers that stay where they are, and the graph between them."""
+    """One batch size and one k: buffers at fixed addresses, and the graph that connects them."""
 
     def __init__(self, resident: Resident, masks: Tensor, k: int) -> None:
         self._resident, self._masks, self._k = resident, masks, k
@@ -128,7 +128,7 @@ class CapturedBatch:
             ((users, config.recent_items), torch.int64),
             (bins, torch.float32),
         )
-        for part, padding in zip(self.states.on_host, (0, -1, 1), strict=True):  # of places that no state has used
+        for part, padding in zip(self.states.on_host, (0, -1, 1), strict=True):  # for positions that no state has used
             part.fill_(padding)
         self.answers = MirroredArrays(
             masks.device,
@@ -143,8 +143,8 @@ class CapturedBatch:
     def capture(self, pool: Any) -> None:
         """Capture the graph; until then, a batch is computed operation by operation.
 
-        pool  of torch, for the memory between operations. Graphs that never run at the same time may share it, as
-              nothing in it outlives a run
+        pool  torch's pool for intermediate memory. Graphs that never run at the same time may share it, because nothing
+              in it outlives a run
         """
         side = torch.cuda.Stream(self._masks.device)
         side.wait_stream(torch.cuda.current_stream())
@@ -153,27 +153,27 @@ class CapturedBatch:
                 self._enqueue_operations()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # other threads may allocate meanwhile
+        # other threads may allocate during the capture
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._enqueue_operations()
         self._graph = graph
 
     def fill(self, states: States) -> None:
-        """Write the states of at most so many users as the batch has places into pinned memory."""
+        """Write the states of users, at most the batch size, to pinned memory."""
         users = len(states.last_items)
         last, recent, bins = (part.numpy()[:users] for part in self.states.on_host)
         last[:], recent[:] = states.last_items, np.asarray(states.recent_items)
         np.stack(list(states.histograms), out=bins)
 
     def compute(self) -> None:
-        """Enqueue everything between the buffers on the device."""
+        """Enqueue the computation between the buffers on the device."""
         if self._graph is None:
             self._enqueue_operations()
         else:
             self._graph.replay()
 
     def lists(self, users: int, device_s: StageSeconds) -> RankedStates:
-        """Return a copy of the answers of the first users; raises as ``Engine.top_k``."""
+        """Return a copy of the answers for the first users; raises as ``Engine.top_k``."""
         items, scores, vectors, has_steps, is_finite = (part.numpy()[:users] for part in self.answers.on_host)
         if not has_steps.all():
             raise ValueError("a state without a single step has no query")
@@ -188,7 +188,7 @@ class CapturedBatch:
         vectors = model.read(bins, last, recent, tables)
         products = model.codeword_products(vectors)
         is_finite = products.isfinite().flatten(1).all(dim=1)
-        products.masked_fill_(~is_finite[:, None, None], 0)  # a scan takes finite ones; `lists` refuses them
+        products.masked_fill_(~is_finite[:, None, None], 0)  # scans require finite products; `lists` reports the others
         lifted = Lifted(*model.follower_gains(recent))
         items, scores = scan.top_k_on_device(products, lifted, self._k, self._masks)
         has_steps = (bins.sum(dim=-1) > 0).flatten(1).all(dim=1)
@@ -198,7 +198,7 @@ class CapturedBatch:
 
 
 class Slot:
-    """The buffers of one batch at a time, whose owner alone uses them, and the graphs between them.
+    """The buffers of one batch at a time, which only their owner uses, and the graphs between them.
 
     masks    (users, 2 words) int32, on the device
     batches  by size and k
@@ -209,11 +209,11 @@ class Slot:
         self.masks = torch.zeros(shape, dtype=torch.int32, device=device)
         self.batches: dict[tuple[int, int], CapturedBatch] = {}
         self._mask_buffer = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._masked_users = 0  # no more rows than these have bits
+        self._masked_users = 0  # only the first rows, up to this number, have bits set
         self._current: tuple[CapturedBatch, int, RunningBatch] | None = None
 
     def begin(self, batch: CapturedBatch, states: States, excluded: Bitmaps, pipeline: Pipeline) -> None:
-        """Let the device rank these states; no bitmaps exclude nothing."""
+        """Start ranking these states on the device; without bitmaps nothing is excluded."""
         batch.fill(states)
         masked = self._fill_masks(excluded)
 
@@ -225,20 +225,20 @@ class Slot:
         self._current = batch, len(states.last_items), running
 
     def end(self) -> RankedStates:
-        """Wait for the lists of what was begun last, and return them."""
+        """Wait for the lists of the batch begun last, and return them."""
         if self._current is None:
             raise RuntimeError("a slot ends what it has begun")
         (batch, users, running), self._current = self._current, None
         return batch.lists(users, running.wait())
 
     def abandon(self) -> None:
-        """Wait for what was begun and not ended, which still uses the buffers."""
+        """Wait for a batch that was begun but not ended, because it still uses the buffers."""
         if self._current is not None:
             (_, _, running), self._current = self._current, None
             running.wait()
 
     def _fill_masks(self, excluded: Bitmaps) -> int:
-        """Write bitmaps into pinned memory, and return of how many users they have to go up."""
+        """Write bitmaps to pinned memory, and return the number of users whose bitmaps must be uploaded."""
         rows = self._mask_buffer.numpy().view(np.uint64)
         if not len(excluded):
             rows[: self._masked_users] = 0
@@ -251,11 +251,11 @@ class Slot:
 
 
 class CapturedBatches:
-    """Ranks states on a device, batch by batch. Several threads may call it at once.
+    """Ranks states on a device in batches; thread-safe.
 
     resident     all on the same device
     words        of a user's bitmap
-    is_captured  whether graphs are captured; otherwise each operation is enqueued by itself, as everywhere but on CUDA
+    is_captured  whether graphs are captured, as on CUDA only; otherwise each operation is enqueued separately
     pipeline     of the device
     """
 
@@ -274,26 +274,26 @@ class CapturedBatches:
             self._free.put(slot)
 
     def takes(self, k: int) -> bool:
-        """Return whether lists of this length are ranked by captured batches."""
+        """Return whether captured batches can rank lists of this length."""
         if not 1 <= k <= LARGEST_K:
             return False
         length = _power_of_two(k)
         return length not in self._without_memory and self._resident.scan.bounds_blocks(length)
 
     def prepare(self, k: int) -> None:
-        """Capture the graphs for lists of this length, before the first request waits for them and in one thread."""
+        """Capture the graphs for lists of this length in one thread, before the first request."""
         for slot in self._slots:
             for size in self.sizes:
                 self._batch(slot, size, k)
 
     @classmethod
     def prepared(cls, resident: Resident, words: int, k: int) -> Self | None:
-        """Return batches that are ready for lists of this length; None, with a warning, where there can be none."""
+        """Return batches that are ready for lists of this length; None, with a warning, if they cannot be captured."""
         try:
             captured = cls(resident, words)
             if captured.takes(k):
                 captured.prepare(k)
-        except RuntimeError as exc:  # the memory is full, or the driver is too old
+        except RuntimeError as exc:  # out of memory, or the driver is too old
             logger.warning("running step and scan one after the other, because capturing a graph failed: %s", exc)
             return None
         return captured
@@ -302,11 +302,11 @@ class CapturedBatches:
         """Step and find the k best items of each user, as ``Engine.step`` and ``Engine.top_k`` do.
 
         states    of Q users, at least one
-        k         that ``takes`` accepts
-        excluded  of the same users
+        k         a length that ``takes`` accepts
+        excluded  for the same users
         raises    ValueError        when a row of a histogram is empty, or scores are not finite
                   IndexError        for items beyond the catalogue
-                  OutOfMemoryError  when another graph does not fit; ``takes`` says so from then on
+                  OutOfMemoryError  when another graph does not fit; ``takes`` returns False from then on
         """
         self._require_items(states)
         masks: Bitmaps = () if excluded is None else excluded
@@ -314,7 +314,7 @@ class CapturedBatches:
         running: deque[Slot] = deque()
         with ExitStack() as taken:
             for begin, end, size in divided(len(states.last_items), self.sizes):
-                # who waits for a slot has none, so that somebody always goes on
+                # a thread that waits for a slot holds none, which prevents deadlocks
                 slot = self._take_slot(taken, is_patient=not running)
                 if slot is None:
                     slot = running.popleft()
@@ -328,7 +328,7 @@ class CapturedBatches:
         return RankedStates(np.concatenate([part.vectors for part in parts]), (items, scores), device_s)
 
     def _take_slot(self, taken: ExitStack, *, is_patient: bool) -> Slot | None:
-        """Take a free slot, which is given back with the others; None where the impatient find none."""
+        """Take a free slot, which is released with the others; None if no slot is free and the caller does not wait."""
         try:
             slot = self._free.get(block=is_patient)
         except Empty:
@@ -353,11 +353,11 @@ class CapturedBatches:
         if self._pool is not None:
             batch.capture(self._pool)
         if masks.is_cuda:
-            torch.cuda.synchronize(masks.device)  # the buffers were filled on another stream
+            torch.cuda.synchronize(masks.device)  # because the buffers were filled on another stream
         return batch
 
     def _require_items(self, states: States) -> None:
-        """Raise IndexError for rows beyond the catalogue, which would end all work on a device."""
+        """Raise IndexError for rows beyond the catalogue, which would make the device fail for good."""
         items = self._resident.scan.items
         last, recent = np.asarray(states.last_items), np.asarray(states.recent_items)
         if last.min() < 0 or max(last.max(), recent.max(initial=-1)) >= items:
@@ -365,9 +365,9 @@ class CapturedBatches:
 
 
 def divided(users: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Divide a batch: yield begin and end of each part, and the size that it is padded to.
+    """Divide a batch: yield begin and end of each part, and its padded size.
 
-    sizes  ascending, from 1 on. A part is padded to less than twice its size.
+    sizes  ascending, starting with 1. A part is padded to less than twice its size.
     """
     begin = 0
     while begin < users:

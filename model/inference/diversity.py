@@ -12,14 +12,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW = 24  # how many of the best remaining items compete for each place
+WINDOW = 24  # number of best remaining items that compete for each position
 
 TargetCodes = NDArray[np.uint8]
 """(n, B') target codes"""
 
 
 class ItemLabels(NamedTuple):
-    """Labels of n items, such as their categories: item i has those between ends[i] and ends[i + 1].
+    """Labels of n items, such as their categories: item i has those from ends[i] to ends[i + 1].
 
     labels  (M,)      int64
     ends    (n + 1,)  int64
@@ -30,7 +30,7 @@ class ItemLabels(NamedTuple):
 
 
 def window(strength: float) -> int:
-    """Return how many items compete for each place."""
+    """Return how many items compete for each position."""
     return WINDOW if strength else 1
 
 
@@ -38,8 +38,8 @@ class Candidates(NamedTuple):
     """The n best items of a ranking.
 
     scores   (n,)   descending
-    codes    of these items; any where the diversity has no strength
-    labels   of these items, of which a list has only so many items each
+    codes    codes of these items; arbitrary if the diversity strength is 0
+    labels   labels of these items, whose number in a list is limited
     are_all  whether the ranking has no further items
     """
 
@@ -56,16 +56,16 @@ def select_diverse(
     reserved_codes: TargetCodes,
     room: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int]:
-    """Choose items for the places of a list, one after the other.
+    """Select items for the positions of a list, one after another.
 
-    The first `window` of the remaining items whose labels all have room compete for each place. The winner has the
-    largest (1 - strength) * score - strength * its largest similarity to an item that was chosen before.
+    The first `window` remaining items whose labels all have room compete for each position. The winner maximises
+    (1 - strength) * score - strength * largest similarity to an item selected before.
 
-    strength        how far the list may depart from the order of the scores: 0 to 1; 0 leaves it as it is
+    strength        how far the list may depart from the order of the scores: 0 to 1; 0 keeps the order
     reserved_codes  codes of the items already in the list
-    room            (L,)  how many more items of each label the list may have; the selected ones are taken off
-    returns  positions of the selected candidates, at most `count`: fewer where the selection depends on
-             further items; and how many candidates compete for the place after them
+    room            (L,)  how many more items of each label the list may have; selected items are subtracted
+    returns  positions of the selected candidates, at most `count`, and fewer if the selection depends on
+             further items; and the number of candidates that compete for the next position
     """
     selected = np.empty(count, np.int64)
     scores, codes, labels, are_all = candidates
@@ -76,7 +76,7 @@ def select_diverse(
 
 
 def take_room(labels: ItemLabels, room: NDArray[np.int64]) -> None:
-    """Take the room of the items off that of each label (L,)."""
+    """Subtract the items from the room of each of their labels (L,)."""
     if len(labels.labels):
         _take(*labels, room)
 
@@ -90,7 +90,7 @@ def _take(labels, ends, room):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True)
 def _take_item(item, labels, ends, room):  # type: ignore[no-untyped-def]
     for place in range(ends[item], ends[item + 1]):
-        if labels[place] not in labels[ends[item] : place]:  # a catalogue may name a category twice
+        if labels[place] not in labels[ends[item] : place]:  # a catalogue may list a category twice
             room[labels[place]] -= 1
 
 
@@ -100,7 +100,7 @@ def _select(strength, window, candidates, reserved_codes, room, selected):  # ty
     count, books = len(scores), codes.shape[1]
     is_removed, similarity = np.zeros(count, np.bool_), np.zeros(count, np.float64)
     books = max(books, 1)  # without codes no item is similar to another
-    known, first, found, seen = 0, 0, 0, 0  # the similarity of the first `known` items is up to date
+    known, first, found, seen = 0, 0, 0, 0  # the similarities of the first `known` items are up to date
     while found < len(selected):
         best, best_value, seen, item = -1, 0.0, 0, first
         while item < count and seen < window:
@@ -145,7 +145,7 @@ def _equal_codes(one, other):  # type: ignore[no-untyped-def]
 
 
 def compile_loops() -> None:
-    """Compile the loops before the first request waits for them."""
+    """Compile the loops before the first request."""
     codes, labels, ends = np.zeros((0, 1), np.uint8), np.zeros(0, np.int64), np.zeros(1, np.int64)
     nothing = Candidates(np.zeros(0, np.float32), codes, ItemLabels(labels, ends), True)
     select_diverse(0.5, 0, nothing, codes, labels)

@@ -1,4 +1,4 @@
-"""Inference: states to queries, queries to items, with the same interface and the same answers on CPU and CUDA."""
+"""Inference: states to queries, and queries to items, with the same interface and the same results on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 
 ITEMS_PER_CHUNK = 1 << 16
 OLDEST_OF_TRITON = 8, 0  # compute capability
-CAPTURED_K = 16  # the length of lists for which graphs are captured before the first request
+CAPTURED_K = 16  # list length for which graphs are captured before the first request
 
 Products = tuple[Tensor, Lifted]
-"""Inner products of Q queries with all target codewords (Q, B', W'), and the items whose scores gain something."""
+"""Inner products of Q queries with all target codewords (Q, B', W'), and the lifted items of each query."""
 
 
 @dataclass(slots=True)
 class Queries:
-    """Queries for items, made of states or of other items.
+    """Queries for items, made from states or from other items.
 
     vectors   (Q, D)  float32, on the engine's device or on the CPU, as ``recent``
     recent    (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
-    nearest   whether the best items are those that lie nearest to the vectors
-    products  the engine's products of these queries, once it has computed them
+    nearest   whether the best items are those nearest to the vectors
+    products  the engine's products of these queries, once computed
     """
 
     vectors: Tensor
@@ -60,7 +60,7 @@ class Queries:
         return Queries(self.vectors[rows], self.recent[rows], self.nearest, products)
 
     def one(self, place: int) -> Queries:
-        """Return the query at that place, without a copy."""
+        """Return the query at that position, without copying."""
         if len(self) == 1:
             return self
         row = slice(place, place + 1)
@@ -69,11 +69,11 @@ class Queries:
 
 
 class ScoreParts(NamedTuple):
-    """The summands of the scores of k items, up to rounding.
+    """The terms of the scores of k items, up to rounding.
 
-    codewords  (k, B')  float32, one summand for the item's codeword of each target codebook
+    codewords  (k, B')  float32, one term for the item's codeword of each target codebook
     bias       (k,)     float32
-    lifts      (k, K)   float32, one summand for each of the query's newest items that the item followed before
+    lifts      (k, K)   float32, one term for each of the query's newest items that this item has followed before
     """
 
     codewords: NDArray[np.float32]
@@ -82,7 +82,7 @@ class ScoreParts(NamedTuple):
 
 
 class RankedQueries(NamedTuple):
-    """Queries and the best items of each; ``device_s`` where one captured graph has made both."""
+    """Queries and the best items of each; ``device_s`` is set if one captured graph has computed both."""
 
     queries: Queries
     ranked: Ranked
@@ -90,14 +90,14 @@ class RankedQueries(NamedTuple):
 
 
 class DeviceUnavailable(ValueError):
-    """This machine lacks the device, or the device has too little memory for the model. The message says which."""
+    """The machine lacks the device, or the device lacks memory for the model. The message contains the reason."""
 
 
 class Engine:
-    """The inference of one generation on one device. It is synchronous: keep it off an event loop.
+    """The inference of one generation on one device. It is synchronous: do not call it on an event loop.
 
-    is_lost     whether the device has stopped to answer
-    has_graphs  whether ``captures`` may be true
+    is_lost     whether the device no longer responds
+    has_graphs  whether ``captures`` may return True
 
     raises DeviceUnavailable
     """
@@ -108,17 +108,17 @@ class Engine:
         self.device = torch.device(device)
         self.items = len(artifact.items)
         self._words = len(bitmap.empty(self.items))
-        self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
+        self.window = artifact.config.model.recent_items  # K, the number of a user's newest items that a step reads
         self.history_codes, self.target_codes = (
             artifact.history_codes,
             artifact.target_codes,
         )  # (N, books), on the CPU
         self.history_counts = artifact.history_counts
         with _within_memory(device, self.items):
-            # a copy: otherwise the artifact and its other engines would move to the device too
+            # a copy, because otherwise the artifact and its other engines would move to the device too
             self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
             self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
-        # the compiled parts exist for the CPU, and the step for one kind of model; all paths give the same answers
+        # the compiled parts exist only for the CPU, and the compiled step for one kind of model; all paths agree
         self._step: Step | None = None
         self._query_products: QueryProducts | None = None
         self._catalogue: Scan | TorchScan
@@ -130,7 +130,7 @@ class Engine:
         else:
             with _within_memory(device, self.items):
                 self._catalogue = gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
-        # on a CPU nothing of torch runs between step and scan, and entering the mode takes microseconds
+        # on a CPU no torch code runs between step and scan, and entering the mode takes microseconds
         self._inference_mode: Callable[[], AbstractContextManager[Any]] = (
             nullcontext if self.device.type == "cpu" else torch.inference_mode
         )
@@ -145,7 +145,7 @@ class Engine:
         last_items: NDArray[np.integer] | Sequence[int],
         recent_items: NDArray[np.integer] | Sequence[NDArray[np.integer]],
     ) -> Queries:
-        """Turn states into queries; each argument may be a sequence with a part for each user.
+        """Turn states into queries; each argument may be a sequence with one part per user.
 
         histograms    (Q, R, B, W)  the scale of each row is free
         last_items    (Q,)          rows of the catalogue
@@ -162,7 +162,7 @@ class Engine:
     def _read(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
     ) -> Queries:
-        """Step with torch where no compiled step exists: on a GPU, and for models whose codes were learned."""
+        """Step with torch if there is no compiled step: on a GPU, and for models whose codes were learned."""
         rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
         if not bool((rows.sum(dim=-1) > 0).all()):
             raise ValueError("a state without a single step has no query")
@@ -172,7 +172,7 @@ class Engine:
         return Queries(self._model.read(rows, last, recent, self._tables), recent)
 
     def has_lost_device(self) -> bool:
-        """Find out, after an error, whether the device still answers; ``is_lost`` keeps that it does not."""
+        """Check, after an error, whether the device still responds; ``is_lost`` stays True once it does not."""
         if self.device.type == "cuda" and not self.is_lost:
             try:
                 with CAPTURE_LOCK:
@@ -183,14 +183,14 @@ class Engine:
         return self.is_lost
 
     def captures(self, k: int) -> bool:
-        """Return whether ``rank_states`` finds this many items in one captured graph of the device."""
+        """Return whether ``rank_states`` can find this many items in one captured graph."""
         return self._captured is not None and self._captured.takes(k)
 
     def rank_states(self, states: States, k: int, excluded: Bitmaps | None = None) -> RankedQueries:
-        """Step, and find the k best items of each state. If a graph is captured, this runs without a return to the CPU.
+        """Step, and find the k best items of each state. A captured graph does both without returning to the CPU.
 
         raises  ValueError  as ``step`` and ``top_k``
-                IndexError  for items beyond the catalogue, where it is captured
+                IndexError  for items beyond the catalogue, if a graph is captured
         """
         users = len(states.last_items)
         if excluded is not None and (len(excluded) != users or any(len(bits) != self._words for bits in excluded)):
@@ -207,7 +207,7 @@ class Engine:
         return RankedQueries(queries, self.top_k(queries, k, None if excluded is None else np.asarray(excluded)))
 
     def _capture(self) -> CapturedBatches | None:
-        """Capture step and scan on a GPU with Triton; None where that cannot be done."""
+        """Capture step and scan on a GPU with Triton; None if that is not possible."""
         scan = self._catalogue
         if self.device.type != "cuda" or not isinstance(self._model, LisaMini) or not isinstance(scan, DeviceScan):
             return None
@@ -217,8 +217,8 @@ class Engine:
     def neighbours_of(self, items: Sequence[int]) -> Queries:
         """Return queries for the items nearest to each of the given ones.
 
-        Their scores are minus half the squared distance between the items' sums of codewords. The first scores take
-        2 s for every ten million items; ``prepare_distances`` spends them beforehand.
+        Their scores are minus half the squared distance between the items' sums of codewords. The first call to score
+        them takes 2 s per ten million items, unless ``prepare_distances`` was called before.
         """
         nobody = torch.empty((len(items), 0), dtype=torch.int64, device=self.device)
         if self.device.type != "cpu":
@@ -229,7 +229,7 @@ class Engine:
 
     @property
     def has_distances(self) -> bool:
-        """Whether queries of ``neighbours_of`` can be scored at once."""
+        """Whether queries of ``neighbours_of`` can be scored without preparation."""
         return "_distances" in self.__dict__
 
     def prepare_distances(self) -> None:
@@ -247,11 +247,11 @@ class Engine:
         """Find the k best items of each query, best first, ties by item order.
 
         queries   Q queries
-        excluded  (Q, words)   bitmaps of what must not be shown
+        excluded  (Q, words)   bitmaps of the items to exclude
         boosts    gains of some items' scores
-        returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); where fewer items are allowed the
-                  rest is -1 and -inf
-        raises    ValueError   for a model that gives scores which are not finite, k below 1 or bitmaps that do not fit
+        returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); padded with -1 and -inf if fewer items
+                  are allowed
+        raises    ValueError   for a model whose scores are not finite, k below 1 or bitmaps that do not fit
         """
         shape = len(queries), self._words
         excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
@@ -265,11 +265,11 @@ class Engine:
     def rank_candidates(
         self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int, boosts: Boosts | None = None
     ) -> list[Ranked]:
-        """Rank each query's own candidates, and score only these: the k best, best first, ties by item order."""
+        """Rank each query's own candidates, scoring no other items: the k best, best first, ties by item order."""
         return self._scorer_of(queries).rank(*self.products(queries), k, candidates, boosts)
 
     def explain(self, query: Queries, items: NDArray[np.int64]) -> ScoreParts:
-        """Split one query's scores of k items into their summands."""
+        """Split one query's scores of k items into their terms."""
         products, lifted = self.products(query)
         tables, followers, gains = (part.numpy(force=True)[0] for part in (products, *lifted))
         newest = min(query.recent.shape[1], len(follower_decay(self._model.config)))
@@ -281,11 +281,11 @@ class Engine:
 
     @torch.inference_mode()
     def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
-        """Score k different items for one query, in their order: (k,)."""
+        """Score k distinct items for one query, in their order: (k,)."""
         return self._scorer_of(query).scores_of(*self.products(query), items, boosts)
 
     def products(self, queries: Queries) -> Products:
-        """Compute the queries' products with the codewords, once for all that is done with the queries."""
+        """Compute the queries' products with the codewords, once for all later uses of the queries."""
         if queries.products is None and self._query_products is not None:
             computed = self._query_products(queries.vectors.numpy(), queries.recent.numpy())
             products, *lifted = map(torch.from_numpy, computed)
@@ -301,9 +301,9 @@ class Engine:
 
     @torch.inference_mode()
     def lift(self, queries: Queries, lifted: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> None:
-        """Let the scores of some items gain something, be they lifted already.
+        """Add gains to the scores of some items, in addition to existing lifts.
 
-        lifted  of each query, different items (F,) and their gains (F,)
+        lifted  of each query, distinct items (F,) and their gains (F,)
         """
         products, before = self.products(queries)
         shape = len(queries), max((len(items) for items, _ in lifted), default=0)
@@ -320,9 +320,9 @@ class Engine:
 
     @cached_property
     def _distances(self) -> Scan | TorchScan:
-        """The same items, with minus half an item's squared length for its bias.
+        """The same items, with minus half an item's squared length as its bias.
 
-        A score is then minus half the squared distance, but for half the query's own squared length.
+        A score is then minus half the squared distance, plus half the query's own squared length.
         """
         with torch.inference_mode():
             bias = torch.empty(self.items, device=self.device)
@@ -330,7 +330,7 @@ class Engine:
                 part = slice(begin, begin + ITEMS_PER_CHUNK)
                 codes = self._model.target_codes[part]
                 bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
-            if isinstance(self._catalogue, Scan):  # its lanes hold levels of the bias beside the codes
+            if isinstance(self._catalogue, Scan):  # its lanes contain bias levels next to the codes
                 return Scan(self.target_codes, bias.numpy())
             return self._catalogue.with_bias(bias)
 
@@ -345,7 +345,7 @@ def _look_up_products(products, codes, items, codewords):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def _add_lifts(followers, gains, each, items, lifts):  # type: ignore[no-untyped-def]
-    """Add what each item gains by each of the K newest items, which have so many followers each: lifts (k, K)."""
+    """Add the gains of each item from each of the K newest items, which have `each` followers: lifts (k, K)."""
     for place in range(len(items)):
         for newest in range(lifts.shape[1]):
             for one in range(newest * each, (newest + 1) * each):
@@ -354,7 +354,7 @@ def _add_lifts(followers, gains, each, items, lifts):  # type: ignore[no-untyped
 
 
 def open_engine(artifact: Artifact, device: str) -> Engine:
-    """Return an engine on the device, or on the CPU where that is not there or too small; a warning says so."""
+    """Return the engine on the device, or with a warning on the CPU if the device is missing or too small."""
     try:
         return Engine(artifact, device)
     except DeviceUnavailable as exc:
@@ -371,7 +371,7 @@ def _within_memory(device: str, items: int) -> Iterator[None]:
 
 
 def gpu_scan_class(device: torch.device) -> type[TorchScan]:
-    """Return the scan by Triton where it is installed, as by torch's builds for GPUs, and knows the device."""
+    """Return the scan by Triton if it supports the device and is installed, as with torch's GPU builds."""
     if find_spec("triton") is None:
         return TorchScan
     if torch.cuda.get_device_capability(device) < OLDEST_OF_TRITON:

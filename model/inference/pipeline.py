@@ -1,7 +1,7 @@
-"""Batches on a device, in three stages with a stream each: one batch's copies overlap with another's computation.
+"""Batches on a device, in three stages with a stream each: copies of one batch overlap the computation of another.
 
-The stages of a batch follow each other. Nothing orders the stages of different batches but their streams, so batches
-that are at work at the same time must share no buffers.
+The stages of a batch run in order. Only the streams order the stages of different batches, so batches that run at the
+same time must not share buffers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stages(NamedTuple):
 
 
 class StageSeconds(NamedTuple):
-    """The device time of each stage, without the time before the stage began."""
+    """The device time of each stage, excluding the wait before it."""
 
     upload: float
     compute: float
@@ -37,12 +37,12 @@ class RunningBatch(Protocol):
     """A batch whose stages are enqueued."""
 
     def wait(self) -> StageSeconds:
-        """Wait until the last stage has ended; raises RuntimeError where the device fails."""
+        """Wait until the last stage has ended; raises RuntimeError if the device fails."""
         ...
 
 
 class Pipeline(Protocol):
-    """Enqueues batches. Several threads may call it at once."""
+    """Enqueues batches; thread-safe."""
 
     def enqueue(self, stages: Stages) -> RunningBatch:
         """Enqueue the stages of one batch."""
@@ -57,7 +57,7 @@ class _EndedBatch(NamedTuple):
 
 
 class SerialPipeline:
-    """Runs the stages at once, and one batch after the other, as a CPU does."""
+    """Runs the stages immediately, one batch after another, as on a CPU."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -82,14 +82,14 @@ class _BatchOnStreams:
 
 
 class CudaPipeline:
-    """Enqueues each stage on its stream, behind an event of the stage before."""
+    """Enqueues each stage on its stream, after the event of the previous stage."""
 
     def __init__(self, device: torch.device) -> None:
         self._streams = [torch.cuda.Stream(device) for _ in range(3)]
-        self._lock = Lock()  # between a stage's two events stands no other batch's work
+        self._lock = Lock()  # no other batch may enqueue work between a stage's two events
 
     def enqueue(self, stages: Stages) -> RunningBatch:
-        """Enqueue the stages without a wait for the device."""
+        """Enqueue the stages without waiting for the device."""
         batch = _BatchOnStreams()
         before: torch.cuda.Event | None = None
         with self._lock:

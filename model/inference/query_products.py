@@ -1,4 +1,4 @@
-"""The products of queries with the codewords on a CPU, with the gains of followers, in one compiled call."""
+"""The products of queries with the codewords on a CPU, and the gains of followers, in one compiled call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from model.lisa.lisa_mini import Lisa, follower_decay
 
 
 class QueryProducts:
-    """Computes the products of one model, whose target codewords it copies, as torch and ``Lisa.follower_gains`` do.
+    """Computes the products of one model as torch and ``Lisa.follower_gains`` do; copies its target codewords.
 
-    Several threads may call it at once; it releases the GIL.
+    Thread-safe; releases the GIL.
     """
 
     def __init__(self, model: Lisa) -> None:
@@ -30,11 +30,11 @@ class QueryProducts:
     def __call__(
         self, queries: NDArray[np.float32], recent: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        """Compute the inner products with all codewords, and the items whose scores gain something.
+        """Compute the inner products with all codewords, and the lifted items.
 
         queries  (Q, D)
         recent   (Q, K)        rows, newest first, -1 for none
-        returns  (Q, B', W'), items (Q, F) and gains (Q, F); an item may stand there several times
+        returns  (Q, B', W'), items (Q, F) and gains (Q, F); an item may appear several times
         """
         users, newest = len(queries), min(recent.shape[1], len(self._decay))
         products = np.zeros((users, self._padded), np.float32)
@@ -56,7 +56,7 @@ class QueryProducts:
 
 
 def _compile() -> None:
-    """Compile before the first request waits for it, and never again for another type of array."""
+    """Compile before the first request, for the only types of arrays in use."""
     with COMPILE_LOCK:
         if not step_kernel.query_products.signatures:
             step_kernel.query_products.compile(QUERY_PRODUCTS_SIGNATURE)

@@ -1,18 +1,18 @@
 """The catalogue scan on a CPU: exact top k from one pass over the codes, one byte per codebook and item.
 
-An item's score is the sum of one inner product per codebook and its bias. A scan does not compute every item's sum:
-given the k-th best score so far, it first rules items out, 256 at a time. The remaining items are scored exactly in
-float32, summed in the same order as by ``scores``. The paths only differ in how they rule items out:
+An item's score is the sum of one inner product per codebook and its bias. A scan does not compute every item's sum.
+Given the k-th best score so far, it first rules out items, 256 at a time. The remaining items are scored exactly in
+float32, summed in the same order as in ``scores``. The paths only differ in how they rule out items:
 
 ``portable``  by their scores, in float32
 ``avx2``      by 8-bit deficits, looked up by byte shuffles of sixteen entries each
 ``vbmi``      by 8-bit deficits, looked up by byte permutes of 128 entries each (AVX-512 VBMI)
 
-The *deficit* of a codeword is how far it stays behind the best one of its codebook, in units of 1/254 of what an item
-may lose in all and still reach the k-th best score, rounded down. Deficits are added up with saturation, and an item
-that saturates has lost more than that. Rounding down never rules out too many, so the answer is exact. The bias is one
-more codebook of 256 levels, each the largest bias of those that it stands for. What an item gains beside is made a
-deficit of its own when its block is scanned. When the k-th best score has risen enough, deficits are computed again.
+The *deficit* of a codeword is its distance from the best one of its codebook, rounded down, in units of 1/254 of the
+total that an item may lose and still reach the k-th best score. Deficits are added with saturation, and an item that
+saturates has lost more than that total. Rounding down never rules out too many items, so the result is exact. The bias
+acts as another codebook of 256 levels, each of which is the largest bias in it. Other gains of an item become a deficit
+of their own when its block is scanned. When the k-th best score has risen enough, deficits are recomputed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ NO_GAINS = np.empty(0, np.float32)
 
 
 class Lifted(NamedTuple):
-    """Items of each query whose scores gain something beside what their codes give.
+    """Items of each query with gains in addition to the scores of their codes.
 
-    items  (Q, F)  int64; an item may be there several times
-    gains  (Q, F)  float32, the gain each time
+    items  (Q, F)  int64; an item may appear several times
+    gains  (Q, F)  float32, the gain of each appearance
     """
 
     items: Tensor
@@ -53,12 +53,12 @@ class Lifted(NamedTuple):
 
 
 class Boosts(NamedTuple):
-    """What scores gain for every query: the items of some sets, and each item.
+    """Score gains for every query: of the items in sets, and of single items.
 
-    sets     (G, words)   bitmaps; an item may be in several sets, or in none
+    sets     (G, words)   bitmaps; an item may be in any number of sets
     gains    (G,)         float32, the gain of each set's items; finite, and may be negative
-    by_item  (N,) or (0,) float32, the gain of each item beside; the same
-    highest  the largest of these gains; 0 where there are none
+    by_item  (N,) or (0,) float32, additional gain of each item; finite, and may be negative
+    highest  the largest of these gains; 0 if there are none
     """
 
     sets: NDArray[np.uint64]
@@ -68,11 +68,11 @@ class Boosts(NamedTuple):
 
     @classmethod
     def of_items(cls, gains: NDArray[np.float32]) -> Boosts:
-        """Return the boosts that give each item its gain: (N,)."""
+        """Return boosts with one gain per item: (N,)."""
         return cls(bitmap.empty(len(gains))[None][:0], NO_GAINS, gains, float(gains.max(initial=-np.inf)))
 
     def of(self, items: NDArray[np.signedinteger]) -> NDArray[np.float64]:
-        """Return what some items gain: (len(items),)."""
+        """Return the gains of some items: (len(items),)."""
         total = np.zeros(len(items))
         for members, gain in zip(self.sets, self.gains.tolist(), strict=True):
             total += bitmap.has(members, items) * gain
@@ -84,7 +84,7 @@ class Scan:
 
     codes  (N, B')  uint8
     bias   (N,)     float32
-    path   how items are ruled out; None: the fastest path of this CPU
+    path   how items are ruled out; None for the fastest path of this CPU
     raises ValueError for a path that this CPU lacks
     """
 
@@ -94,7 +94,7 @@ class Scan:
         if self._path not in supported_paths():
             raise ValueError(f"this CPU does not support {self._path}; it supports: {', '.join(supported_paths())}")
         blocks = -(-self.items // BLOCK)
-        padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # places past the last item never win
+        padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # padding never wins
         padded[: self.items] = bias
         edges = _bias_edges(bias)
         lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
@@ -129,9 +129,9 @@ class Scan:
 
         products  (Q, B', W')  float32, of each query with the codewords
         lifted    of each query
-        excluded  (Q, words)   bitmaps of what must not be shown
-        returns   items (Q, k) int64 and scores (Q, k) float32; where fewer items are allowed the rest is -1 and -inf
-        raises    ValueError   for scores that are not finite or beyond float32
+        excluded  (Q, words)   bitmaps of the items to exclude
+        returns   items (Q, k) int64 and scores (Q, k) float32, padded with -1 and -inf if fewer items are allowed
+        raises    ValueError   for scores that are not finite or exceed float32
         """
         items, gains = (part.numpy() for part in lifted)
         best: Ranked = scan_kernel.top_k(
@@ -154,7 +154,7 @@ class Scan:
         candidates: Sequence[NDArray[np.int64]],
         boosts: Boosts | None = None,
     ) -> list[Ranked]:
-        """Rank each query's own candidates, and score only these: the k best, best first, ties by item order."""
+        """Rank each query's own candidates, scoring no other items: the k best, best first, ties by item order."""
         ranked = []
         for table, items, gains, own in zip(
             products.numpy(), *(part.numpy() for part in lifted), candidates, strict=True
@@ -169,21 +169,21 @@ class Scan:
     def scores_of(
         self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
     ) -> NDArray[np.float32]:
-        """Score k different items for one query: products (1, B', W') -> (k,)."""
+        """Score k distinct items for one query: products (1, B', W') -> (k,)."""
         scores = np.empty(len(items), np.float32)
         table, lifting, gains = (part.numpy()[0] for part in (products, *lifted))
         scan_kernel.scores_of(self._catalogue, table, lifting, gains, boosts or self._no_boosts, items, scores)
         return scores
 
     def _scratch(self, queries: int) -> NDArray[np.generic]:
-        """Allocate scratch memory, whose type chooses the path."""
+        """Allocate scratch memory, whose type selects the path."""
         rows = self._catalogue.lanes.shape[1]
         if self._path == "portable":
             return np.empty((queries, BLOCK), np.float32)
         return np.empty((queries, rows, 256) if self._path == "vbmi" else (queries, rows, 16, 16), np.uint8)
 
     def _compile(self, books: int) -> None:
-        """Compile, or load the compiled code, before the first request waits for it."""
+        """Compile, or load the compiled code, before the first request."""
         nobody = torch.empty((0, books, 2)), Lifted(torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0)))
         self.scores(*nobody)
         self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
@@ -200,12 +200,12 @@ def supported_paths() -> tuple[ScanPath, ...]:
 
 
 def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Compute where each level but the first begins: (255,), ascending; (0,) where all biases are equal.
+    """Compute the lower edge of each level except the first: (255,), ascending; (0,) if all biases are equal.
 
-    Half of the levels follow the number of items, half the distances between biases; the square root of the distances
-    keeps the mean loss smallest.
+    Half of the spacing follows the number of items, the other half the square roots of the distances between biases,
+    which minimise the mean loss.
     """
-    if (bias == bias[:1]).all():  # also of no items at all
+    if (bias == bias[:1]).all():  # also if there are no items
         return np.empty(0, np.float32)
     ascending = np.sort(bias[:: -(-len(bias) // SAMPLED_BIASES)])
     spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
@@ -215,7 +215,7 @@ def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Allocate zeros that begin with a cache line, so that no vector crosses one."""
+    """Allocate zeros aligned to a cache line, so that no vector crosses one."""
     size = int(np.prod(shape))
     memory = np.zeros(size + CACHE_LINE, np.uint8)
     begin = -memory.ctypes.data % CACHE_LINE

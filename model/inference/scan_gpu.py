@@ -1,11 +1,11 @@
 """The catalogue scan on a GPU: exact top k that reads each item's codes and bias once, eight bytes and four.
 
-A first pass finds the best score of each block of items and writes nothing else. The k best items lie in the k blocks
-with the highest best scores (the first ones of equal blocks), so only these are scored again. Items whose scores gain
-something are scored apart: both passes leave them out, and they compete with what the passes found. All paths add up an
-item's score in the same order: the bias first, then book by book, then what it gains.
+The first pass only finds the best score of each block of items. The k best items are in the k blocks with the highest
+best scores (the first of equal blocks), so only these blocks are scored again. Lifted items are scored separately: both
+passes skip them, and they compete with the results of the passes. All paths sum an item's score in the same order: the
+bias, then book by book, then its gains.
 
-Nothing on the way waits for the device, so that ``model.inference.captured_batches`` can capture it.
+No step waits for the device, so that ``model.inference.captured_batches`` can capture the scan.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -102,7 +102,7 @@ def _score_lifted(
     width: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Exclude the lifted items from the passes, and score each once that was not excluded before."""
+    """Exclude the lifted items from the passes, and score each once unless it was already excluded."""
     q = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     item = tl.load(lifted + q * count + place, mask=place < count, other=items)
@@ -120,7 +120,7 @@ def _score_lifted(
 
 @triton.jit
 def _admit_lifted(excluded, lifted, is_new, words, count, size: tl.constexpr):
-    """Undo what ``_score_lifted`` has excluded."""
+    """Undo the exclusions of ``_score_lifted``."""
     q = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     item = tl.load(lifted + q * count + place, mask=place < count, other=0)
@@ -146,17 +146,17 @@ class TritonScan(TorchScan):
         return items.cpu().numpy(), scores.cpu().numpy()
 
     def bounds_blocks(self, k: int) -> bool:
-        """Return whether the best scores of blocks rule most items out; otherwise all scores are sorted."""
+        """Return whether the best scores of blocks rule out most items; otherwise all scores are sorted."""
         return k * BLOCK <= self.items
 
     def top_k_on_device(self, products: Tensor, lifted: Lifted, k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the k best items without a wait for the device.
+        """Find the k best items without waiting for the device.
 
         products  (Q, B', W')  float32, finite
         lifted    of each query, on the device
-        k         for which ``bounds_blocks`` holds
-        masks     (Q, 2 words) int32, bitmaps of what must not be shown; written to meanwhile, and left as they were
-        returns   items (Q, k) int64 and scores (Q, k) float32, best first, ties by item order; the rest -1 and -inf
+        k         for which ``bounds_blocks`` returns True
+        masks     (Q, 2 words) int32, bitmaps of the items to exclude; changed during the call, and restored
+        returns   items (Q, k) int64 and scores (Q, k) float32, best first, ties by item order; padded with -1 and -inf
         """
         queries, books, width = products.shape
         common = products.contiguous(), self._codes_by_book, self.bias, masks
@@ -186,7 +186,7 @@ class TritonScan(TorchScan):
 
 
 def best_places(scores: Tensor, order: Tensor, k: int) -> Tensor:
-    """Return the places of the k best scores, best first: (Q, n) -> (Q, k).
+    """Return the positions of the k best scores, best first: (Q, n) -> (Q, k).
 
     order  (Q, n)  int64, 0 to 2**31 - 1: of equal scores the one with the lower number comes first
     """

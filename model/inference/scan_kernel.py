@@ -1,6 +1,6 @@
-"""The compiled half of ``model.inference.scan``: numba compiles it where it runs, so that no other compiler is needed.
+"""The compiled half of ``model.inference.scan``. Numba compiles it at run time, so no other compiler is needed.
 
-All of it is in one file, as numba compiles a function again only when the function's own file changes.
+All of it is in one file, because numba recompiles a function only when the function's own file changes.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
@@ -17,28 +17,28 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 BLOCK = 256  # items that are ruled out together
-WORDS_PER_BLOCK = BLOCK // 64  # of a bitmap, for one block
+WORDS_PER_BLOCK = BLOCK // 64  # of a bitmap, per block
 BLOCKS_PER_CHUNK = 64  # blocks that are scanned for all queries while they are in the cache
-# Blocks spread over the catalogue that are scanned first: they bound the k-th best score, so that later blocks cost
-# little, even in a catalogue sorted from worst to best.
+# Number of blocks, spread over the catalogue, to scan first. They bound the k-th best score, so that later blocks are
+# cheap, even in a catalogue sorted from worst to best.
 SAMPLED_BLOCKS = 16
 MAX_DEFICIT = 254.0  # the largest sum of deficits that may still qualify
-REQUANTISE_BELOW = 0.95  # deficits are computed again when an item may lose less than this share of their range
-PREFETCH_BYTES = 8192  # bytes of codes that are fetched ahead of their use
+REQUANTISE_BELOW = 0.95  # recompute deficits when an item may lose less than this share of their range
+PREFETCH_BYTES = 8192  # bytes of codes that are prefetched
 FLOAT32_EPSILON = 2.0**-23  # of float32
-ROUNDING_ERROR = 1e-5  # more than the relative rounding error of a score's last additions
+ROUNDING_ERROR = 1e-5  # exceeds the relative rounding error of a score's last additions
 SMALLEST_RANGE = 1e-30
-SPARE_KEYS = 32  # keys beside twice the wanted number
+SPARE_KEYS = 32  # in addition to twice k
 SIGN, BELOW_SIGN = np.uint32(1 << 31), np.uint32((1 << 31) - 1)  # of a float32's bits
 FILTER_BITS = 1024  # of a Bloom filter with one hash, for the lifted items
-LARGE_GAIN = 1.0  # with smaller ones, ruling items out by what each of them gains takes longer than it saves
-MAX_ABSOLUTE_SCORE = 1e38  # of the absolute sum of a score's parts
+LARGE_GAIN = 1.0  # for smaller gains, ruling out items by their gains takes longer than it saves
+MAX_ABSOLUTE_SCORE = 1e38  # of the sum of a score's absolute parts
 
 
 class Catalogue(NamedTuple):
     """The catalogue of a scan.
 
-    lanes    (blocks, rows, 256)  uint8, book by book the codes of 256 items; then their bias levels, if there are any
+    lanes    (blocks, rows, 256)  uint8, book by book the codes of 256 items; then their bias levels, if any
     bias     (blocks * 256,)      float32, minus infinity past the last item
     levels   (256,) or (0,)       float32, the largest bias of each level
     highest  the largest bias
@@ -57,23 +57,23 @@ class Batch(NamedTuple):
 
     tables         (Q, B', W')  float32, inner products with the codewords
     excluded       (Q, words)   uint64, bitmaps of the excluded items
-    scratch        memory whose type chooses the path: (Q, 256) float32 portable, (Q, rows, 256) uint8 the deficits of
-                   vbmi, (Q, rows, 16, 16) uint8 those of avx2
-    lifted         (Q, F)       int64, items whose scores gain something, each once, -1 at the end
-    lifted_scores  (Q, F)       float32, their scores with the gains
-    lifted_filter  (Q, 16)      uint64, a Bloom filter of them: the bit of an item is its number modulo 1024
+    scratch        memory whose type selects the path: (Q, 256) float32 for portable, (Q, rows, 256) uint8 deficits for
+                   vbmi, (Q, rows, 16, 16) uint8 deficits for avx2
+    lifted         (Q, F)       int64, distinct lifted items, padded with -1
+    lifted_scores  (Q, F)       float32, their scores including the gains
+    lifted_filter  (Q, 16)      uint64, their Bloom filter: the bit of an item is its number modulo 1024
     best_products  (Q, B')      float32, the largest product of each codebook
-    bounds         (Q, 3)       float64: no score is above the first, none below the second is among the k best, and
-                                the third is the range of the deficits; all without boosts
-    boost_sets     (G, words)   uint64, bitmaps of items whose scores gain something
+    bounds         (Q, 3)       float64: an upper bound of all scores, a lower bound of the k best scores, and the range
+                                of the deficits; all without boosts
+    boost_sets     (G, words)   uint64, bitmaps of boosted items
     boost_gains    (G,)         float32, their gains
-    item_boosts    (N,) or (0,) float32, what the score of each item gains beside
+    item_boosts    (N,) or (0,) float32, additional gain of each item
     is_boosted     whether there are boosts
-    item_peak      the largest gain of an item beside, 0 where none is above
+    item_peak      the largest additional gain of an item, at least 0
     max_boost      the largest sum of gains
     found          (Q,)         int64, the number of kept items
-    keys           (Q, room)    uint64, their sort keys in any order; there is room for more than k, and a full array
-                                is cut to the best k
+    keys           (Q, room)    uint64, their sort keys in any order; with room for more than k, and a full array is
+                                reduced to the best k
     """
 
     tables: Any
@@ -96,7 +96,7 @@ class Batch(NamedTuple):
 
 @numba.njit(cache=True, nogil=True)
 def pack_lanes(codes, bias, edges, lanes, levels):
-    """Arrange codes (N, B') in lanes; find each item's level of bias, and the largest bias of each level."""
+    """Arrange codes (N, B') in lanes; find each item's bias level, and the largest bias of each level."""
     for item in range(len(codes)):
         block, place = item // BLOCK, item % BLOCK
         for book in range(codes.shape[1]):
@@ -136,7 +136,7 @@ def rank(catalogue, table, lifted, gains, boosts, candidates, items, scores):
 
 @numba.njit(cache=True, nogil=True)
 def scores_of(catalogue, table, lifted, gains, boosts, items, scores):
-    """Score some items, in their order."""
+    """Score the given items, in order."""
     distinct, lifted_scores = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
     lifted_filter = np.zeros(FILTER_BITS // 64, np.uint64)
     _score_lifted(catalogue.lanes, catalogue.bias, table, lifted, gains, distinct, lifted_scores, lifted_filter)
@@ -180,7 +180,7 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         _score_lifted(catalogue.lanes, catalogue.bias, tables[q], lifted[q], gains[q], *own)
     every, stride = np.arange(queries), len(catalogue.lanes) // SAMPLED_BLOCKS
     if stride > 8:
-        expected = k / stride  # of the k best in the sample, which rarely has three deviations more
+        expected = k / stride  # number of the k best in the sample, which rarely exceeds this by three deviations
         _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 3 * np.sqrt(expected))))
     _scan(catalogue, batch, every, 1, k)
     items, scores = np.empty((queries, k), np.int64), np.empty((queries, k), np.float32)
@@ -222,7 +222,7 @@ def _scan(catalogue, batch, queries, stride, room):
 
 @numba.njit(nogil=True)
 def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
-    """Offer the blocks' items that may be among the k best."""
+    """Offer the items of the blocks that may be among the k best."""
     lanes, bias = catalogue.lanes, catalogue.bias
     excluded, table, scratch = batch.excluded[q], batch.tables[q], batch.scratch[q]
     lifted, lifted_filter = batch.lifted[q], batch.lifted_filter[q]
@@ -238,7 +238,7 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
             return  # no other item can reach the k best
         if bounds[2] > SMALLEST_RANGE and bounds[0] - bounds[1] < REQUANTISE_BELOW * bounds[2]:
             _requantise(catalogue, table, best_products, bounds, scratch)
-        if has_large_gains and bounds[2] > 0:  # an item may lose the less, the less it gains
+        if has_large_gains and bounds[2] > 0:  # the smaller its gain, the less an item may lose
             gains = item_boosts[block * BLOCK : (block + 1) * BLOCK]
             _quantise(gains, np.float32(batch.item_peak), np.float32(MAX_DEFICIT / bounds[2]), item_deficits)
         passing = _find_survivors(lanes, bias, block, table, bounds[1], item_deficits, scratch)
@@ -249,7 +249,7 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
                 left &= left - np.uint64(1)
                 score = _score_item(lanes, bias, table, item)
                 if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
-                    if batch.is_boosted:  # numba counts a reference for each array that is taken from a tuple
+                    if batch.is_boosted:  # numba counts a reference for each array taken from a tuple
                         score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, item_boosts)
                     _offer(item, score, room, keys, found, bounds, batch.max_boost)
 
@@ -266,9 +266,9 @@ def _offer(item, score, room, keys, found, bounds, max_boost):
 
 @numba.njit(nogil=True)
 def _drop_worst(room, keys, found, bounds, max_boost):
-    """Drop all but the best; returns the least score, without boosts, that can beat the worst of them.
+    """Drop all but the best items; return the least score, without boosts, that can beat the worst of them.
 
-    That is minus infinity where there is room for more items.
+    This is minus infinity while there is room for more items.
     """
     if found[0] < room:
         return -np.inf
@@ -294,11 +294,11 @@ def _add_boosts(item, score, boost_sets, boost_gains, item_boosts):
 
 @numba.njit(nogil=True)
 def _upper_bound(catalogue, table, best_products):
-    """Compute a bound above every score, with a margin for the rounding of the k-th best score.
+    """Compute an upper bound of all scores, with a margin for the rounding of the k-th best score.
 
-    A score that lies L below the best codewords' has a rounding error of at most
+    A score that is L below the best codewords' has a rounding error of at most
     B' * FLOAT32_EPSILON / 2 * (L + their absolute sum). The margin is twice the second part. The first part is far
-    below L / 255, by which an item that saturates is too low.
+    smaller than L / 255, by which the score of a saturating item is too low.
     """
     total, best, all_of_it = catalogue.highest, abs(catalogue.highest), catalogue.farthest
     for book in range(len(table)):
@@ -320,7 +320,7 @@ def _maximum(products):
     return peak
 
 
-@numba.njit(nogil=True, fastmath={"reassoc"})  # in any order, or it would not be vectorised
+@numba.njit(nogil=True, fastmath={"reassoc"})  # in any order, to allow vectorisation
 def _absolute_sum(products):
     size = np.float32(0)
     for product in products:
@@ -355,7 +355,7 @@ def _score_item(lanes, bias, table, item):
 
 @numba.njit(nogil=True)
 def _score_block(lanes, bias, block, table, out):
-    """Score 256 items, each summed as by ``_score_item``, four at a time in registers."""
+    """Score 256 items, each summed as in ``_score_item``, four at a time in registers."""
     for place in range(0, BLOCK, 4):
         item = block * BLOCK + place
         one, two, three, four = bias[item], bias[item + 1], bias[item + 2], bias[item + 3]
@@ -374,7 +374,7 @@ def _contains(bitmap, item):
 
 @numba.njit(nogil=True)
 def _find(item, items, lifted_filter):
-    """Find an item among others with the help of their filter; returns its place or -1."""
+    """Return the position of an item among others, or -1, with the help of their filter."""
     if not _contains(lifted_filter, item % FILTER_BITS):
         return -1
     for place in range(len(items)):
@@ -383,7 +383,7 @@ def _find(item, items, lifted_filter):
     return -1
 
 
-# Sort keys of items by their scores: smaller is better. Of equal scores the later item is worse.
+# Sort keys of items by score: smaller is better. Of equal scores, the later item is worse.
 
 
 @numba.njit(nogil=True)
@@ -400,13 +400,13 @@ def _decode_key(key):
 
 @numba.njit(nogil=True)
 def _reversed_bits(bits):
-    """Map a float32's bits to numbers of the opposite order, and back."""
+    """Map a float32's bits to numbers in reversed order, and back."""
     return np.uint32(bits if bits >= SIGN else bits ^ BELOW_SIGN)
 
 
 @numba.njit(nogil=True)
 def _select_smallest(keys, found, room):
-    """Move the `room` smallest keys, which all differ, to the front, with the largest of these last."""
+    """Move the `room` smallest keys, all distinct, to the front, the largest of them last."""
     low, high = 0, found - 1
     while low < high:
         left, right, pivot = low, high, keys[(low + high) // 2]
@@ -429,7 +429,7 @@ def _select_smallest(keys, found, room):
 
 @numba.njit(nogil=True)
 def _write_best(keys, found, items, scores):
-    """Write the items of the best keys, best first, then -1 at minus infinity; returns the number of items."""
+    """Write the items of the best keys, best first, padded with -1 and minus infinity; return the number of items."""
     if found > len(items):
         _select_smallest(keys, found, len(items))
         found = len(items)
@@ -441,7 +441,7 @@ def _write_best(keys, found, items, scores):
     return found
 
 
-# The paths differ in how they compute deficits and rule out items by them.
+# The paths differ in how they compute deficits and use them to rule out items.
 
 
 def _requantise(catalogue, table, best_products, bounds, scratch):
@@ -451,7 +451,7 @@ def _requantise(catalogue, table, best_products, bounds, scratch):
 def _find_survivors(lanes, bias, block, table, worst, item_deficits, scratch):
     """Find the items of a block whose scores may reach the worst kept one: four words of a bitmap.
 
-    item_deficits  (256,)  uint8, what the items lose beside, as deficits; the portable path passes over them
+    item_deficits  (256,)  uint8, additional losses of the items as deficits; the portable path ignores them
     """
 
 
@@ -472,10 +472,10 @@ def _skip_deficits(catalogue, table, best_products, bounds, scratch):
 
 
 def _compute_deficits(catalogue, table, best_products, bounds, scratch):
-    """Quantise how far each codeword stays behind the best of its codebook, in 1/254 of what an item may lose."""
+    """Quantise each codeword's distance from the best of its codebook, in 1/254 of what an item may lose."""
     deficits = scratch.reshape(len(scratch), 256)
     bounds[2] = bounds[0] - bounds[1]
-    if bounds[2] < SMALLEST_RANGE:  # nothing but the best codewords can qualify
+    if bounds[2] < SMALLEST_RANGE:  # only the best codewords can qualify
         bounds[2] = SMALLEST_RANGE
     scale = np.float32(MAX_DEFICIT / bounds[2])  # 0 while there is no k-th best score
     for book in range(len(table)):
@@ -578,7 +578,7 @@ def _sum_by_shuffle(typing_context, lanes, block, deficits, item_deficits):
 
 
 def _saturating_sum(look_up, vector, at_once):
-    """Return a code generator that adds deficits up with saturation, for several vectors of items at once."""
+    """Return a code generator that adds deficits with saturation, for several vectors of items at once."""
 
     def generate(context, builder, signature, args):
         lanes, deficits, own = (context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 2, 3))

@@ -1,4 +1,4 @@
-"""The catalogue scan by torch: all scores, then the best by ``topk``. GPUs use it, and it is an oracle of ``Scan``."""
+"""The catalogue scan in torch: all scores, then ``topk``. GPUs use it, and it is the oracle in tests of ``Scan``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model.inference.scan import Boosts, Lifted, Ranked
 
 
 class TorchScan:
-    """Scans N items on the device of their codes: the same answers as a ``Scan``, from the same arguments.
+    """Scans N items on the device of their codes, with the same arguments and results as ``Scan``.
 
     codes  (N, B')  uint8
     bias   (N,)     float32
@@ -91,7 +91,7 @@ class TorchScan:
         chosen = torch.from_numpy(items).to(self.bias.device)
         scores = self.bias[chosen].clone()
         for row, codes in zip(products[0], self._codes_by_book[:, chosen], strict=True):
-            scores += row[codes.int()]  # bytes would be taken for a mask
+            scores += row[codes.int()]  # bytes would be interpreted as a mask
         place, which = torch.where(chosen[:, None] == lifted.items[0])
         scores.index_add_(0, place, lifted.gains[0][which])
         values: NDArray[np.float32] = scores.cpu().numpy()
@@ -104,7 +104,7 @@ class TorchScan:
 
 
 def select_top_k(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
-    """Return the k best of the chosen places, which ascend, and their values; places at minus infinity are left out."""
+    """Return the k best of the chosen positions, which ascend, and their values, without those of minus infinity."""
     chosen = chosen[~np.isneginf(values[chosen])]
     order = chosen[np.argsort(-values[chosen], kind="stable")][:k]
     return order, values[order]

@@ -1,9 +1,9 @@
 """The step on a CPU: states to queries in one compiled call, equal to ``LisaMini.read``.
 
-One user's step multiplies one vector with one matrix after the other, so its time is that of reading the weights:
-2.2 MB at the default preset. The weights lie on a *tape*, in the order of reading, as panels of 32 outputs. A batch
-multiplies 64 users with each panel while it is in the cache, and its time is that of the multiplications. Gain and bias
-of a norm are folded into the matrix behind it.
+A single user's step consists of vector-matrix products, so its time is that of reading the weights: 2.2 MB at the
+default preset. The weights are stored on a *tape*, in the order of reading, as panels of 32 outputs. A batch multiplies
+64 users with each panel while it is cached, so its time is that of the multiplications. Gain and bias of a norm are
+folded into the matrix that follows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPILE_LOCK = Lock()
 
 
 class Step:
-    """The step of one model, whose weights it copies. Several threads may call it at once; it releases the GIL."""
+    """The step of one model, whose weights it copies. Thread-safe; releases the GIL."""
 
     def __init__(self, model: LisaMini, tables: AttentionTables) -> None:
         shape = model.config
@@ -85,7 +85,7 @@ class Step:
 
 
 def _compile() -> None:
-    """Compile before the first request waits for it, and never again for another type of array."""
+    """Compile before the first request, for the only types of arrays in use."""
     with COMPILE_LOCK:
         if not step_kernel.step.signatures:
             step_kernel.step.compile(STEP_SIGNATURE)
@@ -126,7 +126,7 @@ def _feed_forward(block: FeedForward) -> Iterator[Tensor]:
 
 
 def _matrix(matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
-    """Yield a matrix whose outputs are not added to others: matrix (inputs, outputs), bias (outputs,)."""
+    """Yield a matrix whose outputs are not added to existing values: matrix (inputs, outputs), bias (outputs,)."""
     yield _padded_to_panels(bias)
     yield _packed_bfloat16(panels(matrix))
 

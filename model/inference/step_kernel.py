@@ -18,17 +18,17 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-LANES = 16  # float32 numbers that are computed together: one register of AVX-512, two of AVX2, four of NEON
-_, _, _features = cpu_target.target_context.codegen().magic_tuple()  # what numba compiles for
+LANES = 16  # float32 numbers per operation: one register of AVX-512, two of AVX2, four of NEON
+_, _, _features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
 # Outputs of a matrix that lie together, and users that are multiplied with them at once: registers hold their sums.
 PANEL, TILE = (4 * LANES, 4) if "+avx512f" in _features.split(",") else (2 * LANES, 3)
-ROWS_PER_CHUNK = 128  # rows of a panel that stay in the first cache while user after user is multiplied with them
-PREFETCH_WORDS = 4096 // 4  # of the tape, which are fetched ahead of a single user's product
-PREFETCH_ROWS = 16  # fetched ahead where some rows are skipped
-USERS_PER_CHUNK = 64  # whose intermediate vectors stay in the second cache
+ROWS_PER_CHUNK = 128  # rows of a panel that stay in the first-level cache while user after user is multiplied with them
+PREFETCH_WORDS = 4096 // 4  # of the tape, prefetched for a single user's product
+PREFETCH_ROWS = 16  # prefetched if some rows are skipped
+USERS_PER_CHUNK = 64  # users whose intermediate vectors stay in the second-level cache
 
 SMALLEST_MASS = np.float32(1e-30)
-SMALLEST_SHARE = np.float32(1e-9)  # of a row: a smaller share changes no query, and its codeword is not read
+SMALLEST_SHARE = np.float32(1e-9)  # of a row: smaller shares do not change a query, and their codewords are not read
 EPSILON = np.float32(1e-5)  # of a layer norm
 ABSENT_LOGIT = np.float32(-1e9)  # of a recent item that does not exist
 EMPTY_BIN_LOGIT = np.float32(-np.inf)  # of an empty bin
@@ -37,12 +37,12 @@ LN_2 = np.float32(np.log(2))
 
 DONE, EMPTY_ROW, UNKNOWN_ITEM = 0, 1, 2
 
-# Sums may be added up in any order, so that lanes compute them; nothing is assumed about NaN and infinity.
+# Sums may be computed in any order, to allow vectorisation; nothing is assumed about NaN and infinity.
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model; passed as an array, which takes 0.3 µs instead of 1.7."""
+    """The sizes of a model, passed as an array because that takes 0.3 µs instead of 1.7."""
 
     items: int  # N
     rates: int  # R
@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
 
 
 def _any_array(number: types.Type, dimensions: int) -> types.Array:
-    """Return the type of every array of this layout, also of a read-only or unaligned part of a message."""
+    """Return the type of any array of this layout, including read-only and unaligned parts of messages."""
     return types.Array(number, dimensions, "C", readonly=True, aligned=False)
 
 
@@ -76,7 +76,7 @@ STEP_SIGNATURE = types.int64(
 
 @numba.njit(cache=True, nogil=True)
 def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
-    """Turn Q states into queries, as ``LisaMini.read`` does. It is compiled for ``STEP_SIGNATURE`` alone.
+    """Turn Q states into queries, as ``LisaMini.read`` does. It is compiled only for ``STEP_SIGNATURE``.
 
     sizes       (11,)         int64, in the order of ``Sizes``
     tape        float32, the tables and matrices of the model, in the order of ``model.inference.step``
@@ -169,7 +169,7 @@ QUERY_PRODUCTS_SIGNATURE = types.void(
 
 @numba.njit(cache=True, nogil=True)
 def query_products(codebooks, followers, lift, decay, queries, recent, products, lifted, gains):
-    """Multiply Q queries with the target codewords, and look up followers. It is compiled for its signature alone.
+    """Multiply Q queries with the target codewords, and look up followers. It is compiled only for its signature.
 
     codebooks  float32, the target codewords as the columns of a matrix (D, B' * W'), panel by panel
     followers  (N, K)  int32
@@ -203,7 +203,7 @@ def query_products(codebooks, followers, lift, decay, queries, recent, products,
 def _add_codewords(tape, codebooks, words, width, codes, code, books, out, begin):
     """Add an item's codeword of each codebook to a vector."""
     total, fours = out[begin : begin + width], books // 4 * 4
-    for book in range(0, fours, 4):  # four at once, as the sum is read and written each time
+    for book in range(0, fours, 4):  # four at once, because each pass reads and writes the sum
         one = codebooks + (words * book + np.int64(codes[code + book])) * width
         two = codebooks + (words * (book + 1) + np.int64(codes[code + book + 1])) * width
         three = codebooks + (words * (book + 2) + np.int64(codes[code + book + 2])) * width
@@ -218,7 +218,7 @@ def _add_codewords(tape, codebooks, words, width, codes, code, books, out, begin
 
 @numba.njit(nogil=True, error_model="numpy")
 def _attention_by_codes(match, codes, code, rates, books, words, bins, history, shares, mass):
-    """Attend to the histogram by the last item's codes; returns False when a row of the histogram is empty."""
+    """Attend to the histogram by the last item's codes; return False if a row of the histogram is empty."""
     for row in range(rates * books):
         codeword = (row * words + np.int64(codes[code + row % books])) * words
         _multiply(bins, history, match, codeword, shares, mass, words)
@@ -233,9 +233,9 @@ def _attention_by_codes(match, codes, code, rates, books, words, bins, history, 
 
 @numba.njit(nogil=True, error_model="numpy")
 def _attention_by_logits(rows, words, bins, history, logits, begin):
-    """Turn the logits of a hop into shares: exp(logit) * bin, over the sum of its row.
+    """Turn the logits of a hop into shares: exp(logit) * bin, divided by the sum over its row.
 
-    A bin is split into its mantissa and a power of two, which goes into the exponent: no scale of a row is too large.
+    A bin is split into its mantissa and a power of two, which is added to the exponent, so that no row scale overflows.
     """
     cells = rows * words
     _add_exponents(bins, history, logits, begin, cells)
@@ -264,7 +264,7 @@ def _exp_times_mantissas(bins, history, logits, begin, cells):
 
 @numba.njit(nogil=True)
 def _feed_forward(users, width, inner, tape, at, hidden, normal, hidden_stride, wide, wide_stride):
-    """Add a feed-forward block's output to the hidden vectors; returns the tape's next place, as all its readers do."""
+    """Add a feed-forward block's output to the hidden vectors; return the next position on the tape."""
     _normalise_each(users, hidden, hidden_stride, width, normal)
     at = _product(users, normal, hidden_stride, width, tape, at, wide, wide_stride, inner)
     for q in range(users):
@@ -284,9 +284,9 @@ def _write_recent_memory(place, width, tape, at, memory):
 
 @numba.njit(nogil=True, error_model="numpy")
 def _attend_to_recent(recent, width, heads, tape, age_bias, memory, queries, query):
-    """Attend by softmax; each head's query is replaced by its output."""
+    """Attend by softmax; each head's query is replaced with its output."""
     places = len(recent)
-    logits = places * width  # behind the vectors
+    logits = places * width  # stored after the vectors
     for _ in range(heads):
         for place in range(places):
             logit = _dot(queries, query, memory, place * width, width) + tape[age_bias + place]
@@ -306,7 +306,7 @@ def _attend_to_recent(recent, width, heads, tape, age_bias, memory, queries, que
 
 @numba.njit(nogil=True)
 def _normalise_each(users, rows, stride, width, out):
-    """Apply a layer norm without gain and bias, which are folded into the matrix behind it."""
+    """Apply a layer norm without gain and bias, which are folded into the following matrix."""
     for q in range(users):
         _normalise(rows, q * stride, width, out, q * stride)
 
@@ -371,7 +371,7 @@ def _scale_shares(rows, begin, length, number):
     row = rows[begin : begin + length]
     for j in range(length):
         share = row[j] * number
-        row[j] = np.float32(0) if share < SMALLEST_SHARE else share  # NaN stays
+        row[j] = np.float32(0) if share < SMALLEST_SHARE else share  # keep NaN
 
 
 @numba.njit(nogil=True, fastmath=ANY_ORDER)
@@ -393,7 +393,7 @@ def _dot(ones, begin, others, others_begin, length):
 
 @numba.njit(nogil=True, fastmath=ANY_ORDER | {"nnan"})
 def _maximum(rows, begin, length):
-    """Return the largest number; any number if one of them is NaN, as the result is NaN then."""
+    """Return the largest number; any number if one of them is NaN, because the result is then NaN."""
     row, peak = rows[begin : begin + length], rows[begin]
     for j in range(length):
         peak = max(peak, row[j])
@@ -411,7 +411,7 @@ def _exp_each(rows, begin, length):
 def _exp(x):
     """Compute exp(x) for x <= 0, with a relative error of 3e-7 and a lower limit of exp(-87).
 
-    It is 2**whole * exp(rest), the second by its Taylor series. ln 2 is in two parts, as its rounding would show.
+    It is 2**whole * exp(rest), with a Taylor series for exp(rest). ln 2 is split in two parts to avoid rounding errors.
     """
     x = np.float32(-87) if x < np.float32(-87) else x
     whole = np.floor(x * np.float32(1 / np.log(2)) + HALF)
@@ -477,7 +477,7 @@ def _add_bias(users, tape, at, out, stride, outputs):
 
 
 def _products(numbers):
-    """Make the products with matrices that have so many numbers in a word of the tape, as in ``_multiply_add``."""
+    """Build the products with matrices that store this many numbers per word of the tape, as in ``_multiply_add``."""
     row_words = PANEL // numbers
 
     @intrinsic
@@ -496,7 +496,7 @@ def _products(numbers):
 
     @numba.njit(nogil=True)
     def add_product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
-        """Compute out += rows @ matrix, in the same order for a user alone or with others."""
+        """Compute out += rows @ matrix, in the same order for one user as for several."""
         tiles, chunk = users // TILE * TILE, inputs if users == 1 else ROWS_PER_CHUNK
         for panel in range(0, outputs, PANEL):
             for begin in range(0, inputs, chunk):
@@ -510,7 +510,7 @@ def _products(numbers):
 
     @numba.njit(nogil=True)
     def add_values(users, shares, stride, cells, tape, at, out, out_stride, width, chosen):
-        """Compute out += shares @ values. For a user alone, skip values without a share, as reading takes its time."""
+        """Compute out += shares @ values. For a single user, skip reading values without a share."""
         if users > 1:
             return add_product(users, shares, stride, cells, tape, at, out, out_stride, width)
         count = 0
@@ -530,8 +530,8 @@ def _products(numbers):
 def _multiply_add(users, ahead, numbers, further=0):
     """Return a code generator that adds the product of users' rows of ``part`` numbers with one panel to their sums.
 
-    A word of the tape has so many ``numbers``: a float32, or the upper halves of two, the first of which belongs to the
-    panel's first half. With ``further`` it only reads chosen rows of the panel, and fetches so many of them ahead.
+    A word of the tape contains ``numbers`` numbers: a float32, or the upper halves of two, the first of which belongs
+    to the panel's first half. With ``further``, only chosen rows of the panel are read, and this many are prefetched.
     """
     lanes, index, bit32 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
     undefined, parts = ir.Constant(lanes, ir.Undefined), range(PANEL // LANES)

@@ -1,4 +1,4 @@
-"""The registry of a tenant's generations in Redis, with the deletion of their states."""
+"""The registry of a tenant's generations in Redis, and the deletion of their states."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -67,7 +67,7 @@ class RedisGenerations(GenerationRegistry):
     async def drop(self, tag: bytes) -> int:
         await self._session.require_open()
         total = deleted = await self._delete_states(tag)
-        while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was read before
+        while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was already scanned
             deleted = await self._delete_states(tag)
             total += deleted
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
@@ -86,13 +86,13 @@ class RedisGenerations(GenerationRegistry):
             if isinstance(found, Exception):
                 raise storage_error(found) from found
             (stored,) = found
-            if stored is not None and stored[:SEQ_DIGITS].isdigit():  # else it has expired, or is damaged
+            if stored is not None and stored[:SEQ_DIGITS].isdigit():  # otherwise it has expired, or is damaged
                 through_seq = int(stored[:SEQ_DIGITS])
                 states.append(FoldedState(self._tenant, user_of_state(key).user_id, through_seq, stored[SEQ_DIGITS:]))
         return states
 
     async def pointers(self) -> TenantPointers:
-        """Return what every process polls, in one round trip."""
+        """Return the values that every process polls, in one round trip."""
         await self._session.require_open()
         keys = [
             self._keys.active(self._tenant),
@@ -114,7 +114,7 @@ class RedisGenerations(GenerationRegistry):
         )
 
     async def _delete_states(self, tag: bytes) -> int:
-        """Delete all states of the generation that a scan finds; return how many."""
+        """Delete all states of the generation that a scan finds; return their number."""
         total = 0
         async for keys in self._session.partition_keys(states_of(self._tenant, tag)):
             commands = [Command.of("UNLINK", key) for key in keys]

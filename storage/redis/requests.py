@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 
 class _Waiting(ABC):
-    """Something that waits for a round, until a deadline."""
+    """A call that waits for a round, until a deadline."""
 
     deadline_s: float
 
@@ -33,7 +33,7 @@ class _Waiting(ABC):
     def fail(self, cause: Exception) -> None: ...
 
     def expire(self) -> bool:
-        """Fail after the deadline: the server is too slow; return whether that is so."""
+        """Fail after the deadline, because the server is too slow; return whether it has passed."""
         is_late = asyncio.get_running_loop().time() > self.deadline_s
         if is_late:
             self.fail(StorageUnavailable("Redis responds too slowly", "timeout"))
@@ -51,10 +51,10 @@ class Read(_Waiting):
         self.deadline_s = loop.time() + TIMEOUT_S
 
     def settle(self, values: list[bytes | None] | Exception) -> None:
-        """Answer with the values, or the reason why they cannot be read."""
+        """Answer with the values, or the error."""
         if isinstance(values, Exception):
             self.fail(values)
-        elif not self.answer.done():  # else it was cancelled
+        elif not self.answer.done():  # otherwise it was cancelled
             self.answer.set_result(values)
 
     def fail(self, cause: Exception) -> None:
@@ -64,7 +64,7 @@ class Read(_Waiting):
 
 
 class Request:
-    """A call of `append`. It has a part for each partition, and is answered when all of them are settled."""
+    """A call of `append`. It has one part per partition, and is answered when all parts are settled."""
 
     def __init__(self, size: int) -> None:
         self.answer: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
@@ -84,13 +84,13 @@ class Request:
         return list(parts.values())
 
     def replace(self, part: "Part", parts: "Sequence[Part]") -> None:
-        """Wait for other parts instead of this one, unless it is settled: then nobody waits for those either."""
+        """Wait for other parts instead of this one. If it is already settled, do not wait for those either."""
         if part in self._open_parts:
             self._open_parts.remove(part)
             self._open_parts.update(parts)
 
     def settle(self, part: "Part", results: Sequence[AppendResult] | StorageError) -> None:
-        """Note the results of a part, or its failure. Once a part is settled, it stays so."""
+        """Record the results of a part, or its failure. A settled part does not change."""
         if part not in self._open_parts:
             return
         self._open_parts.remove(part)
@@ -113,17 +113,17 @@ class Request:
 
 
 class Part(_Waiting):
-    """The events of a request in one partition. Those of a user are applied as one, or not at all."""
+    """The events of a request in one partition. Each user's events are applied together, or not at all."""
 
     def __init__(self, request: Request, partition: str, *, refusals: int = 0, deadline_s: float | None = None) -> None:
         self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S if deadline_s is None else deadline_s
         self.request = request
         self.partition = partition  # PREFIX:{p17}
         self.entries: list[tuple[User, Entry]] = []
-        self.positions: list[int] = []  # of the entries, in the request
+        self.positions: list[int] = []  # positions of the entries in the request
         self.size = 0
         self.refusals = refusals
-        # The ids that the archive held when it held the partition's log through an entry, and how far it has to go.
+        # The ids that the archive contained when it held the partition's log up to an entry, and how far it must go.
         self.archived: set[tuple[User, int]] = set()
         self.searched_through = 0
         self.must_search_through = 0
@@ -141,7 +141,7 @@ class Part(_Waiting):
         self.size += 1
 
     def is_waiting(self) -> bool:
-        """Return whether a caller still waits, if only for its other parts; settle a part that is too late."""
+        """Return whether a caller still waits, even for other parts only; settle a part that is too late."""
         return not (self.request.answer.done() or self.expire())
 
     def fail(self, cause: Exception) -> None:
@@ -149,13 +149,13 @@ class Part(_Waiting):
         self.request.settle(self, storage_error(cause))
 
     def without_unreadable(self, folds: "Mapping[User, UserFold]") -> "list[Part]":
-        """Fail the entries of users who cannot be read; return the part with the others, if there are any."""
+        """Fail the entries of users that cannot be read; return the part with the remaining entries, if any."""
         return self.without({user: failure for user, _ in self.entries if (failure := folds[user].failure) is not None})
 
     def without(self, failures: "Mapping[User, Exception]") -> "list[Part]":
-        """Fail the entries of these users; return the part with the others, if there are any."""
+        """Fail the entries of these users; return the part with the remaining entries, if any."""
         if not failures:
-            return [self]  # almost always
+            return [self]  # the common case
         for user, failure in failures.items():
             for other in self.split_off({user}):
                 other.fail(failure)
@@ -164,11 +164,11 @@ class Part(_Waiting):
         return [self] if self.entries else []
 
     def unknown_users(self, folds: "Mapping[User, UserFold]") -> "list[User]":
-        """Return users without a head, unless the archive was asked about them."""
+        """Return users without a head that the archive was not asked about."""
         return [] if self.asked_about_users else [user for user, _ in self.entries if folds[user].head is None]
 
     def has_merged_user(self, folds: "Mapping[User, UserFold]") -> bool:
-        """Return whether one of the users was merged, or is about to be merged, into another one."""
+        """Return whether any of the users was merged, or is about to be merged, into another one."""
         return any(
             (head := folds[user].head) is not None and len(head) > MERGE_MARK and Head.of(head).merge is not None
             for user, _ in self.entries
@@ -176,18 +176,18 @@ class Part(_Waiting):
 
     @property
     def records(self) -> list[Event | Undo]:
-        """The events and undos, in order; nobody appends a merge."""
+        """The events and undos, in order; merges are not appended this way."""
         return [entry.event for _, entry in self.entries if not isinstance(entry.event, Merge)]
 
     def places_by_user(self) -> dict[User, list[int]]:
-        """Return the places of each user's entries."""
+        """Return the positions of each user's entries."""
         places: defaultdict[User, list[int]] = defaultdict(list)
         for place, (user, _) in enumerate(self.entries):
             places[user].append(place)
         return places
 
     def split_off(self, users: Set[User]) -> "list[Part]":
-        """Move the entries of these users into a part of their own, and return it, if there are any."""
+        """Move the entries of these users to a part of their own, and return it, if there are any."""
         other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
         other.asked_about_users = self.asked_about_users
         own = list(zip(self.entries, self.positions, strict=True))
@@ -200,9 +200,9 @@ class Part(_Waiting):
         return [other]
 
     def needs_archive(self, folds: "Mapping[User, UserFold]") -> bool:
-        """Return whether only the archive can tell which of the entries were logged, and has not told yet."""
+        """Return whether only the archive can determine which entries were logged, and has not been asked yet."""
         if all(len(folds[user].head or b"") <= SEQ_DIGITS for user, _ in self.entries):
-            return False  # nothing of them was ever archived
+            return False  # no entry of these users was archived
         heads = {user: Head.of(folds[user].head) for user, _ in self.entries}
         self.must_search_through = max(head.archived for head in heads.values())
         return self.searched_through < self.must_search_through and any(
@@ -211,7 +211,7 @@ class Part(_Waiting):
         )
 
     def may_retry(self, why: str) -> bool:
-        """Count a refusal; return False, and fail, after the deadline."""
+        """Count a rejected commit; after the deadline, fail and return False."""
         self.refusals += 1
         if asyncio.get_running_loop().time() < self.deadline_s:
             return True
@@ -221,23 +221,23 @@ class Part(_Waiting):
 
 @dataclass(slots=True)
 class UserFold:
-    """A user as stored, and then with new entries folded in."""
+    """A user as stored, and after folding new entries."""
 
     user: User
     serving: Sequence[Generation]
     head_key: str
     id_index: str
-    state_keys: list[str]  # for each generation
+    state_keys: list[str]  # one per generation
     head: bytes | None = None
-    states: dict[bytes, bytes] = field(default_factory=dict)  # that hold the whole log, by the tags of generations
-    stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with what is stored, if anything
-    seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
+    states: dict[bytes, bytes] = field(default_factory=dict)  # states of the whole log, by tag of the generation
+    stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with the stored value, if any
+    seen: set[int] = field(default_factory=set)  # hashes of ids known to be logged; only the script knows all
     new: list[Entry] = field(default_factory=list)
     outcomes: dict[int, AppendResult] = field(default_factory=dict)  # of folding, by the hashes of new ids
     failure: Exception | None = None  # why the user cannot be read
 
     def load(self, values: list[bytes | None] | Exception) -> None:
-        """Take the values of the keys, or the reason why they cannot be read."""
+        """Set the values of the keys, or the error."""
         if isinstance(values, Exception):
             self.failure = values
             return
@@ -256,7 +256,7 @@ class UserFold:
                 self.stale.append((generation, stored))
 
     def knows(self, entry: Entry) -> bool:
-        """Return whether the entry is certainly logged; only the script knows all that are."""
+        """Return whether the entry is known to be logged; only the script knows all logged entries."""
         return entry.id_hash in self.seen or any(
             generation.remembers(self.states[generation.tag], entry.id_hash)
             for generation in self.serving
@@ -264,21 +264,21 @@ class UserFold:
         )
 
     def receive(self, entry: Entry) -> bool:
-        """Add the entry if it is new, as far as is known; return whether it is."""
+        """Add the entry unless it is known to be logged; return whether it was added."""
         if self.knows(entry):
             return False
         self.seen.add(entry.id_hash)
         self.new.append(entry)
-        if not isinstance(entry.event, Event):  # a back-up is being restored
+        if not isinstance(entry.event, Event):  # happens when a back-up is restored
             self.states.clear()  # the next reader folds them
         return True
 
     def result(self, entry: Entry) -> AppendResult:
-        """Return the result of a new entry, as the first generation tells it."""
+        """Return the result of a new entry in the first generation."""
         return self.outcomes.get(entry.id_hash) or AppendResult.unfolded(self.serving[0], entry.event)
 
     def change(self) -> Change:
-        """Return what is to be committed."""
+        """Return the change to commit."""
         states = {
             key: self.states[generation.tag]
             for generation, key in zip(self.serving, self.state_keys, strict=True)
@@ -288,7 +288,7 @@ class UserFold:
 
 
 def fresh_state(generation: Generation, stored: bytes | None, head: bytes) -> bytes | None:
-    """Return the encoded state in a stored value, if it holds the log through the head."""
+    """Return the encoded state in a stored value, if it covers the log up to the head."""
     if stored is None or stored[:SEQ_DIGITS] != head[:SEQ_DIGITS]:
         return None
     value = stored[SEQ_DIGITS:]
@@ -298,17 +298,17 @@ def fresh_state(generation: Generation, stored: bytes | None, head: bytes) -> by
 class Commit:
     """The parts of a round in one partition, and the changes of their users.
 
-    Each user's change is applied or refused by itself.
+    Each user's change is applied or rejected independently.
     """
 
     def __init__(self, parts: Sequence[Part], folds: Mapping[User, UserFold]) -> None:
         self.partition = parts[0].partition
         self.parts = parts
         self.folds = {user: folds[user] for part in parts for user, _ in part.entries}
-        self._is_new: list[list[bool]] = []  # of the parts' entries
+        self._is_new: list[list[bool]] = []  # for the parts' entries
 
     def decide(self) -> list[Part]:
-        """Return the parts that the archive has to decide; without any, note which entries are new."""
+        """Return the parts that the archive must decide; if there are none, record which entries are new."""
         undecided = [part for part in self.parts if part.needs_archive(self.folds)]
         if not undecided:
             for part in self.parts:
@@ -322,11 +322,11 @@ class Commit:
         return [fold.change() for fold in self.folds.values() if fold.new]
 
     def settle(self, replies: Sequence[Any] | Exception) -> list[Part]:
-        """Settle the parts by a reply for each change; return the parts that have to wait for the next round."""
+        """Settle the parts with one reply per change; return the parts that must wait for the next round."""
         if isinstance(replies, TryAgainError):
             return self._retries(self.parts, "the cluster was migrating the users' partition")
         if isinstance(replies, MovedError | NoScriptError):
-            # a node that has the partition only now may lack what the fold began with
+            # a node that has just received the partition may lack data that the fold is based on
             return self._retries(self.parts, "the users' partition was on another node")
         if isinstance(replies, Exception):
             return self.fail(replies)
@@ -351,7 +351,7 @@ class Commit:
         return self._retries(retries, "concurrent writes changed the same users")
 
     def fail(self, cause: Exception) -> list[Part]:
-        """Settle all parts with an error; none has to wait."""
+        """Settle all parts with an error; no part is retried."""
         for part in self.parts:
             part.fail(cause)
         return []
@@ -381,7 +381,7 @@ def fold_new_entries(serving: Sequence[Generation], commits: Sequence[Commit]) -
             generation,
             [fold.states[generation.tag] for fold in own],
             users,
-            [entry.event for entry in entries if isinstance(entry.event, Event)],  # others leave no state to fold into
+            [entry.event for entry in entries if isinstance(entry.event, Event)],  # undos leave no state to fold into
             [entry.id_hash for entry in entries],
         )
         for fold, value in zip(own, folded.states, strict=True):

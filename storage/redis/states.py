@@ -1,4 +1,4 @@
-"""The states of a Redis store: reading them in rounds, and folding what they lack of the log."""
+"""The states of a Redis store: reads them in rounds, and folds the log entries that they lack."""
 
 import asyncio
 import logging
@@ -22,9 +22,9 @@ from storage.redis.session.redis_session import RedisSession
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation, StateError
 
-UNOWNED = "none"  # the node of slots that no node has, as far as is known
+UNOWNED = "none"  # the node of slots that no known node owns
 MAX_ROUND = 512  # values
-SAVED_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
+SAVED_AT_ONCE = 64  # states of a rebuild per transaction, about 250 kB
 MAX_KNOWN_TARGETS = 10_000
 MAX_MISSING_IN_ROUND = 500  # entries; states that lack more are folded in the background, so that no round waits
 
@@ -45,7 +45,7 @@ class RedisStates:
         self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
             self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND, max_waiting=max_waiting
         )
-        self._targets: dict[str, User] = {}  # whom users were merged into, by their heads, as far as is known
+        self._targets: dict[str, User] = {}  # known merge targets of users, by their heads
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # by the keys of the states
 
     @property
@@ -54,7 +54,7 @@ class RedisStates:
         return self._reads.waiting_size
 
     def node_of(self, tenant: str, user_id: str) -> str:
-        """Return the node that has the user's state, or that of whom the user is known to have become."""
+        """Return the node that has the state of the user, or of the user's known merge target."""
         slots, user = self._session.servers.slots, self._session.keys.user(tenant, user_id)
         return slots.node_of(self._targets.get(user.head, user).head) or UNOWNED if slots.is_cluster else ""
 
@@ -80,7 +80,7 @@ class RedisStates:
         raise PartlyRead(failure, values) from failure
 
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
-        """Return those of the users who have no head."""
+        """Return the users that have no head."""
         reads = {user_id: Read([self._session.keys.user(tenant, user_id).head]) for user_id in user_ids}
         self._reads.put(list(reads.values()))
         heads = await asyncio.gather(*(read.answer for read in reads.values()))
@@ -102,15 +102,15 @@ class RedisStates:
         stored: bytes | None,
         max_missing: int | None = None,
     ) -> bytes | None:
-        """Return the state through the head, folding what the stored value lacks.
+        """Return the state up to the head, after folding the entries that the stored value lacks.
 
-        It is None without a log, and for now if more than `max_missing` entries are missing.
+        It is None without a log, and also, for now, if more than `max_missing` entries are missing.
         """
         Head.check(head, stored)
         if head is None:
             return None
         if len(head) <= MERGE_MARK and (value := fresh_state(generation, stored, head)) is not None:
-            return value  # almost always
+            return value  # the common case
         if Head.of(head).merge is not None:
             target = await self._corrections.resolve(user)
             if len(self._targets) >= MAX_KNOWN_TARGETS:
@@ -150,7 +150,7 @@ class RedisStates:
     async def fold_in_round(
         self, user: User, generation: Generation, head: bytes | None, stored: bytes | None
     ) -> bytes | None:
-        """Return the state through the head; None if that lacks too much, and is folded in the background."""
+        """Return the state up to the head; None if it lacks too many entries, and is folded in the background."""
         if user.state(generation) in self._catching_up:
             return None
         try:
@@ -163,10 +163,10 @@ class RedisStates:
     async def _fold(
         self, user: User, generation: Generation, head: bytes | None, stored: bytes | None, max_missing: int | None
     ) -> tuple[bytes, bool]:
-        """Return the fold of the user's log through the head, and whether the stored value was that already.
+        """Return the fold of the user's log up to the head, and whether the stored value was already up to date.
 
-        A value lacks all of the log for a new generation or layout. It lacks the rest where a process that serves
-        another generation has appended.
+        For a new generation or layout, a value lacks the whole log. Otherwise it lacks the entries appended by
+        processes that serve another generation.
 
         raises  _TooFarBehindError  when the value lacks more than `max_missing` entries
         """
@@ -186,7 +186,7 @@ class RedisStates:
             async for page in self._log.pages_of(user, after=through, through=log.newest):
                 fold.apply([entry.record for entry in page])
                 through = page[-1].seq
-            if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
+            if log.archived < log.newest and through < log.newest:  # the archive may drop its entries one day
                 raise _TooFarBehindError
             if not fold.must_restart:
                 return fold.value, False
@@ -236,17 +236,17 @@ class RedisStates:
         return replies
 
     async def _save(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
-        """Store the state through the head, unless a newer one is stored, while other stores go on appending."""
+        """Store the state up to the head, unless a newer one is stored, while other stores continue to append."""
         await self._session.register([generation])
         arguments = save_state_arguments(user, generation, Head.of(head).newest, value, self._ttl_s)
         async with self._session.background_limit(user.head):
             await self._session.write(SAVE_STATE, *arguments)
 
     async def close(self) -> None:
-        """Answer the reads that were accepted; stop folding what nobody waits for."""
+        """Answer the accepted reads, and cancel folds that no caller waits for."""
         await self._reads.close()
         for task in list(self._catching_up.values()):
-            task.cancel()  # what it has not saved can be folded again
+            task.cancel()  # states that are not saved can be folded again
             await asyncio.wait([task])
 
 
@@ -258,7 +258,7 @@ class _TooFarBehindError(StorageError):
 
 
 def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, bytes]:
-    """Return the newest entry that a stored value holds, and its state; 0 and the empty state if it is unusable."""
+    """Return the newest entry folded in a stored value, and its state; 0 and the empty state if it is unusable."""
     if stored is not None:
         try:
             through, value = int(stored[:SEQ_DIGITS]), stored[SEQ_DIGITS:]
@@ -266,6 +266,6 @@ def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[
         except (StateError, ValueError) as exc:
             logger.warning("folding a state again from the log: %s", exc)
         else:
-            if through <= newest:  # else it was left over when the log was lost
+            if through <= newest:  # otherwise it remained after the log was lost
                 return through, value
     return 0, generation.encoded_empty

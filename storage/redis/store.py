@@ -1,8 +1,9 @@
 """The Redis store: any number of replicas on one server, Redis 6.2 or later or Valkey.
 
 Events are folded here, in numpy, and committed by compare-and-set: a script changes the log, index and states of a
-partition's users in one step, provided that nobody else has appended to them since they were read. A round trip and a
-sync cost far more than an event, so whatever arrives during one round is read and committed together in the next.
+partition's users in one step, provided that no other process has appended to them since they were read. A round trip
+and a sync cost far more than an event, so all requests that arrive during one round are read and committed together in
+the next.
 """
 
 import asyncio
@@ -68,9 +69,9 @@ logger = logging.getLogger(__name__)
 class RedisOptions:
     """The store's timeouts, its queue limits, and its conditions for an acknowledgement.
 
-    max_waiting     events, and as many values to read
-    state_ttl_days  states expire so many days after the last event; None: never
-    acks            the replicas that have what is acknowledged
+    max_waiting     queued events, and as many queued values to read
+    state_ttl_days  states expire this many days after the last event; None for never
+    acks            the replicas that must have an acknowledged write
     """
 
     connect_timeout_s: float = 1.0
@@ -85,7 +86,7 @@ DEFAULT_OPTIONS = RedisOptions()
 
 
 class RedisStore(UserStore):
-    """A store on Redis. Make it with `open`; it belongs to the event loop in which it was opened."""
+    """A store on Redis. Create it with `open`; it belongs to the event loop in which it was opened."""
 
     def __init__(
         self,
@@ -123,14 +124,14 @@ class RedisStore(UserStore):
         archive_dir: Path | Folder | None = None,
         options: RedisOptions = DEFAULT_OPTIONS,
     ) -> "RedisStore":
-        """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
+        """Open the store at a redis://, rediss:// (TLS) or unix:// URL that contains the user, password and database.
 
-        The URL of a cluster names a node, or several: redis://HOST:PORT,HOST:PORT. The archive directory is where an
-        archiver has moved, or will move, the older part of the log. Without a generation the store takes no events. A
-        server that cannot be reached now is no error: until it is there, every call raises StorageUnavailable.
+        The URL of a cluster names one node or several: redis://HOST:PORT,HOST:PORT. The archive directory contains the
+        older part of the log once an archiver has moved it there. Without a generation the store accepts no events. An
+        unreachable server is not an error: until it can be reached, every call raises StorageUnavailable.
 
         raises  ValueError          when the URL or prefix cannot be used
-                StorageUnavailable  when the server refuses the user, the password or a command
+                StorageUnavailable  when the server rejects the user, the password or a command
                 StorageError        when the server is too old, or its data have another layout
         """
         servers = RedisServers(
@@ -193,7 +194,7 @@ class RedisStore(UserStore):
 
     @override
     async def drop_idle_states(self) -> int:
-        return 0  # the server does it
+        return 0  # Redis expires them
 
     @override
     def log(self) -> AsyncIterator[LogPage]:
@@ -254,7 +255,7 @@ class RedisStore(UserStore):
         await self._erasure.erase(self._session.keys.user(tenant, user_id))
 
     async def _resolve(self, tenant: str, user_id: str) -> User:
-        """Return the user, or the one whom they were merged into."""
+        """Return the user, or the user that they were merged into."""
         await self._session.require_open()
         return await self._corrections.resolve(self._session.keys.user(tenant, user_id))
 

@@ -1,4 +1,4 @@
-"""Appending events in Redis: rounds that read the users' states, fold new events into them, and commit by partition."""
+"""Appends events in Redis in rounds, which read the users' states, fold new events, and commit by partition."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -28,12 +28,12 @@ from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
-MAX_CALLS_OF_NODE = 64  # of a cluster, at a time: one that hangs leaves room for requests that need others
-MAX_ROUND = 64  # events, folded and encoded in one go: some 3 ms in which the event loop does nothing else
+MAX_CALLS_OF_NODE = 64  # per node of a cluster, so that a hanging node does not block requests to others
+MAX_ROUND = 64  # events per fold and commit, which block the event loop for about 3 ms
 
 
 class EventWriter:
-    """Appends events, and keeps the states of the generations that this process serves fresh with them."""
+    """Appends events, and keeps the states of the generations that this process serves up to date."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class EventWriter:
             max_size=MAX_ROUND,
             max_waiting=max_waiting,
         )
-        self._calls = Counter[str]()  # of `append`, by node
+        self._calls = Counter[str]()  # calls of `append`, by node
         self._awaiting_archive: set[Part] = set()
-        self._tasks: set[asyncio.Task[None]] = set()  # that put parts back
+        self._tasks: set[asyncio.Task[None]] = set()  # tasks that requeue parts
 
     @property
     def waiting(self) -> int:
@@ -74,11 +74,11 @@ class EventWriter:
 
     @property
     def serving(self) -> Sequence[Generation]:
-        """The generations whose states are kept fresh."""
+        """The generations whose states are kept up to date."""
         return self._serving
 
     def serve(self, generations: Sequence[Generation]) -> None:
-        """Keep the states of these generations fresh from now on, instead of those before."""
+        """Keep the states of these generations up to date from now on, instead of the previous ones."""
         self._serving = tuple(generations)
 
     async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
@@ -95,7 +95,7 @@ class EventWriter:
 
     @contextmanager
     def _counted(self, parts: Sequence[Part]) -> Iterator[None]:
-        """Count a call on each node that it needs; StorageBusy where that has too many in a cluster."""
+        """Count a call on each node that it needs; raise StorageBusy if a cluster node has too many."""
         slots = self._servers.slots
         nodes = {slots.node_of(part.partition) or "" for part in parts} if slots.is_cluster else set[str]()
         if any(self._calls[node] >= MAX_CALLS_OF_NODE for node in nodes):
@@ -107,16 +107,16 @@ class EventWriter:
             self._calls.subtract(nodes)
 
     async def close(self) -> None:
-        """Finish and answer what was accepted."""
+        """Complete and answer all accepted calls."""
         await self._writes.close()
-        while self._tasks:  # what waits for the archive was accepted too
+        while self._tasks:  # calls that wait for the archive were accepted too
             await asyncio.wait(self._tasks)
             await self._writes.close()
 
     # ---- a round
 
     async def _write_round(self, parts: list[Part]) -> list[Part]:
-        """Commit each partition in one step; return the parts whose commits another store has overtaken."""
+        """Commit each partition in one step; return the parts whose commits other stores have overtaken."""
         serving = self._serving
         await self._session.prepare_writes(serving)
         parts = await trusted_parts(self._session.trust, [part for part in parts if part.is_waiting()])
@@ -133,7 +133,7 @@ class EventWriter:
             try:
                 await self._fold_stale_states(commit.folds.values())
                 to_look_up = commit.decide()
-            except Exception as exc:  # a failure in one partition does not concern the others
+            except Exception as exc:  # a failure in one partition does not affect the others
                 commit.fail(exc)
                 continue
             if to_look_up:
@@ -148,11 +148,11 @@ class EventWriter:
         return self._settle(commits, replies)
 
     async def _read_folds(self, parts: Sequence[Part], serving: Sequence[Generation]) -> dict[User, UserFold]:
-        """Read the parts' users; where a commit was refused, also which of their event ids are logged."""
+        """Read the parts' users; if a commit was rejected, also read which of their event ids are logged."""
         users = dict.fromkeys(user for part in parts for user, _ in part.entries)
         folds = {user: UserFold(user, serving, user.head, user.id_index, user.states(serving)) for user in users}
         refused = [entry for part in parts if part.refusals for entry in part.entries]
-        if refused:  # before the states: little time may pass between reading those and committing
+        if refused:  # before the states, to keep the time between reading them and the commit short
             commands = [Command.of("ZSCORE", user.id_index, entry.member) for user, entry in refused]
             scores = await self._servers.execute_all(commands)
             for (user, entry), score in zip(refused, scores, strict=True):
@@ -166,7 +166,7 @@ class EventWriter:
         return folds
 
     async def _fold_stale_states(self, folds: Iterable[UserFold]) -> None:
-        """Bring the users' states up to date, save those that are far behind: a later reader needs them, no event."""
+        """Update the users' states; those far behind are folded in the background for later readers."""
         for fold in folds:
             for generation, stored in fold.stale:
                 value = await self._states.fold_in_round(fold.user, generation, fold.head, stored)
@@ -174,11 +174,11 @@ class EventWriter:
                     fold.states[generation.tag] = value
 
     async def _commit(self, commits: Sequence[Commit]) -> list[Any]:
-        """Send the changes; return for each commit the replies to its changes, or why there are none."""
+        """Send the changes; return for each commit the replies to its changes, or its error."""
         changes = {commit.partition: commit.changes() for commit in commits}
-        if not self._waits_for_replicas:  # else also those without changes: replicas may lack what was logged before
+        if not self._waits_for_replicas:  # otherwise also empty ones, because replicas may lack earlier entries
             changes = {partition: of_users for partition, of_users in changes.items() if of_users}
-        # A single server does all in one call; in a cluster each partition may be on another node.
+        # A single server commits everything in one call; in a cluster each partition may be on another node.
         is_cluster = self._servers.slots.is_cluster
         calls = [{one: changes[one]} for one in changes] if is_cluster else [changes] if changes else []
         commands = [COMMIT.command(*commit_arguments(call, self._ttl_s)) for call in calls]
@@ -202,10 +202,10 @@ class EventWriter:
             self._requeue_after(moving, asyncio.sleep(PAUSE_S))
         return retries
 
-    # ---- parts that leave the round for a while
+    # ---- parts that leave the round temporarily
 
     def _append_as_others(self, parts: Sequence[Part]) -> None:
-        """Append events of merged users for those whom they were merged into; the next reader folds them."""
+        """Append events of merged users to the logs of their merge targets; the next reader folds them."""
 
         async def append(part: Part) -> None:
             results = [DUPLICATE] * part.size
@@ -224,9 +224,9 @@ class EventWriter:
             self._start(append(part))
 
     def _ask_about_unknown_users(self, parts: list[Part], folds: Mapping[User, UserFold]) -> list[Part]:
-        """Let the archive tell which of the users without a head are new, and put their parts back; return the others.
+        """Let the archive determine which users without a head are new, and requeue their parts; return the others.
 
-        A user whose keys are lost would begin a second log, whose numbers the archive has already.
+        A user whose keys are lost would start a second log with numbers that the archive already has.
         """
         if not self._lost_users.is_archive_available:
             return parts
@@ -243,7 +243,7 @@ class EventWriter:
         return [part for part in parts if part not in unknown]
 
     def _await_archive(self, parts: Sequence[Part], work: Coroutine[Any, Any, None]) -> None:
-        """Put the parts back when the archive has answered."""
+        """Requeue the parts when the archive has answered."""
         self._awaiting_archive.update(parts)
 
         async def answered() -> None:
@@ -255,7 +255,7 @@ class EventWriter:
         self._requeue_after(parts, answered())
 
     def _requeue_after(self, parts: Sequence[Part], work: Coroutine[Any, Any, None]) -> None:
-        """Put the parts back when this is done, or fail them with it."""
+        """Requeue the parts when the work is done, or fail them if it fails."""
 
         async def requeue() -> None:
             try:
@@ -269,14 +269,14 @@ class EventWriter:
         self._start(requeue())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start work that closing waits for."""
+        """Start work that `close` waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 async def look_up_in_archive(session: RedisSession, archive: AsyncArchiveReader, parts: Sequence[Part]) -> None:
-    """Look up all of the parts' events, also those that are decided as things are now."""
+    """Look up all of the parts' events in the archive, including those that need no decision now."""
     archive_id = await session.archive_id()
     entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
     for part in parts:
@@ -311,7 +311,7 @@ async def trusted_parts(trust: ServerTrust, parts: Sequence[Part]) -> list[Part]
 
 
 async def trusted_replies(trust: ServerTrust, commits: Sequence[Commit], replies: Sequence[Any]) -> list[Any]:
-    """Return the replies to the commits, or why those of a server that is not trusted any more do not count."""
+    """Return the replies to the commits, or the error for those of a server that is no longer trusted."""
     trusted = list(replies)
     for place, (commit, of_changes) in enumerate(zip(commits, replies, strict=True)):
         logged = [reply for reply in of_changes if isinstance(reply, bytes)] if isinstance(of_changes, list) else []

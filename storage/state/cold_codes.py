@@ -1,11 +1,11 @@
-"""Codes of items that a generation's model has not learned, in the events that step with them.
+"""Codes of items that a generation's model has not learned, stored in the events that step with them.
 
-An event on such an item may bring codes, for one generation or several. A generation that has learned the item uses its
-own codes; another one uses those of its tag; without either the event does not step. So the meaning of an event stands
-in the event, and does not depend on when a process learned which codes.
+An event on such an item may contain codes for one or more generations. A generation that has learned the item uses its
+own codes. Any other generation uses the codes with its tag, and without such codes the event does not step. So the
+meaning of an event does not depend on when a process learned which codes.
 
-A state names such an item by a hash of its id, from FIRST_COLD_ROW on, because there is no row that all processes
-agree on.
+A state refers to such an item by a hash of its id, from FIRST_COLD_ROW on, because no row of the item is the same in
+all processes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from storage.state.event import CodesByTag
 
-FIRST_COLD_ROW = 1 << 30  # no catalogue has as many rows
+FIRST_COLD_ROW = 1 << 30  # exceeds the rows of any catalogue
 
 
 def cold_row(item_id: str) -> int:
-    """Return the row that a state has for the item, the same in all processes; two items rarely share it."""
+    """Return the row that refers to the item in states, the same in all processes; collisions are rare."""
     hashed = int.from_bytes(blake2b(item_id.encode(), digest_size=4).digest(), "little")
     return FIRST_COLD_ROW | hashed & (FIRST_COLD_ROW - 1)
 
 
 def codes_for(tag: bytes, codes: CodesByTag, codebooks: int, codewords: int) -> NDArray[np.uint8] | None:
-    """Return the codes (B,) for the generation of that tag, or None without any that fit it."""
+    """Return the codes (B,) for the generation with this tag; None if there are none that fit."""
     for of_tag, own in codes:
         if of_tag == tag and len(own) == codebooks:
             row = np.frombuffer(own, np.uint8)

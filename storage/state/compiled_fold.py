@@ -1,7 +1,7 @@
 """The compiled fold of many users' events at once, used for a round of appends and for a rebuild.
 
-`fold_event` in `storage.state.fold` defines the fold of one event. This module does the same to arrays, and tests hold
-the two equal.
+`fold_event` in `storage.state.fold` defines the fold of one event. This module implements the same fold on arrays, and
+tests verify that both agree.
 """
 
 import math
@@ -42,18 +42,18 @@ FOLDED_FIELDS = (
 
 
 class EventColumns(NamedTuple):
-    """Q events as the fold reads them.
+    """Q events in the format of the compiled fold.
 
     rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, >= FIRST_COLD_ROW = cold,
                                  -2 = an impression
-    cold_codes     (Q, B) uint8  codes that the events bring for cold items; (0, B) where none does
+    cold_codes     (Q, B) uint8  codes for cold items in the events; (0, B) if there are none
     weights        (Q,) float32  weights of their types, 0 = no step
     seen           (Q,) bool     whether their types count as seen
     timestamps_us  (Q,) int64
     id_times_s     (Q,) uint32   rounded up, 0 = none
     id_hashes      (Q,) uint64
     shown_rows     (M,) int32    rows of the items of all impressions, in order
-    shown_ends     (Q,) int64    where those of the event end in shown_rows; (0,) where there is no impression
+    shown_ends     (Q,) int64    end of each event's items in shown_rows; (0,) if there is no impression
     """
 
     rows: NDArray[np.int32]
@@ -70,7 +70,7 @@ class EventColumns(NamedTuple):
     def from_events(
         cls, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int] | None = None
     ) -> "EventColumns":
-        """Make the columns of events. Their ids are hashed unless their hashes are given."""
+        """Return the columns of events. Their ids are hashed unless the hashes are given."""
         count = len(events)
         row_of = generation.item_index.get
         weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
@@ -78,7 +78,7 @@ class EventColumns(NamedTuple):
         if id_hashes is None:
             id_hashes = [event_hash(event.event_id) for event in events]
         rows = np.fromiter(map(row_of, item_ids, repeat(UNKNOWN)), np.int32, count)
-        cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the one type that is compiled for
+        cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the only compiled type
         if any(event.codes for event in events):
             cold_codes = _cold_codes(generation, events, rows)
         shown_rows, shown_ends = NO_IMPRESSIONS if IMPRESSION not in kinds else _shown(generation, events, rows)
@@ -105,10 +105,10 @@ class EventColumns(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What folding Q events into U encoded states gives.
+    """The result of folding Q events into U encoded states.
 
     states   (U,)  encoded
-    late     (Q,)  whether the event stepped and came late
+    late     (Q,)  whether the event stepped late
     unknown  (Q,)  whether the event's item has no codes
     """
 
@@ -120,7 +120,7 @@ class Folded(NamedTuple):
 def _shown(
     generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the rows of what impressions have shown and where each event's end, and set the `rows` of impressions."""
+    """Return the rows of all items shown in impressions and each event's end, and set the `rows` of impressions."""
     shown: list[int] = []
     ends = np.zeros(len(events), np.int64)
     for place, event in enumerate(events):
@@ -132,7 +132,7 @@ def _shown(
 
 
 def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Return the codes (Q, B) that events bring for unknown items, and set the `rows` of these items."""
+    """Return the codes (Q, B) in events for unknown items, and set the `rows` of these items."""
     codes_of_events = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
     for place in np.flatnonzero(rows == UNKNOWN).tolist():
         codes = generation.cold_codes(events[place])
@@ -153,10 +153,10 @@ def fold_encoded(
 
     values     (U,)  encoded states of the generation
     users      (Q,)  the user of each event, as an index of values
-    id_hashes  (Q,)  hashes of the events' ids, where they are known
+    id_hashes  (Q,)  hashes of the events' ids, if known
     """
     size = generation.dtype.itemsize
-    # One state more: numpy calls the columns of a single record contiguous, and numba would compile for these again.
+    # One extra state: numpy calls the columns of a single record contiguous, and numba would compile again for these.
     encoded = bytearray().join([*values, bytes(size)])
     states = np.frombuffer(encoded, generation.dtype)
     columns = EventColumns.from_events(generation, events, id_hashes)
@@ -167,7 +167,7 @@ def fold_encoded(
 
 
 def compile_fold(generation: Generation) -> None:
-    """Compile the fold, or read it from the cache, so that no request waits some seconds for it."""
+    """Compile the fold, or load it from the cache, so that no request waits for seconds."""
     fold_encoded(generation, [generation.encoded_empty], [0], [Event("e", "u", "i", "click", 0, None)])
 
 
@@ -178,7 +178,7 @@ def fold_many(
 
     states   (U,)  records of ``generation.dtype``
     users    (Q,)  the user of each event, as an index of states
-    returns  (Q,)  whether the event stepped and came late
+    returns  (Q,)  whether the event stepped late
     """
     late = np.zeros(len(users), np.bool_)
     items = (
@@ -194,7 +194,7 @@ def fold_many(
 
 @numba.njit(cache=True)
 def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-def]
-    # numba counts a reference whenever an array is taken from a tuple or passed on, so the loop avoids both.
+    # numba counts a reference whenever an array is taken from a tuple or passed on, which the loop avoids.
     rows, cold_codes, weights, seen, timestamps_us, id_times_s, id_hashes, shown_rows, shown_ends = events
     codes, shares, rates, growth = items
     n, anchor, bins, event_count, ids, times_s, low_water_s = states[:7]

@@ -1,8 +1,8 @@
 """Undo and merge: their effect on the entries of a user's log, and on the fold.
 
-An event that was posted as VISITOR, before or after VISITOR became another user, has the id "VISITOR/ID" in the other's
-log. So the ids of different users stay apart, and copying an event twice is a resend, which changes nothing. Neither
-VISITOR nor ID has a slash, see `logged_id`.
+If VISITOR is merged into another user, events posted as VISITOR, before or after the merge, have the id "VISITOR/ID" in
+that user's log. So ids of different users never collide, and copying an event twice is a resend, which has no effect.
+Neither VISITOR nor ID contains a slash; see `logged_id`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,35 +18,35 @@ from storage.state.generation import Generation
 
 
 def posted_as(record: Event | Undo) -> tuple[str, str]:
-    """Return the user and the id that an event, or the event that an undo takes back, was posted with."""
+    """Return the user and the id with which an event, or the event that an undo cancels, was posted."""
     user_id, slash, event_id = record.event_id.partition("/")
     return (posted_id(user_id), posted_id(event_id)) if slash else (record.user_id, posted_id(user_id))
 
 
 def full_id(event_id: str, posted_for: str, user_id: str) -> str:
-    """Return the id of an event in the log of a user whom `posted_for` has become, or is."""
+    """Return the id of an event in the log of `user_id`, which is `posted_for` or the user it was merged into."""
     return event_id if posted_for == user_id or "/" in event_id else f"{logged_id(posted_for)}/{event_id}"
 
 
 def readdressed(record: Event | Undo, user_id: str) -> Event | Undo:
-    """Return the event, or undo, as it stands in the log of the user whom its own user has become."""
+    """Return the event, or undo, as it is stored in the log of the user that its own user was merged into."""
     return replace(record, user_id=user_id, event_id=full_id(record.event_id, record.user_id, user_id))
 
 
 def effective_events(records: Iterable[LogRecord]) -> Iterator[Event]:
-    """Return the events of a whole log that no undo takes back."""
+    """Return the events of a whole log that are not undone."""
     records = list(records)
     undone = {record.event_id for record in records if isinstance(record, Undo)}
     return (record for record in records if isinstance(record, Event) and record.event_id not in undone)
 
 
 SeenEntry = tuple[str | None, str | None, str, int, Sequence[str] | None]
-"""The id, the item, the type, the time and the items of an event; of an undo, the id of what it takes back; of a merge,
+"""The id, the item, the type, the time and the items of an event; for an undo the id of the undone event; for a merge
 no id."""
 
 
 def seen_entry(record: LogRecord) -> SeenEntry:
-    """Return what `SeenItems` needs of an entry."""
+    """Return the part of an entry that `SeenItems` reads."""
     match record:
         case Event():
             return record.event_id, record.item_id, record.type, record.timestamp_us, record.items
@@ -57,18 +57,18 @@ def seen_entry(record: LogRecord) -> SeenEntry:
 
 
 class ReadState(NamedTuple):
-    """A user's encoded state when it was read, the fold of the whole log; None without a log."""
+    """A user's encoded state when it was read, folded from the whole log; None without a log."""
 
     value: bytes | None
 
 
 class EventFilter(NamedTuple):
-    """Which events of a log make their items seen, and which ones leave them out.
+    """The events of a log that mark their items as seen, and those that exclude them.
 
-    unseen_types  types that make no item seen
-    since_us      types that leave items out, each with the earliest time from which on they do
+    unseen_types  types that do not mark items as seen
+    since_us      types that exclude items, each with the earliest time at which they do
     timed_types   types whose times are collected
-    state_of      the generation whose state of the user may come with a short log; None for no state
+    state_of      the generation whose state is returned if it comes with a short log; None for no state
     """
 
     unseen_types: Collection[str] = ()
@@ -81,17 +81,17 @@ EVERY_EVENT = EventFilter()
 
 
 class SeenItems:
-    """The items of a user's newest events that no undo takes back, collected from the newest log entry backwards.
+    """The items of a user's newest events that are not undone, collected from the newest log entry backwards.
 
-    An undo follows its event, so it is met first. The log is in the order in which events came, and not in that of
-    their times, so an old event says nothing of those before it.
+    An undo follows its event, so it is read first. The log is in the order of arrival, not of event times, so an old
+    event does not imply that earlier entries are old.
 
-    events       which of them are collected
-    item_ids     those that were seen
-    left_out     those that events leave out
+    events       the filter of events
+    item_ids     the seen items
+    left_out     the excluded items
     times_us     when each item had events of the timed types, the newest entry first
     is_complete  whether the log has no entries before the newest `limit` ones
-    state        the user's state, where it was asked for and took no other read; else None
+    state        the user's state, if it was requested and took no other read; else None
     """
 
     def __init__(self, events: EventFilter, limit: int) -> None:
@@ -130,9 +130,9 @@ class SeenItems:
 def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:
     """Return whether the visitor was merged into that user before.
 
-    target           the user whom the user has become, or the user
-    visitors_target  the same of the visitor
-    raises           MergeRefused when the visitor cannot become the user
+    target           the user that the user was merged into, or the user
+    visitors_target  the same for the visitor
+    raises           MergeRefused when the visitor cannot be merged into the user
     """
     if visitor == target:
         raise MergeRefused("the user is the visitor, or was merged into the visitor; nothing changed")
@@ -144,8 +144,8 @@ def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:
 class LogFold:
     """Folds a user's entries into an encoded state, in log order.
 
-    Nothing can be taken out of bins that decay. So after an undo of an event that may be folded already, the fold must
-    restart, and only collects further undos. `restarted` begins another fold, at the log's first entry, without them.
+    Events cannot be removed from decaying bins. So after the undo of an event that may already be folded, the fold must
+    restart, and only collects further undos. `restarted` begins another fold at the log's first entry, without them.
     """
 
     def __init__(self, generation: Generation, value: bytes, undone: Iterable[str] = ()) -> None:
@@ -155,17 +155,17 @@ class LogFold:
         self._undone = set(undone)
 
     def apply(self, records: Sequence[LogRecord]) -> None:
-        """Fold the log's next entries; more at once take less time."""
+        """Fold the log's next entries; larger batches are faster."""
         undone = {record.event_id for record in records if isinstance(record, Undo)}
         self.must_restart |= not undone <= self._undone
         self._undone |= undone
         if self.must_restart:
             return
-        # nobody reads the state of a merged user
+        # the state of a merged user is never read
         events = [record for record in records if isinstance(record, Event) and record.event_id not in self._undone]
         if events:
             (self.value,) = fold_encoded(self._generation, [self.value], [0] * len(events), events).states
 
     def restarted(self) -> Self:
-        """Return a fold from the empty state that leaves out every undone event that was met."""
+        """Return a fold from the empty state that skips every undone event found so far."""
         return type(self)(self._generation, self._generation.encoded_empty, self._undone)

@@ -1,6 +1,6 @@
-"""The fold of one event into one state, in numpy: the definition of what a state means.
+"""The fold of one event into one state, in numpy: the definition of a state's meaning.
 
-The compiled fold of many events (`storage.state.compiled_fold`) says the same of arrays, and tests hold the two equal.
+The compiled fold of many events (`storage.state.compiled_fold`) is equivalent, and tests verify that both agree.
 """
 
 from enum import Enum
@@ -48,7 +48,7 @@ def fold_event(generation: Generation, state: State, event: Event) -> Effect:
     late = event.timestamp_us < state["last_timestamp_us"]
     _step(generation, state, codes, shares, weight)
     _choose(state, item)
-    _insert(state["stepped_items"], item, place=int(late))  # a late item goes behind the last one
+    _insert(state["stepped_items"], item, place=int(late))  # a late item is inserted after the last one
     if late:
         return Effect.STEPPED_LATE
     state["last_item"] = item
@@ -64,7 +64,7 @@ def _push_id(state: State, event: Event) -> None:
     evicted_s = int(times_s[slot])
     if evicted_s > int(state["low_water_s"]):
         state["low_water_s"] = evicted_s
-    # An id without time needs no mark: without time it is looked up whenever the ring has evicted anything.
+    # An id without time needs no mark: it is always looked up once the ring has evicted anything.
     times_s[slot] = 0 if event.id_time_us is None else _rounded_up_s(event.id_time_us)
     state["recent_event_ids"][slot] = event_hash(event.event_id)
     state["event_count"] = count + 1
@@ -77,7 +77,7 @@ def _push_item(state: State, item: int) -> None:
 
 
 def _show(state: State, item: int, time_us: int) -> None:
-    """Count the item as shown once more; a new one takes the place of the one whose newest time is the oldest."""
+    """Count the item as shown once more; a new item replaces the one that was last shown the longest time ago."""
     items, times_s, counts = state["shown_items"], state["shown_times_s"], state["shown_counts"]
     slots = np.flatnonzero(items == item)
     slot = int(slots[0]) if len(slots) else int(np.argmin(times_s))
@@ -89,7 +89,7 @@ def _show(state: State, item: int, time_us: int) -> None:
 
 
 def _choose(state: State, item: int) -> None:
-    """Forget that the item was shown."""
+    """Remove the item from the shown ones."""
     slots = state["shown_items"] == item
     for name, empty in (("shown_items", -1), ("shown_times_s", 0), ("shown_counts", 0)):
         state[name][slots] = empty
@@ -100,7 +100,7 @@ def _step(
 ) -> None:
     """Add the item to the bins.
 
-    The new event weighs more, instead of what is there decaying: the scale of a row does not matter.
+    Instead of decaying the bins, the new event gets a larger weight: the scale of a row has no effect.
     """
     n = int(state["n"]) + 1
     age = n - int(state["anchor"])
@@ -125,5 +125,5 @@ def _insert(newest_first: NDArray[np.int32], item: int, place: int) -> None:
 
 
 def _rounded_up_s(time_us: int) -> int:
-    """Round up: comparing rounded times can then only err towards looking up, and so does clipping to 32 bits."""
+    """Round up, so that comparing rounded times can only err towards a look-up; clipping to 32 bits does too."""
     return min(max(-(-time_us // 1_000_000), 0), MAX_TIME_S)

@@ -1,7 +1,7 @@
-"""The generation that gives the bytes of a state their meaning.
+"""The generation that defines the meaning of a state's bytes.
 
-A state is a view of the log. Folding a user's events in log order from an empty state always gives the stored
-state, so a state that is missing, of another generation or of another layout is simply folded again.
+A state is a view of the log. Folding a user's events in log order from an empty state always yields the stored state,
+so a state that is missing, or of another generation or layout, is simply folded again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,17 +25,17 @@ from storage.state.layout import (
     state_dtype,
 )
 
-# Bins are rescaled before exp(rate * age) passes e^40: times the largest weight that is 2e23, far from float32's 3e38.
+# Bins are rescaled before exp(rate * age) exceeds e^40: times the largest weight this is 2e23, below float32's 3e38.
 MAX_EXPONENT = 40.0
 MAX_AGE = 1024
 WEIGHT_RANGE = (1e-6, 1e6)
-# What a rescale leaves below this is dropped. It is under 1e-14 of its row's newest entry, and no product
-# with exp(-40) can become a (slow) denormal afterwards.
+# A rescale drops values below this limit. It is less than 1e-14 of the row's newest entry, and products with exp(-40)
+# cannot become (slow) denormals.
 NEGLIGIBLE = np.float32(1e-20)
 
 
 class StateError(Exception):
-    """A value is no state of this generation and layout. The way out is to fold the user's log again."""
+    """The value is not a state of this generation and layout; the user's log must be folded again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +43,16 @@ class Generation:
     """How one generation folds events into states.
 
     tag            8 raw bytes, written into every state
-    decay_rates    (R,) per step, >= 0; 0 counts plainly (and stops at 2**24 events of weight 1 in one bin)
+    decay_rates    (R,) per step, >= 0; 0 is a plain count (which stops at 2**24 events of weight 1 in one bin)
     codewords      W, at most 256
     item_index     item id -> row of codes
     codes          (N, B) uint8, every code < W
     event_weights  event type -> weight; a missing type weighs 0, only positive weights step
-    unseen_types   event types whose items do not count as seen
-    stepped_items  K, how many of a user's newest steps a state names
+    unseen_types   event types that do not mark their items as seen
+    stepped_items  K, the number of a user's newest steps in a state
     id_ring        length of the ring of event ids; another length or K is another layout
-    shares         (N, B, W) float32, >= 0: an item adds its shares of all codewords, not 1 to that of each code
-    raises         ValueError when these do not fit together
+    shares         (N, B, W) float32, >= 0: an item adds its shares of all codewords, instead of 1 to each code's
+    raises         ValueError when the values are inconsistent
     """
 
     tag: bytes
@@ -91,7 +91,7 @@ class Generation:
 
     @cached_property
     def carried_dtype(self) -> np.dtype[np.void]:
-        """The layout of what a visitor carries of a state."""
+        """The layout of the part of a state that a visitor keeps."""
         return carried_dtype(self.dtype)
 
     def empty(self) -> State:
@@ -104,7 +104,7 @@ class Generation:
         return self.encode(self.empty())
 
     def cold_codes(self, event: Event) -> NDArray[np.uint8] | None:
-        """Return the codes (B,) that the event brings for an item that the generation has not learned, or None."""
+        """Return the codes (B,) in the event for an item that the generation has not learned, or None."""
         if not event.codes:
             return None
         return codes_for(self.tag, event.codes, self.codes.shape[1], self.codewords)
@@ -114,7 +114,7 @@ class Generation:
         return event.type == IMPRESSION or event.item_id in self.item_index or self.cold_codes(event) is not None
 
     def state_row(self, item_id: str) -> int:
-        """Return what a state has for an item that was shown, be it known or not."""
+        """Return the row that refers to a shown item in a state, whether the item is known or not."""
         row = self.item_index.get(item_id)
         return cold_row(item_id) if row is None else row
 
@@ -127,10 +127,10 @@ class Generation:
         return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
 
     def extends(self, other: "Generation") -> bool:
-        """Return whether this generation folds events as the other one does, but for items that the other lacks.
+        """Return whether this generation folds events as the other one does, except on items that the other lacks.
 
-        The items of the other one have the same rows and codes here, so both fold the same state of a user who touched
-        no other item.
+        The items of the other one have the same rows and codes here. So both fold the same state for users without
+        events on other items.
         """
         known = len(other.codes)
         return (
@@ -144,15 +144,15 @@ class Generation:
         )
 
     def carried_over(self, other: "Generation", value: bytes) -> bytes | None:
-        """Return a state of a generation that this one extends as a state of this one; None if it has to be folded."""
+        """Convert a state of a generation that this one extends to this one; return None if it must be folded."""
         if not other.fits(value) or value[UNLEARNED_BYTE]:
             return None
         return value[: TAG_BYTES.start] + self.tag + value[TAG_BYTES.stop :]
 
     def remembers(self, value: bytes, id_hash: int) -> bool:
-        """Return whether the ring of an encoded state holds the hash of an event's id."""
+        """Return whether the ring of an encoded state contains the hash of an event's id."""
         ring = value[self._id_ring_bytes]
-        # almost no id is there, and finding that out takes no array
+        # almost no id is in the ring, and checking this needs no array
         return id_hash.to_bytes(8, "little") in ring and id_hash in np.frombuffer(ring, "<u8")
 
     @cached_property
@@ -171,7 +171,7 @@ class Generation:
         return state
 
     def decode_many(self, values: Sequence[bytes]) -> NDArray[np.void]:
-        """Return Q encoded states as one read-only (Q,) array; StateError as for `decode`."""
+        """Return Q encoded states as one read-only (Q,) array; raise StateError as `decode` does."""
         for value in values:
             self._check(value)
         return np.frombuffer(b"".join(values), self.dtype)
@@ -191,24 +191,24 @@ class Generation:
             raise StateError(f"the state belongs to generation {value[TAG_BYTES].hex()}, not {self.tag.hex()}")
 
     def decay(self, age: float | NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return the weights (..., R) that are left of an event after (...) steps."""
+        """Return the remaining weights (..., R) of an event after (...) steps."""
         return np.exp(-np.multiply.outer(age, self.decay_rates)).astype(np.float32)
 
     @cached_property
     def growth(self) -> NDArray[np.float32]:
-        """The weights (ages, R) of a new event, exp(rate * age), at the ages that need no rescaling."""
+        """The weights (ages, R) of a new event, exp(rate * age), at ages that need no rescaling."""
         fastest = max(self.decay_rates)
         ages = min(MAX_AGE, int(MAX_EXPONENT / fastest) + 1) if fastest > 0 else MAX_AGE
         return np.exp(np.multiply.outer(np.arange(ages), self.decay_rates)).astype(np.float32)
 
     @cached_property
     def growth_of_rows(self) -> NDArray[np.float32]:
-        """The same weights (ages, R * B), one for each row of W codewords in the bins."""
+        """The same weights (ages, R * B), one per row of W codewords in the bins."""
         return np.repeat(self.growth, self.codes.shape[1], axis=1)
 
     @cached_property
     def first_cells(self) -> NDArray[np.intp]:
-        """The places (R, B) where each row of W codewords begins in the flattened bins."""
+        """The offsets (R, B) of each row of W codewords in the flattened bins."""
         rows = len(self.decay_rates), self.codes.shape[1]
         return np.arange(rows[0] * rows[1]).reshape(rows) * self.codewords
 

@@ -38,12 +38,12 @@ ID_RING = 20
 SHOWN_RING = 56
 MAX_SHOWN_COUNT = 255
 
-BACKWARDS = -1 - np.arange(ITEM_RING)  # from the next slot of a ring to the newest one, and on
+BACKWARDS = -1 - np.arange(ITEM_RING)  # from the next slot of a ring, back to the newest entry and older ones
 MAX_TIME_S = 2**32 - 1
 NO_TIMESTAMP = np.iinfo(np.int64).min
 
-# What a visitor carries of a state: these fields in this order, without padding, counts in u4. The ids and their count
-# stand before them in `storage.state.portable_state`, which every generation reads; their times serve the log alone.
+# The fields of a state that a visitor keeps, in this order, without padding, counts as u4. The ids and their count
+# precede them in `storage.state.portable_state`, which every generation reads; id times are only needed for the log.
 CARRIED_FIELDS = {
     "n": "<u4",
     "anchor": "<u4",
@@ -89,12 +89,12 @@ def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, 
 
 
 def carried_dtype(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
-    """Return the layout of what a visitor carries of states of the given layout."""
+    """Return the layout of the part that a visitor keeps of states with the given layout."""
     return np.dtype([(name, kind, dtype[name].shape) for name, kind in CARRIED_FIELDS.items()])
 
 
 def empty_state(dtype: np.dtype[np.void], tag: bytes) -> State:
-    """Return the state of a user without events, of the generation with this tag."""
+    """Return the state of a user without events, for the generation with this tag."""
     state: State = np.zeros(1, dtype)[0]
     state["version"] = LAYOUT_VERSION
     state["generation"] = np.frombuffer(tag, np.uint8)
@@ -115,7 +115,7 @@ def recent_items(state: State) -> NDArray[np.int32]:
 
 
 def recent_items_of(states: NDArray[np.void]) -> list[NDArray[np.int32]]:
-    """Return the same of each of (Q,) states."""
+    """Return the same for each of (Q,) states."""
     if len(states) == 1:
         return [recent_items(states[0])]
     next_slots = (states["item_count"] % ITEM_RING).astype(np.intp)
@@ -124,11 +124,11 @@ def recent_items_of(states: NDArray[np.void]) -> list[NDArray[np.int32]]:
 
 
 class ShownItems(NamedTuple):
-    """What a state has of items that were shown and not chosen since: at most 56, the newest ones first.
+    """The items in a state that were shown and not chosen since: at most 56, newest first.
 
     items    (S,)  int32
-    times_s  (S,)  uint32, when each was shown last
-    counts   (S,)  uint8, how many impressions have it
+    times_s  (S,)  uint32, when each was last shown
+    counts   (S,)  uint8, number of impressions
     """
 
     items: NDArray[np.int32]
@@ -137,7 +137,7 @@ class ShownItems(NamedTuple):
 
 
 def shown_items(state: State) -> ShownItems:
-    """Return what the state has of items that were shown."""
+    """Return the shown items in the state."""
     times_s = state["shown_times_s"]
     newest_first = np.argsort(-times_s.astype(np.int64), kind="stable")[: np.count_nonzero(times_s)]
     return ShownItems(state["shown_items"][newest_first], times_s[newest_first], state["shown_counts"][newest_first])

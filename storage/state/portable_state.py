@@ -1,19 +1,19 @@
-"""A visitor's state that the visitor keeps: what it is folded from, in bytes of one size, whatever the history.
+"""The state that a visitor keeps, together with its newest events, in a fixed number of bytes.
 
 One portable state, little-endian, without padding between its parts:
 
   event_count       u4        events folded
   recent_event_ids  u8[20]    as in a state
-  record_size       u2        0 where the generation's record does not fit
+  record_size       u2        0 if the generation's record does not fit
   event_entries     u2
   record                      `storage.state.layout.CARRIED_FIELDS`, of the generation that folded it
-  events                      the newest ones, the newest first: as many as there is room for
+  events                      the newest events, newest first, as many as fit
   zeros                       up to SIZE
 
-and one event: the length of its type (u1, 0: the type of the event before), its type, the length of its item's id (u1;
-from 255 bytes on 255, and then u2), the id, and its time in seconds (u4).
+An event is the length of its type (u1; 0 for the type of the event before), its type, the length of its item's id (u1;
+for 255 bytes or more 255, followed by u2), the id, and its time in seconds (u4).
 
-The record has a meaning in its own generation alone. Another generation folds the carried events instead.
+Only the generation that folded the record can read it. Other generations fold the events instead.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from storage.state.event import Event
 from storage.state.generation import Generation
 from storage.state.layout import CARRIED_FIELDS, ID_RING, MAX_TIME_S, State
 
-VERSION = 1  # of this layout, and of a state's: a state of another version cannot be opened
-SIZE = 3_702  # with all that seals it, less than 5,000 characters of base64
+VERSION = 1  # of this layout and that of a state; states of other versions cannot be opened
+SIZE = 3_702  # less than 5,000 characters of base64 when sealed
 HEAD = Struct(f"<I{8 * ID_RING}sHH")
 TIME = Struct("<I")
 LONG = Struct("<BH")
 LONG_MARK = 255
-VISITOR = "visitor"  # stands for the user in events that are logged nowhere
+VISITOR = "visitor"  # the user in events that are not logged
 
 
 class CarriedEvent(NamedTuple):
-    """What a portable state keeps of an event."""
+    """The part of an event that a portable state keeps."""
 
     item_id: str
     type: str
@@ -49,13 +49,13 @@ class CarriedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PortableState:
-    """The state of a visitor, in terms of one generation, and the newest events.
+    """The state of a visitor in one generation, and the newest events.
 
-    tag          of the generation that folded the record
-    record       the fields that are carried of its state; empty where they do not fit
-    event_count  events folded, of which `events` are the newest
+    tag          tag of the generation that folded the record
+    record       the fields kept from its state; empty if they do not fit
+    event_count  number of events folded, of which `events` are the newest
     event_ids    the ring of the hashes of their ids
-    events       the newest first
+    events       newest first
     """
 
     tag: bytes
@@ -79,7 +79,7 @@ class PortableState:
         return cls(generation.tag, record.tobytes() if fits else b"", int(state["event_count"]), event_ids, events)
 
     def state_in(self, generation: Generation) -> State:
-        """Return the state as the generation reads it: its own record, or else what it folds of the carried events."""
+        """Return the state for the generation: its own record, or else the fold of the kept events."""
         if self.tag == generation.tag and len(self.record) == generation.carried_dtype.itemsize:
             state = generation.empty()
             (record,) = np.frombuffer(self.record, generation.carried_dtype)
@@ -100,7 +100,7 @@ class PortableState:
         return {*np.frombuffer(self.event_ids, "<u8").tolist()}
 
     def folded(self, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int]) -> tuple[Self, Folded]:
-        """Return the state after the events, of which none was folded before, and what folding them did."""
+        """Return the state after the events, which must not have been folded before, and the result of folding them."""
         value = generation.encode(self.state_in(generation))
         folded = fold_encoded(generation, [value], [0] * len(events), events, id_hashes)
         newest = tuple(
@@ -110,14 +110,14 @@ class PortableState:
         return self._of(generation, generation.decode(folded.states[0]), newest + self.events), folded
 
     def encode(self) -> bytes:
-        """Return the state in SIZE bytes, with as many of its events as there is room for."""
+        """Return the state in SIZE bytes, with as many events as fit."""
         parts = [*_encoded_events(self.events, SIZE - HEAD.size - len(self.record))]
         head = HEAD.pack(self.event_count, self.event_ids, len(self.record), len(parts))
         return b"".join([head, self.record, *parts]).ljust(SIZE, b"\0")
 
     @classmethod
     def decode(cls, tag: bytes, value: bytes) -> Self:
-        """Return the state that `encode` wrote, of the generation with this tag."""
+        """Return the state that `encode` returned, for the generation with this tag."""
         event_count, event_ids, record_size, entries = HEAD.unpack_from(value)
         events_at = HEAD.size + record_size
         events = tuple(_decoded_events(value, events_at, entries))

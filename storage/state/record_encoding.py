@@ -1,8 +1,8 @@
-"""The two forms in which a store keeps what its log records: a row of columns, and a JSON value.
+"""The two forms in which a store keeps the records of its log: a row of columns, and a JSON value.
 
-A row, in a table of SQLite or in a Parquet file, has a value for each of COLUMNS. `kind` says which of the others an
-undo or merge uses: `user_id`, `timestamp_us`, and `event_id` or `target`. Codes are a blob: of each generation the tag
-(8 bytes), the number of codes (2 bytes, little-endian), and the codes (1 byte each). Items are a JSON array of ids.
+A row, in a table of SQLite or in a Parquet file, has a value for each of COLUMNS. `kind` determines which other columns
+an undo or merge uses: `user_id`, `timestamp_us`, and `event_id` or `target`. Codes are a blob: for each generation the
+tag (8 bytes), the number of codes (2 bytes, little-endian), and the codes (1 byte each). Items are a JSON array of ids.
 
 JSON, in Redis and in back-ups, is one of
 
@@ -40,7 +40,7 @@ _plain_fields = attrgetter(*PLAIN_FIELDS)
 
 
 def to_row(record: LogRecord) -> tuple[Any, ...]:
-    """Return the record's value for each of COLUMNS."""
+    """Return the record's values for COLUMNS."""
     match record:
         case Event():
             codes = codes_to_blob(record.codes) if record.codes else None
@@ -53,7 +53,7 @@ def to_row(record: LogRecord) -> tuple[Any, ...]:
 
 
 def from_row(row: Iterable[Any]) -> LogRecord:
-    """Return the record of a row of COLUMNS; ValueError when it is none."""
+    """Return the record in a row of COLUMNS; raise ValueError if it is not valid."""
     kind, *plain, codes, items, order_id, target = row
     event_id, user_id, _, _, timestamp_us, *_ = plain
     if kind == EVENT:
@@ -85,7 +85,7 @@ def to_json(tenant: str, record: LogRecord) -> list[Any] | dict[str, Any]:
 
 
 def from_json(value: Any) -> tuple[str, LogRecord]:
-    """Return tenant and record of a JSON value; TypeError or ValueError when it is none."""
+    """Return the tenant and the record in a JSON value; raise TypeError or ValueError if it is not valid."""
     if isinstance(value, list):
         tenant, *fields = value
         plain, more = fields[: len(PLAIN_FIELDS)], fields[len(PLAIN_FIELDS) :]

@@ -1,15 +1,15 @@
-"""Shorter thread switch interval while a long computation runs next to the event loop."""
+"""A shorter thread switch interval while a long computation runs next to the event loop."""
 
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SWITCH_INTERVAL_S = 0.0002  # at other times requests would cost 7% more processor time for nothing
+SWITCH_INTERVAL_S = 0.0002  # only when needed, because it costs requests 7% more processor time
 
 
 class _ShortTurns:
-    """How many long computations are under way in this process, and the interval from before the first of them."""
+    """The number of long computations running in this process, and the interval before the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ _OF_PROCESS = _ShortTurns()
 
 @contextmanager
 def short_turns() -> Iterator[None]:
-    """Within the block a thread that computes delays each step of the event loop by at most `SWITCH_INTERVAL_S`."""
+    """Limit the delay that a computing thread adds to each step of the event loop to `SWITCH_INTERVAL_S`."""
     _OF_PROCESS.begin()
     try:
         yield

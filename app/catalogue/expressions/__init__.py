@@ -1,1 +1,1 @@
-"""Expressions of the Common Expression Language over the properties of items: filters and boosts."""
+"""Filters and boosts: expressions in the Common Expression Language over item properties."""

@@ -1,7 +1,7 @@
-"""Columns: one property of all items each, by row, without an object for any item.
+"""Columns: one property of all items by row, without an object per item.
 
-A number or a time takes 8 bytes an item, a text or a set 2, or 4 where there are more than 32,767 different ones, and
-each different text and set is kept once. A boolean, and which items have a value at all, take a bit.
+A number or a time takes 8 bytes per item. A text or a set takes 2, or 4 if there are more than 32,767 distinct ones,
+and each distinct text and set is stored once. A boolean takes a bit, and so does whether an item has a value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_TEXT = -1
 
 
 def pack(mask: NDArray[np.bool_]) -> Bitmap:
-    """Return the bitmap of the rows at which the mask is true."""
+    """Return the bitmap of the rows where the mask is true."""
     packed = bitmap.empty(len(mask))
     found = np.packbits(mask, bitorder="little")
     packed.view(np.uint8)[: len(found)] = found
@@ -41,7 +41,7 @@ class Column(ABC):
     """The values of one property.
 
     known    the rows that have a value
-    changes  how often something changed
+    changes  the number of changes
     """
 
     known: Bitmap
@@ -56,19 +56,19 @@ class StoredColumn(Column):
     """A column whose values can be set."""
 
     def set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
-        """Give different rows new values; None takes a value away."""
+        """Set the values of distinct rows; None removes a value."""
         has_value = np.array([value is not None for value in values], np.bool_)
         if has_value.any() or (self.changes and len(rows)):  # a column without any value takes no memory
             self._note(rows, has_value, self._set(rows, values))
 
     def copy(self, other: Column, there: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        """Give different rows the values of rows of another column of the same kind."""
+        """Copy values from the rows `there` of another column of the same kind to distinct rows."""
         has_value = bitmap.has(other.known, there)
         if has_value.any() or (self.changes and len(rows)):
             self._note(rows, has_value, self._copy(other, there, rows))
 
     def grow(self, rows: int) -> None:
-        """Make room for so many rows; the new ones have no value."""
+        """Extend the column to this number of rows; the new ones have no value."""
         self._grow(rows)
         self.known = _grown(self.known, rows)
 
@@ -83,11 +83,11 @@ class StoredColumn(Column):
 
     @abstractmethod
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
-        """Set values, and return whether any is another one than before."""
+        """Set values, and return whether any value differs from before."""
 
     @abstractmethod
     def _copy(self, other: Any, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-        """Copy values, and return whether any is another one than before."""
+        """Copy values, and return whether any value differs from before."""
 
     @abstractmethod
     def _grow(self, rows: int) -> None: ...
@@ -123,7 +123,7 @@ class NumberColumn(StoredColumn):
 
 
 class BooleanColumn(StoredColumn):
-    """Booleans: the rows where they are true."""
+    """Booleans, stored as the rows where they are true."""
 
     def __init__(self, rows: int) -> None:
         self.true = bitmap.empty(rows)
@@ -131,7 +131,7 @@ class BooleanColumn(StoredColumn):
 
     @classmethod
     def all_true(cls, rows: int) -> BooleanColumn:
-        """Return a column that is true in each row."""
+        """Return a column that is true in every row."""
         column = cls(rows)
         column.true, column.known = ~column.true, ~column.known
         return column
@@ -160,10 +160,10 @@ class BooleanColumn(StoredColumn):
 
 
 class TextColumn(StoredColumn):
-    """Texts by number (N,), int16 or int32, in `texts`; NO_TEXT is no value. `numbered` is both, of one moment."""
+    """Texts by number (N,), int16 or int32, in `texts`; NO_TEXT is no value. `numbered` is a snapshot of both."""
 
     def __init__(self, numbers: NDArray[np.signedinteger], texts: Texts) -> None:
-        # replaced together, for whoever reads meanwhile
+        # replaced together, so that concurrent readers see both
         self.numbered: tuple[NDArray[Any], Texts] = numbers.astype(_dtype_for(texts), copy=False), texts
         self.known = pack(numbers != NO_TEXT)
 
@@ -177,7 +177,7 @@ class TextColumn(StoredColumn):
 
     @classmethod
     def empty(cls, rows: int) -> TextColumn:
-        """Return a column without any value, which takes no memory until there is one."""
+        """Return a column without values, which takes no memory until one is set."""
         return cls(np.broadcast_to(np.int16(NO_TEXT), rows), Texts())
 
     @property
@@ -191,18 +191,18 @@ class TextColumn(StoredColumn):
         return self.numbered[1]
 
     def rows_with(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
-        """Return the rows whose text has a wanted number; `is_wanted` has one more element, for rows without a text."""
+        """Return the rows whose text has a wanted number; `is_wanted` has a last element for rows without a text."""
         return rows_of_numbers(is_wanted, self.numbers)
 
     def by_label(self) -> LabelSnapshot:
-        """Return the items as they are now, by their texts."""
+        """Return a snapshot of the items by text."""
         return LabelSnapshot(self.numbers.copy(), len(self.texts), None)
 
     def match_levels(self, search: Search, *, with_typos: bool) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Tell how texts match a search: the rows (M,) that have one, and levels of `StringTable` (M,)."""
+        """Return how well texts match a search: the rows (M,) that have a text, and levels of `StringTable` (M,)."""
         numbers, texts = self.numbered
         rows = np.flatnonzero(numbers != NO_TEXT)
-        chosen = numbers[rows]  # before the texts, to which others are added
+        chosen = numbers[rows]  # before the texts, which others may extend
         return rows, texts.match_levels(search, with_typos=with_typos)[chosen]
 
     def values_at(self, rows: NDArray[np.int64]) -> list[str | None]:
@@ -264,7 +264,7 @@ class TextColumn(StoredColumn):
 
 
 def _dtype_for(texts: Texts) -> type[np.int16 | np.int32]:
-    """Return the narrowest type that has a number for each text."""
+    """Return the narrowest type that can number every text."""
     return np.int16 if len(texts) <= np.iinfo(np.int16).max else np.int32
 
 

@@ -1,4 +1,4 @@
-"""Comparing the numbers of all rows with one number, in one pass over them."""
+"""Compares the numbers of all rows with one number, in a single pass."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ INT64 = np.iinfo(np.int64)
 
 
 def can_compare(values: Any, number: object) -> bool:
-    """Return whether `rows_compared` takes these: numbers of one type, those of rows and the other one."""
+    """Return whether `rows_compared` accepts these: all numbers of one type."""
     if not isinstance(values, np.ndarray):
         return False
     return isinstance(number, float) if values.dtype == np.float64 else type(number) is int
 
 
 def rows_compared(function: str, values: NDArray[Any], number: float) -> Bitmap:
-    """Return the rows whose value compares so with the number.
+    """Return the rows whose value meets the comparison with the number.
 
     function  an operator of CEL, such as ``_<_``
     values    (N,)  float64, or any integers
-    number    of the same kind; a whole number has 64 bits
+    number    of the same kind; an integer has 64 bits
     """
     rows = bitmap.empty(len(values))
     low, high = _interval(function, number)
@@ -36,7 +36,7 @@ def rows_compared(function: str, values: NDArray[Any], number: float) -> Bitmap:
 
 
 def _interval(function: str, number: float) -> tuple[float, float]:
-    """Return the lowest and the highest number that compare so; of ``!=`` those that do not."""
+    """Return the lowest and the highest number that meet the comparison; for ``!=`` those that do not."""
     if isinstance(number, float):
         lowest, highest = -inf, inf
         below, above = nextafter(number, -inf), nextafter(number, inf)
@@ -51,7 +51,7 @@ def _interval(function: str, number: float) -> tuple[float, float]:
 
 @numba.njit(cache=True, nogil=True)
 def _mark_between(values, low, high, is_outside, rows):  # type: ignore[no-untyped-def]
-    """Mark the rows whose value is in an interval, or those whose value is not."""
+    """Mark the rows whose value is inside an interval, or those whose value is outside."""
     flip = np.uint64(0) - np.uint64(is_outside)
     whole = len(values) // 64
     for word in range(whole):

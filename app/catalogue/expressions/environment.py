@@ -1,4 +1,4 @@
-"""Parsing and checking expressions: which names there are, of which types, and what an error says."""
+"""Parses and checks expressions against the declared names and their types, and explains errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from app.catalogue.expressions.syntax_tree import Node
 from app.schemas.fields import MAX_EXPRESSION_CHARS
 
 ValueType: TypeAlias = Literal["text", "number", "boolean", "time", "set", "numbers"]
-"""Types of properties, and of parameters, which may also be numbers: a list of them."""
+"""Types of properties and of parameters, which may also be a list of numbers."""
 
-MAX_DEPTH = 32  # of Google's parser
-MAX_NAMED = 60  # characters of an unknown name in an error
-MAX_LISTED = 80  # names; an error has 4 kB
-KNOWN = "known"  # whether a property has a value
+MAX_DEPTH = 32  # the limit of Google's parser
+MAX_NAMED = 60  # characters of an unknown name that an error quotes
+MAX_LISTED = 80  # names that an error lists; an error has at most 4 kB
+KNOWN = "known"  # the function that returns whether a property has a value
 
 _CEL_TYPES: Mapping[ValueType, cel.Type] = {
     "text": cel.Type.STRING,
@@ -58,7 +58,7 @@ _WRITTEN: Mapping[str, str] = {
     "=>": ">=",
     "=<": "<=",
 }
-"""What other languages write, and how it is written here."""
+"""Operators of other languages, and their equivalents in CEL."""
 
 _SYMBOL = re.compile(r"[A-Za-z]+|[&|=<>]+")
 _HAS = re.compile(r"\bhas\s*\(")
@@ -70,7 +70,7 @@ _NO_OVERLOAD = re.compile(r"found no matching overload for '([^']*)' applied to 
 class InvalidExpression(ValueError):
     """An expression that cannot be used.
 
-    position  of the character, from 0, at which something else was expected
+    position  the index of the character, from 0, at which something else was expected
     reason    what is wrong there, and what to write instead
     """
 
@@ -81,9 +81,9 @@ class InvalidExpression(ValueError):
 
 
 class Environment:
-    """The names that expressions may use. It may be used by several threads.
+    """The names that expressions may use; thread-safe.
 
-    types  of the names, such as ``item.price``
+    types  types by name, such as ``item.price``
     """
 
     def __init__(self, types: Mapping[str, ValueType]) -> None:
@@ -92,7 +92,7 @@ class Environment:
         self._compiler = cel.NewEnv(variables={**variables, "now": cel.Type.TIMESTAMP}, functions=[_KNOWN])
 
     def compile(self, text: str, result: Literal["boolean", "number"]) -> Node:
-        """Return the syntax tree of an expression that makes such a result; raise InvalidExpression."""
+        """Return the syntax tree of an expression with this result type; raise InvalidExpression."""
         if len(text) > MAX_EXPRESSION_CHARS:
             reason = f"an expression has at most {MAX_EXPRESSION_CHARS:,} characters"
             raise InvalidExpression(MAX_EXPRESSION_CHARS, reason)
@@ -139,7 +139,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _misspelt(text: str, position: int) -> InvalidExpression | None:
-    """Return the error of what another language writes at that position, or before it; None where nothing such is."""
+    """Return the error for an operator of another language at or before that position; None if there is none."""
     before = text[:position].rstrip()
     for found in _SYMBOL.finditer(text):
         if found.start() <= position <= found.end() or found.end() == len(before):

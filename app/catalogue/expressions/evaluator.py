@@ -1,8 +1,8 @@
 """Evaluates a checked expression for all items at once, by operations on whole columns.
 
-A part of an expression is either the same for all items, as a parameter is, or has a value for each row. What has no
-value makes whatever needs it an error, as in CEL; ``&&`` and ``||`` need only the side that decides. A filter shows no
-item for which it is an error, and a boost adds nothing to its score.
+A part of an expression either has one value for all items, as a parameter has, or one for each row. As in CEL, an
+operation on a missing value is an error, and ``&&`` and ``||`` need only the side that decides. If an expression is an
+error for an item, a filter excludes the item, and a boost adds nothing to its score.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from model.inference.diversity import ItemLabels
 
 
 class Evaluation:
-    """Evaluates expressions with the columns of items, and with what is the same for all of them.
+    """Evaluates expressions with the columns of items and with scalars.
 
-    columns  by name, such as ``item.price``; a property that no item has has no column
-    scalars  by name, such as ``params.max_price`` and ``now``; what is not there has no value
+    columns  by name, such as ``item.price``; a property without values has no column
+    scalars  by name, such as ``params.max_price`` and ``now``; missing names have no value
     rows     the number of items
     """
 
@@ -50,7 +50,7 @@ class Evaluation:
     def rows_where(self, node: Node) -> Bitmap:
         """Return the rows for which a condition is true.
 
-        raises  InvalidExpression  when the expression needs what cannot be done for all items at once, or too much
+        raises  InvalidExpression  when an operation is unsupported on columns, or too many are needed
         """
         return self._rows.truth(self._value(node)).true
 
@@ -60,14 +60,14 @@ class Evaluation:
         return bitmap.to_mask(truth.true, self._rows.count), bitmap.to_mask(truth.false, self._rows.count)
 
     def numbers(self, node: Node) -> NDArray[np.float64]:
-        """Return a number for each row (N,), NaN where it is an error; raises as `rows_where`."""
+        """Return a number for each row (N,), NaN if it is an error; raises as `rows_where`."""
         value = self._value(node)
         if isinstance(value, Numbers):
             return np.where(bitmap.to_mask(value.known, self._rows.count), value.values.astype(np.float64), np.nan)
         return np.full(self._rows.count, np.nan if value is MISSING else value, np.float64)
 
     def gains(self, node: Node, most: float) -> NDArray[np.float32]:
-        """Return a number for each row (N,), at most `most` either way, and 0 where it is an error."""
+        """Return a number for each row (N,), between -most and most, and 0 if it is an error."""
         values, known = self._rows.spread(self._value(node))
         gains = np.zeros(self._rows.count, np.float32)
         if isinstance(values, np.ndarray):
@@ -166,7 +166,7 @@ class Evaluation:
         return result
 
     def _quantified_sets(self, node: Quantifier, sets: SetColumn) -> Condition:
-        """Evaluate the predicate once for each different text."""
+        """Evaluate the predicate once for each distinct text."""
         self._operations.count(node.position)
         texts = sets.labels
         column = TextColumn(np.arange(len(texts), dtype=np.int32), texts)
@@ -178,7 +178,7 @@ class Evaluation:
 
 
 def compile_loops() -> None:
-    """Compile, or load the compiled code, before the first request waits for it."""
+    """Compile the loops, or load their compiled code, before the first request."""
     rows, bits = bitmap.empty(1), np.zeros(1, np.uint64)
     _choose(rows, bits, bits, bits)
     _limit(np.zeros(1), rows, 1.0, np.zeros(1, np.float32))
@@ -192,9 +192,9 @@ def compile_loops() -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _choose(chosen, values, others, result):  # type: ignore[no-untyped-def]
-    """Choose the bits of each row without a branch, which would be predicted wrongly for half of them.
+    """Choose the bits of each row without a branch, which would be mispredicted for half of them.
 
-    values, others  (N,), or (1,) for the same in each row
+    values, others  (N,), or (1,) for the same value in each row
     """
     step, other_step = len(values) != 1, len(others) != 1
     for row in range(len(result)):

@@ -1,4 +1,4 @@
-"""The functions and operators of expressions, each for all rows at once."""
+"""The functions and operators of expressions, each applied to all rows at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, 
 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
 INT64 = range(-(2**63), 2**63)
-NUMBERS_PER_OPERATION = 4  # that a number is compared with
+NUMBERS_PER_OPERATION = 4  # comparisons with a number that count as one operation
 DURATIONS = {"duration_to_hours": 3_600_000_000, "duration_to_minutes": 60_000_000, "duration_to_seconds": 1_000_000}
 TEXT_FUNCTIONS = frozenset({"startsWith", "endsWith", "contains", "matches"})
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -38,14 +38,14 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 class Functions:
-    """Calls functions, and counts those that work on rows."""
+    """Calls functions, and counts the operations on rows."""
 
     def __init__(self, rows: Rows, operations: Operations) -> None:
         self._rows = rows
         self._operations = operations
 
     def call(self, position: int, function: str, args: Sequence[Value]) -> Value:
-        """Return the value of a function; raises InvalidExpression where it does not work on rows, or on these."""
+        """Return the value of a function; raise InvalidExpression if rows or these arguments are unsupported."""
         if function == KNOWN:
             return self._is_known(args[0])
         if MISSING in args:
@@ -87,7 +87,7 @@ class Functions:
         return Numbers(value.values.astype(np.float64), value.known) if isinstance(value, Numbers) else float(value)
 
     def _in_units(self, duration: Numbers | int, unit: int) -> Value:
-        """Return the whole units in a duration, or in that of each row; below zero as many as above it."""
+        """Return the whole units in a duration, or in each row's, rounded towards zero."""
         if isinstance(duration, Numbers):
             return Numbers(
                 duration.values // unit + ((duration.values < 0) & (duration.values % unit > 0)), duration.known
@@ -136,7 +136,7 @@ class Functions:
             return self._rows.truth_where(column.rows_with(wanted), column.known)
         number = column.texts.number(text)
         if number is None:
-            number = NO_TEXT  # no known row has it
+            number = NO_TEXT  # matches no known row
         return self._rows.truth_where(rows_compared(function, column.numbers, number), column.known)
 
     def _contained(self, position: int, one: Value, values: Value) -> Condition:
@@ -198,13 +198,13 @@ class Functions:
 
 
 class Operations:
-    """Counts operations on columns, and ends what needs too many."""
+    """Counts operations on columns, and rejects expressions that need too many."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def count(self, position: int, more: int = 1) -> None:
-        """Count so many more."""
+        """Count this many more operations."""
         self._number += more
         if self._number > MAX_OPERATIONS:
             raise InvalidExpression(

@@ -1,4 +1,4 @@
-"""Items by the labels that they have: their categories, or the texts of one of their properties."""
+"""Items by their labels: their categories, or the texts of one of their properties."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from model.inference.diversity import ItemLabels
 
 
 class LabelledItems(Protocol):
-    """Items and their labels, which are numbered from 0."""
+    """Items and their labels, numbered from 0."""
 
     def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
-        """Return the labels of the items of these rows."""
+        """Return the labels of the items in these rows."""
 
     def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have at least one of the labels."""
@@ -26,11 +26,11 @@ class LabelledItems(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelSnapshot:
-    """The labels that N items had in a column at one moment.
+    """A snapshot of the labels of N items in a column.
 
-    numbers  (N,)  int16 or int32, of each item's text or set of texts; -1 for none
-    count    the number of different texts or sets
-    sets     the labels of each set; None where a text is its own label
+    numbers  (N,)  int16 or int32, the number of each item's text or set of texts; -1 for none
+    count    the number of distinct texts or sets
+    sets     the labels of each set; None if a text is its own label
     """
 
     numbers: NDArray[np.signedinteger]
@@ -39,11 +39,11 @@ class LabelSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """Its size in memory, in bytes."""
         return self.numbers.nbytes + (0 if self.sets is None else self.sets.labels.nbytes + self.sets.ends.nbytes)
 
     def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
-        """Return the labels of the items of these rows."""
+        """Return the labels of the items in these rows."""
         numbers = self.numbers[rows].astype(np.int64)
         known = numbers >= 0
         if self.sets is None:
@@ -57,7 +57,7 @@ class LabelSnapshot:
     def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have at least one of the labels."""
         if self.sets is None:
-            is_wanted = np.zeros(self.count + 1, np.bool_)  # the last one is of items without a text
+            is_wanted = np.zeros(self.count + 1, np.bool_)  # the last element is for items without a text
             is_wanted[labels] = True
             return rows_of_numbers(is_wanted, self.numbers)
         is_label_wanted = np.zeros(max(labels.max(initial=0), self.sets.labels.max(initial=0)) + 1, np.bool_)

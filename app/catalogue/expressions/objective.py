@@ -1,7 +1,7 @@
-"""What scores gain when they are weighed by a number of items.
+"""Score gains from weighing items by a number.
 
-A score is the logarithm of an item's odds, so what is added to it multiplies the odds. With the logarithm of a value
-added, lists are in order of the expected value; with a share of it, between that and the order of the odds.
+A score is the logarithm of an item's odds, so adding to it multiplies the odds. With the logarithm of a value added,
+lists are in order of expected value. With a fraction of it, the order is between that and the order of the odds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from model.inference import bitmap
 
 
 def log_values(column: NumberColumn) -> NDArray[np.float32]:
-    """Return the logarithm of each item's value (N,), less the median of these.
+    """Return the logarithm of each item's value (N,), minus the median of all logarithms.
 
-    An item without a value has the median, 0; one whose value is 0 or less has minus infinity. The unit of the values
-    makes no difference.
+    An item without a value gets the median, 0; an item with a value of 0 or less gets minus infinity. The unit of the
+    values has no effect.
     """
     known = bitmap.to_mask(column.known, len(column.values))
     above_0 = known & (column.values > 0)
@@ -28,7 +28,7 @@ def log_values(column: NumberColumn) -> NDArray[np.float32]:
 
 
 def gains_of(values: NDArray[np.float32], strength: float, most: float) -> NDArray[np.float32]:
-    """Return what each score gains (N,) for the logarithms of values, at most `most` either way.
+    """Return the score gains (N,) for the logarithms of values, between -most and most.
 
     strength  above 0
     """

@@ -18,35 +18,35 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import ItemLabels
 
-SURROGATES = range(0xD800, 0xE000)  # are no characters
-LABELS = 0x110000 - len(SURROGATES)  # different ones in a column of sets
+SURROGATES = range(0xD800, 0xE000)  # not characters
+LABELS = 0x110000 - len(SURROGATES)  # distinct labels that a column of sets can have
 NO_LABELS = ItemLabels(np.zeros(0, np.int64), np.zeros(1, np.int64))
 
 
 class SetColumn(Column):
     """Sets of texts.
 
-    labels  the different texts
+    labels  the distinct texts
     """
 
     labels: Texts
 
     @abstractmethod
     def rows_with(self, text: str) -> Bitmap:
-        """Return the rows whose sets have the text."""
+        """Return the rows whose sets contain the text."""
 
     @abstractmethod
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
-        """Return the rows whose sets have a label with a wanted number."""
+        """Return the rows whose sets contain a label with a wanted number."""
 
     @property
     @abstractmethod
     def sizes(self) -> NDArray[np.int64]:
-        """How many texts each set has: (N,)."""
+        """The number of texts in each set: (N,)."""
 
 
 class TextSetColumn(SetColumn, StoredColumn):
-    """Sets, each kept once, as a text whose characters stand for labels."""
+    """Sets, each stored once as a text whose characters represent labels."""
 
     def __init__(self, rows: int) -> None:
         self.labels = Texts()
@@ -75,9 +75,9 @@ class TextSetColumn(SetColumn, StoredColumn):
         return self._sets.rows_with(sets_with_any(is_wanted, self._labels_of(self._sets.texts)))
 
     def by_label(self, rows: NDArray[np.int64] | None = None) -> LabelSnapshot:
-        """Return the items, or those of some rows, as they are now, by the texts of their sets; thread-safe."""
+        """Return a snapshot of the items, or those in some rows, by the texts of their sets; thread-safe."""
         numbers, texts = self._sets.numbered
-        numbers = numbers.copy() if rows is None else numbers[rows]  # before the sets, to which others are added
+        numbers = numbers.copy() if rows is None else numbers[rows]  # before the sets, which others may extend
         sets = self._labels_of(texts)
         return LabelSnapshot(numbers, len(sets.ends) - 1, sets)
 
@@ -94,7 +94,7 @@ class TextSetColumn(SetColumn, StoredColumn):
         return None if letters is None else self._texts_of(letters)
 
     def values_at(self, rows: NDArray[np.int64]) -> list[tuple[str, ...] | None]:
-        """Return the values of some rows; equal ones are one object."""
+        """Return the values of some rows; equal values are the same object."""
         numbers, texts = self._sets.numbered
         wanted = numbers[rows].tolist()
         different = [number for number in set(wanted) if number != NO_TEXT]
@@ -128,13 +128,13 @@ class TextSetColumn(SetColumn, StoredColumn):
         return tuple(self.labels.at(_numbers_of(letters)))
 
     def _encoded(self, sets: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-        """Return what stands for each of some sets of different labels."""
+        """Return the encoding of each set of distinct labels."""
         numbers = self.labels.add_all([*chain.from_iterable(sets)])
         letters = iter([_letter(number) if number < LABELS else "" for number in numbers.tolist()])
         return {labels: "".join(islice(letters, len(labels))) for labels in sets}
 
     def _labels_of(self, sets: Texts) -> ItemLabels:
-        """Return the numbers of the labels of each different set; those of the last time need not be decoded again."""
+        """Return the numbers of the labels of each distinct set; sets decoded before are not decoded again."""
         texts, known, labels = self._decoded
         if texts is not sets:
             known, labels = 0, NO_LABELS

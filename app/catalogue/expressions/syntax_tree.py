@@ -1,7 +1,7 @@
-"""The syntax tree of a checked expression, read from the form in which CEL's compiler gives it.
+"""The syntax tree of a checked expression, read from the output of CEL's compiler.
 
-The messages and field numbers are those of ``cel/expr/syntax.proto`` and ``cel/expr/checked.proto`` of the CEL
-specification (https://github.com/google/cel-spec), as far as they are read here.
+The messages and field numbers are those of ``cel/expr/syntax.proto`` and ``cel/expr/checked.proto`` in the CEL
+specification (https://github.com/google/cel-spec), as far as they are needed here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SCALARS = {
 class Node:
     """A part of an expression.
 
-    position  of the character, from 0, by which an error names it
+    position  the index of the character, from 0, that an error refers to
     """
 
     position: int
@@ -80,16 +80,16 @@ class Constant(Node):
 
 @dataclass(frozen=True, slots=True)
 class Name(Node):
-    """A variable by its whole name, such as ``item.price``, or that of a macro's element."""
+    """A variable by its full name, such as ``item.price``, or the variable of a macro."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """A function or an operator by its name, such as ``_&&_``; a method's object is the first argument.
+    """A function or an operator by its name, such as ``_&&_``; a method's receiver is the first argument.
 
-    A method that durations and times have both is named after the one that it is called of: ``duration_to_hours``.
+    A method of both durations and times is named after the type of its receiver, such as ``duration_to_hours``.
     """
 
     function: str
@@ -98,14 +98,14 @@ class Call(Node):
 
 @dataclass(frozen=True, slots=True)
 class Elements(Node):
-    """A list that is written out."""
+    """A list literal."""
 
     elements: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantifier(Node):
-    """The macros ``exists`` and ``all``: whether the predicate holds for one element of the list, or for all."""
+    """The macros ``exists`` and ``all``: whether the predicate holds for any element of the list, or for all."""
 
     elements: Node
     variable: str
@@ -115,13 +115,13 @@ class Quantifier(Node):
 
 @dataclass(frozen=True, slots=True)
 class Unsupported(Node):
-    """What no expression here may have; `what` names it."""
+    """An unsupported part of an expression; `what` names it."""
 
     what: str
 
 
 def names(node: Node) -> frozenset[str]:
-    """Return all names in a tree, those of macros' elements too."""
+    """Return all names in a tree, including the variables of macros."""
     match node:
         case Name(_, name):
             return frozenset({name})
@@ -143,7 +143,7 @@ def read(checked: bytes) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns messages into nodes: by expression id, what a name and a function refer to, and where it stands."""
+    """Converts messages to nodes, with the reference and position of each expression id."""
 
     names: Mapping[int, str]
     overloads: Mapping[int, str]
@@ -171,7 +171,7 @@ class _Reader:
         return Call(position, function, tuple(map(self.node, args)))
 
     def _quantifier(self, loop: Any, position: int) -> Node:
-        """Return what the compiler has made a loop of: ``exists`` begins with false and adds up with ``||``."""
+        """Return the quantifier of an expanded loop: that of ``exists`` starts with false and uses ``||``."""
         begin, step = _value_of(loop.accu_init.const_expr), loop.loop_step.call_expr
         if (begin, step.function) not in ((False, "_||_"), (True, "_&&_")):
             return Unsupported(position, "a macro other than exists and all")

@@ -1,4 +1,4 @@
-"""What expressions do with texts: looked for in the different texts of a column once, and not in every row."""
+"""Text functions of expressions, applied once to each distinct text of a column instead of to every row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.environment import InvalidExpression
 
-MAX_TEXTS = 100_000  # different ones that a function looks through, a few milliseconds of work
-FEW_TEXTS = 1_000  # among which Python finds them in the time that Polars takes to start
-MAX_PATTERN = 300  # characters, times repetitions: each of them may take a tenth of a millisecond to compile
+MAX_TEXTS = 100_000  # distinct texts that a function may search, a few milliseconds of work
+FEW_TEXTS = 1_000  # up to here, Python finds texts faster than Polars starts
+MAX_PATTERN = 300  # characters times repetitions; compiling each may take a tenth of a millisecond
 IN_BRACES, NUMBER = re.compile(r"\{[^}]*"), re.compile(r"[0-9]+")
 MICROSECONDS: Mapping[str, float] = {"h": 3.6e9, "m": 6e7, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 DURATION = re.compile(r"-?(\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns)((\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns))*")
@@ -37,17 +37,17 @@ OF_ONE_TEXT: Mapping[str, Callable[[str, str], bool]] = {
 
 
 def matched(position: int, function: str, column: TextColumn, wanted: str) -> NDArray[np.bool_]:
-    """Return for each different text of the column whether the function is true of it, and False for no text."""
+    """Return for each distinct text of the column whether the function is true for it, and False for no text."""
     return _with_no_text(_matched(position, function, _searchable(position, column), wanted))
 
 
 def matches(position: int, function: str, text: str, wanted: str) -> bool:
-    """Return whether the function is true of the text."""
+    """Return whether the function is true for the text."""
     return bool(_matched(position, function, pl.Series([text]), wanted)[0])
 
 
 def compared(position: int, compare: Callable[[Any, Any], Any], column: TextColumn, text: str) -> NDArray[np.bool_]:
-    """Return for each different text of the column how it compares, by code points, and False for no text."""
+    """Return the result of comparing each distinct text of the column by code points, and False for no text."""
     return _with_no_text(compare(_searchable(position, column), text).to_numpy())
 
 

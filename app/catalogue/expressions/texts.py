@@ -1,4 +1,4 @@
-"""Different texts by number, to which others are added: what columns of texts refer to."""
+"""Distinct texts by number, in an append-only table that columns of texts refer to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from model.artifact.growing_table import GrowingTable, extended
 from model.artifact.string_table import StringTable, ends_of
 from model.artifact.word_index import GrowingWordIndex, Levels, Search
 
-MIN_NEW, NEW_SHARE = 1_000, 1 / 8  # so many new texts, or so many for each one before, are a reason to look for unused
+MIN_NEW, NEW_SHARE = 1_000, 1 / 8  # either number of new texts triggers the removal of unused ones
 
 
 class Texts:
-    """Different texts, without an object for each. One thread adds, any may read."""
+    """Distinct texts, without an object for each. One thread may add texts while any thread reads."""
 
     def __init__(self, texts: Iterable[str] | pl.Series = ()) -> None:
         self._table = GrowingTable(texts if isinstance(texts, StringTable) else StringTable.of(texts))
@@ -30,7 +30,7 @@ class Texts:
 
     @property
     def has_many_new(self) -> bool:
-        """Whether it is time to make this anew of the texts that are still in use."""
+        """Whether enough texts are new to rebuild the table from the texts still in use."""
         return len(self) - self._first > max(MIN_NEW, NEW_SHARE * self._first)
 
     @property
@@ -41,7 +41,7 @@ class Texts:
         return self._series
 
     def without_unused(self, is_used: NDArray[np.bool_]) -> Texts:
-        """Return the texts that are still in use, which are these while most are."""
+        """Return a table of the texts still in use, which is this table while most are."""
         self._first = len(self)
         if is_used.sum() > (1 - NEW_SHARE) * len(self):
             return self
@@ -51,20 +51,20 @@ class Texts:
         return Texts(StringTable(strings.buffer[np.repeat(is_used, sizes)], ends_of(sizes[is_used])))
 
     def number(self, text: str) -> int | None:
-        """Return the number of a text; None for an unknown one."""
+        """Return the number of a text; None if it is unknown."""
         return self._table.get(text)
 
     def add(self, text: str) -> int:
-        """Return the number of a text, which is added if it is unknown."""
+        """Return the number of a text, adding it if it is unknown."""
         return int(self._table.add_all([text])[0])
 
     def add_all(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of the texts; those that are unknown are added."""
+        """Return the numbers of the texts, adding unknown ones."""
         return self._table.add_all(texts)
 
     @property
     def folded(self) -> StringTable:
-        """The texts in folded case, by number. Only those that have come since the last time are case-folded."""
+        """The texts in folded case, by number. Only texts added since the last call are folded."""
         strings = self._table.strings()
         buffer, ends, count = self._folded
         if count < len(strings):
@@ -78,12 +78,12 @@ class Texts:
         return StringTable(buffer, ends[: len(strings) + 1].view(np.uint64))
 
     def match_levels(self, search: Search, *, with_typos: bool) -> Levels:
-        """Tell how each text matches a search, by number: levels of `StringTable`. The first search indexes them."""
+        """Return each text's match level by number, as in `StringTable`. The first search builds an index."""
         return self._words.match_levels(self.folded, search, with_typos=with_typos)
 
     def __getitem__(self, number: int) -> str:
         return self._table[number]
 
     def at(self, numbers: NDArray[np.integer]) -> list[str]:
-        """Return the texts of these numbers, in order."""
+        """Return the texts with these numbers, in order."""
         return self._table.at(numbers)

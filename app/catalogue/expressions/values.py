@@ -1,4 +1,4 @@
-"""What a part of an expression is: the same for all items, or something for each row."""
+"""The values of parts of an expression: one for all items, or one for each row."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 
 Scalar: TypeAlias = "bool | int | float | str | Sequence[str] | Sequence[float]"
-"""The same for all items; a time or a duration is a number of microseconds."""
+"""A value that all items share; a time or a duration is a number of microseconds."""
 
 
 class _Missing:
-    """What has no value."""
+    """The type of a missing value."""
 
 
 MISSING = _Missing()
@@ -27,7 +27,7 @@ MISSING = _Missing()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """The rows for which a condition is true, and those for which it is false; for the others it is an error."""
+    """The rows for which a condition is true, and those for which it is false; for all others it is an error."""
 
     true: Bitmap
     false: Bitmap
@@ -35,7 +35,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """A number, a time or a duration of each row that is known."""
+    """A number, a time or a duration for each known row."""
 
     values: NDArray[Any]
     known: Bitmap
@@ -46,7 +46,7 @@ Condition: TypeAlias = "bool | _Missing | Truth"
 
 
 class Rows:
-    """A number of rows, and what has a value for each of them."""
+    """The number of rows, which converts values to one value per row."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -54,7 +54,7 @@ class Rows:
         self.all = ~self.none
 
     def truth(self, value: Value) -> Truth:
-        """Return a condition as one that has a value for each row."""
+        """Return a condition with a value for each row."""
         if isinstance(value, Truth):
             return value
         if value is MISSING:
@@ -62,18 +62,18 @@ class Rows:
         return Truth(self.all, self.none) if value else Truth(self.none, self.all)
 
     def truth_where(self, is_true: NDArray[np.bool_] | Bitmap, known: Bitmap) -> Truth:
-        """Return the condition, which is known for these rows."""
+        """Return a condition that is known for these rows."""
         true: Bitmap = pack(is_true) if is_true.dtype == np.bool_ else is_true  # type: ignore[arg-type, assignment]
         return Truth(true & known, known & ~true)
 
     def spread(self, value: Value) -> tuple[Any, Bitmap]:
-        """Return a number as one that has a value for each row."""
+        """Return a number with a value for each row."""
         if isinstance(value, Numbers):
             return value.values, value.known
         return (0, self.none) if value is MISSING else (value, self.all)
 
     def join(self, decisive: bool, first: Condition, second: Condition) -> Condition:
-        """Return both conditions joined: by ``||`` where being true decides, by ``&&`` where being false does."""
+        """Return both conditions joined: for ``||`` true is decisive, for ``&&`` false."""
         if first is decisive or second is decisive:
             return decisive
         if first is (not decisive) or second is (not decisive):

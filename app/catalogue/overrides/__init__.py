@@ -1,1 +1,1 @@
-"""What a tenant has set of items, as far as a process has read it."""
+"""A tenant's item overrides, as read by one process."""

@@ -1,4 +1,4 @@
-"""Overrides of items: the values that a tenant has set through the API, as far as this process has read them."""
+"""Item overrides: the values that a tenant has set through the API, as read by this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.records import NO_PROPERTIES, HeldProperties, ItemChanges, ItemEntr
 
 
 class DescribedItem(NamedTuple):
-    """What is set of an item in words; an empty part is not set."""
+    """The parts of an item's overrides that describe it in words; parts that are not set are empty."""
 
     item_id: str
     title: str
@@ -19,11 +19,11 @@ class DescribedItem(NamedTuple):
 
 
 class ItemOverrides:
-    """The newest entry of each item, in the values of one catalogue, which those of others follow.
+    """The newest override of each item, stored in the values of one catalogue, from which others are updated.
 
-    version       the store's version up to which all changes were read
+    version       the version of the store up to which all changes are read
     change_count  the number of changes read
-    held          the tenant's properties
+    held          the tenant's declared properties
     """
 
     def __init__(self) -> None:
@@ -31,31 +31,31 @@ class ItemOverrides:
         self.change_count = 0
         self.held = NO_PROPERTIES
         self._values = CatalogueValues.of_no_catalogue()
-        self._lock = Lock()  # is held by whoever changes this, or copies of it
+        self._lock = Lock()  # held while changing this object, or copying from it
 
     def __contains__(self, item_id: str) -> bool:
-        """Return whether the tenant has ever set anything of the item."""
+        """Return whether the tenant has ever set a value of the item."""
         return item_id in self._values
 
     def entry(self, item_id: str) -> ItemEntry | None:
-        """Return what the tenant has set of the item, None for nothing; thread-safe."""
+        """Return the overrides of the item, None if there are none; thread-safe."""
         return self._values.entry(item_id)
 
     def hold(self, held: HeldProperties) -> bool:
-        """Go by these properties, unless they came before the present ones; return whether anything changes."""
+        """Switch to these declared properties unless they are older; return whether anything changes."""
         if not self.held.is_before(held):
             return False
         with self._lock:
             return self._hold(held)
 
     def start_over(self) -> None:
-        """Read all changes again, and go by whatever properties there are."""
+        """Read all changes again, and accept any declared properties."""
         with self._lock:
             self.version = 0
             self._set_held(NO_PROPERTIES)
 
     def apply(self, changes: ItemChanges) -> None:
-        """Apply the changes of items, but for values of properties that were taken back since they were read."""
+        """Apply changes to items, except values of properties that were removed since the changes were read."""
         with self._lock:
             self._hold(changes.held)
             newest = {entry.item_id: entry for entry in changes.entries}
@@ -69,7 +69,7 @@ class ItemOverrides:
             self.version = changes.version
 
     def bring_up_to_date(self, values: CatalogueValues) -> None:
-        """Copy what has changed into the values of another catalogue; thread-safe, and others wait for a page only."""
+        """Copy all changes to the values of another catalogue; thread-safe, blocking others for one page at a time."""
         while not self._is_current(values):
             source, change_count = self._values, self.change_count
             for part, ids, rows in source.changed_since(values.change_count):
@@ -85,7 +85,7 @@ class ItemOverrides:
                     values.change_count = change_count
 
     def keep_in(self, values: CatalogueValues) -> None:
-        """Keep what is set in these values from now on, so that nothing is kept twice."""
+        """Use these values as the storage from now on, so that nothing is stored twice."""
         while self._values is not values:
             self.bring_up_to_date(values)
             with self._lock:

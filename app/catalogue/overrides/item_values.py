@@ -1,4 +1,4 @@
-"""What a tenant has set of items, in columns: nothing of an item is a Python object."""
+"""A tenant's item overrides in columns, without Python objects per item."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from app.catalogue.item_properties import ItemProperties
 from storage.records import ItemEntry
 
 RECENT_PAGES = 16
-ROOM_SHARE = 16  # of the rows there are, one is room for others
+ROOM_SHARE = 16  # one spare row is reserved for this many rows
 
 Rows = NDArray[np.int64]
 
 
 class ItemValues:
-    """What a tenant has set of N items, by row. One thread at a time changes it, any may read.
+    """The overrides of N items by row. One thread at a time may change them while any thread reads.
 
-    titles       that replace a model's; an empty one does, too
-    categories   that replace a model's
-    switched_on  whether each item is available, as all are at first
-    properties   the others
+    titles       replace the model's titles, even if empty
+    categories   replace the model's categories
+    switched_on  whether each item is available, which is the default
+    properties   all other properties
     """
 
     def __init__(self, rows: int) -> None:
@@ -33,23 +33,23 @@ class ItemValues:
         self.categories = TextSetColumn(rows)
         self.switched_on = BooleanColumn.all_true(rows)
         self.properties = ItemProperties(rows)
-        self._counts = np.zeros(rows, np.int64)  # the tenant's changes up to each item's last one; 0: nothing is set
-        # the rows of the pages put last, and the counts of changes before and after: a change costs no look at all rows
+        self._counts = np.zeros(rows, np.int64)  # change count at each item's last change; 0 if nothing is set
+        # rows of the newest pages, with the change counts before and after each: finding changes does not scan all rows
         self._recent: deque[tuple[int, int, Rows]] = deque([(0, 0, np.zeros(0, np.int64))], RECENT_PAGES)
 
     def has(self, row: int) -> bool:
-        """Return whether anything was ever set of the item in this row."""
+        """Return whether any value of the item in this row was ever set."""
         return bool(self._counts[row])
 
     def entry(self, item_id: str, row: int) -> ItemEntry | None:
-        """Return what is set of the item in this row, None for nothing."""
+        """Return the overrides of the item in this row; None if there are none."""
         if not self.has(row):
             return None
         categories, is_on = self.categories.value(row), self.switched_on.value(row)
         return ItemEntry(item_id, self.titles.value(row), categories, is_on, self.properties.given(row))
 
     def put(self, rows: Rows, entries: Sequence[ItemEntry], change_count: int) -> None:
-        """Replace all that is set of the items in different rows; these are the changes up to that count."""
+        """Replace all overrides of distinct rows, and set their change count."""
         self.titles.set(rows, [entry.title for entry in entries])
         self.categories.set(rows, [entry.categories for entry in entries])
         self.switched_on.set(rows, [entry.available is not False for entry in entries])
@@ -57,7 +57,7 @@ class ItemValues:
         self._note(rows, change_count)
 
     def copy(self, other: ItemValues, there: Rows, rows: Rows, change_count: int) -> None:
-        """Replace all that is set of the items in different rows by what is set in rows of another one."""
+        """Replace all overrides of distinct rows by those in the rows `there` of another instance."""
         self.titles.copy(other.titles, there, rows)
         self.categories.copy(other.categories, there, rows)
         self.switched_on.copy(other.switched_on, there, rows)
@@ -65,15 +65,15 @@ class ItemValues:
         self._note(rows, change_count)
 
     def changed_since(self, change_count: int) -> Rows:
-        """Return the rows that were put since that count of changes."""
+        """Return the rows that changed since that change count."""
         recent = tuple(self._recent)
-        if recent[0][0] > change_count:  # there may be changes that are not among the recent ones
+        if recent[0][0] > change_count:  # older changes may no longer be among the recent pages
             return np.flatnonzero(self._counts > change_count)
         pages = [rows for _, after, rows in recent if after > change_count]
         return pages[0] if len(pages) == 1 else np.unique(np.concatenate([np.zeros(0, np.int64), *pages]))
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Extend the columns to at least this number of rows."""
         if rows > len(self._counts):
             room = rows + rows // ROOM_SHARE
             for column in (self.titles, self.categories, self.switched_on):

@@ -1,1 +1,1 @@
-"""From the stored states of users to their ranked items: everything but input and output."""
+"""Ranks items for users from their stored states, without any input or output."""

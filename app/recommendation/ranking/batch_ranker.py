@@ -43,17 +43,17 @@ ITEM_ID = itemgetter("item_id")
 
 
 class RankerInput(NamedTuple):
-    """What was read for the requests of a batch: their users, and what each request's expressions select."""
+    """The data read for the requests of a batch: their users, and the selection of each request."""
 
     users: StoredUsers
     selections: Sequence[Selection]
 
 
 class RankedItems(NamedTuple):
-    """The best items for one query, at least its depth if there are as many; -1 is no item.
+    """The best items for one query: at least its depth, if there are as many; -1 pads the rest.
 
     vectors   the query vectors of the batch
-    position  the position of this query's vector among them
+    position  the position of this query's vector in them
     """
 
     rows: Rows
@@ -63,7 +63,7 @@ class RankedItems(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The rows and items of a page, and the cursor of the next one if there is one; no rows for popular items."""
+    """The rows and items of a page, and the cursor of the next page, if any; popular items have no rows."""
 
     rows: Rows
     items: Sequence[ScoredItem]
@@ -74,9 +74,9 @@ class Listed(NamedTuple):
 class RankedBatch:
     """The answers to a batch.
 
-    ranked    how many of them the engine has ranked
-    begin_s   when that began, by ``time.perf_counter``
-    stages_s  how long each stage of the engine took
+    ranked    the number of queries that the engine has ranked
+    begin_s   the time at which ranking began, by ``time.perf_counter``
+    stages_s  the duration of each stage of the engine
     """
 
     answers: list[Recommendations]
@@ -101,7 +101,7 @@ class BatchRanker:
         compile_loops()
 
     def rank(self, requests: Sequence[RecommendationRequest], read: RankerInput) -> RankedBatch:
-        """Return the answers to requests, in order; popular items where the engine has lost its device."""
+        """Return the answers to the requests, in order; popular items if the engine has lost its device."""
         begin_s = time.perf_counter()
         queries = self._builder.build(requests, read.users, read.selections)
         stages_s = {"step": 0.0, "scan": 0.0}
@@ -132,7 +132,7 @@ class BatchRanker:
         return ranked
 
     def _is_captured(self, queries: Sequence[CatalogueQuery]) -> bool:
-        """Return whether the engine ranks these users' queries in one go: lists of one length, without more to them."""
+        """Return whether the engine can rank the queries in one captured batch: plain queries of one length."""
         if not self._engine.has_graphs:
             return False
         depth = queries[0].depth
@@ -144,9 +144,9 @@ class BatchRanker:
     def _rank_captured(
         self, queries: Sequence[CatalogueQuery], stages_s: dict[str, float]
     ) -> Mapping[CatalogueQuery, RankedItems]:
-        """Return the best items of each query as `_rank` does; the time of both stages is the scan's.
+        """Return the best items of each query as `_rank` does, with the time of both stages recorded as `scan`.
 
-        Of that, `device` is what the device has worked: the rest is what this process did, and what it waited for.
+        The stage `device` is the time in which the device worked. The rest is work and waiting in this process.
         """
         begin_s = time.perf_counter()
         excluded = [query.excluded for query in queries]
@@ -175,7 +175,7 @@ class BatchRanker:
         """Return the best items of each query.
 
         vectorise  makes one vector for each query
-        stages_s   gets the time of both stages added: step makes the vectors, scan ranks the catalogue
+        stages_s   receives the times of both stages: `step` makes the vectors, `scan` ranks the catalogue
         """
         by_depth: dict[int, list[int]] = {}  # positions of the queries: short rankings do not wait for long ones
         individual: list[int] = []  # boosts and candidates belong to one request
@@ -190,7 +190,7 @@ class BatchRanker:
         vectors = vectorise(queries)
         step_s = time.perf_counter() - step_begin_s
         if len(by_depth) + len(individual) > 1:
-            self._engine.products(vectors)  # once, and not for each part of the batch
+            self._engine.products(vectors)  # once for the whole batch, not for each part
         ranked: dict[CatalogueQuery, RankedItems] = {}
         for depth, positions in by_depth.items():
             group = vectors if len(positions) == len(queries) else vectors[positions]
@@ -205,7 +205,7 @@ class BatchRanker:
         return ranked
 
     def _build_answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
-        """Build the answer to a query from its ranked items, or from popular items where the engine ranked none."""
+        """Build the answer to a query from its ranked items, or from popular items if the engine ranked none."""
         request, scenario = query.request, query.request.scenario or ""
         source = _source(query, ranked)
         rows, items, cursor = listed = self._list(query, ranked)
@@ -213,12 +213,12 @@ class BatchRanker:
             rows, items, cursor = self._fill(query, ranked, listed)
         if request.explain and ranked is not None:
             for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
-                # in JSON from here on: the garbage collector stops everybody while it goes through 60,000 dicts
+                # JSON from here on, because the garbage collector would pause all requests to visit 60,000 dicts
                 item["explanation"] = cast(Explanation, orjson.Fragment(orjson.dumps(explanation)))
         if query.due is not None:
             repeats = _repeats(query.due)
             for row, item in zip(rows.tolist(), items, strict=True):
-                if row in repeats:  # a pinned item may be none of them
+                if row in repeats:  # a pinned item may not be due
                     item["repeat"] = repeats[row]
         item_ids = items.item_ids if isinstance(items, EncodedItems) else list(map(ITEM_ID, items))
         experiment = self._experiment or (request.experiment if scenario else "")
@@ -272,7 +272,7 @@ class BatchRanker:
         return Listed(rows, self._items(query, rows, scores), None)
 
     def _items(self, query: CatalogueQuery, rows: Rows, scores: Scores) -> Sequence[ScoredItem]:
-        """Return the items of a list, encoded unless something is added to each."""
+        """Return the items of a list; as encoded JSON unless each item has additional fields."""
         if query.request.explain or query.selection.fallback is not None:
             return self._catalogue.scored_items(rows, scores.tolist())
         encoded: Sequence[Any] = self._catalogue.encoded_items(rows, scores.tolist())
@@ -289,7 +289,7 @@ class BatchRanker:
         return PersonalRanking(self._engine, ranked.vectors.one(ranked.position), query.boosts, query.candidates)
 
     def _fill(self, query: CatalogueQuery, ranked: RankedItems | None, listed: Listed) -> Listed:
-        """Let the items follow that the fallback allows, as a next page would; a list without a cursor ends after k."""
+        """Append the items that the fallback allows, as the next page; a list without a cursor ends after k items."""
         if len(listed.items) == query.request.k and query.request.cursor is None:
             return listed
         rest = self._builder.rest(query, list(map(ITEM_ID, listed.items)))
@@ -302,7 +302,7 @@ class BatchRanker:
         return Listed(np.concatenate([listed.rows, rows]), [*listed.items, *items], cursor)
 
     def _rerank(self, query: CatalogueQuery, rules: RerankingRules, ranking: Ranking, best: Ranked) -> Listed:
-        """Apply the rules to a ranking, whose first items are `best`."""
+        """Apply the rules to a ranking whose first items are `best`."""
         page = rules.page(ranking, best, query.excluded)
         items = self._catalogue.scored_items(page.rows, page.scores.tolist())
         for place in page.pinned:
@@ -344,7 +344,7 @@ def _states_of(queries: Sequence[CatalogueQuery]) -> States:
 
 
 def _repeats(due: DueItems) -> dict[int, Repeat]:
-    """Return what makes each item due, by row."""
+    """Return by row why each item is due."""
     parts = due.times, due.age_days.round(2), due.interval_days.round(2)
     return {
         row: {"times": times, "last_days": last_days, "interval_days": interval_days}

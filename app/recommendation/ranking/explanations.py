@@ -21,10 +21,10 @@ class ExplainedQuery(NamedTuple):
     """A query whose recommended items are explained.
 
     vector         the engine's query, of one row
-    lifting_items  (K,)       rows of the items whose followers the query lifts; -1 for none
-    recent         (M,)       rows of the items that may share codewords
-    histogram      (R, B, W)  None where the query has none
-    boosts         added to the scores
+    lifting_items  (K,)       rows of the items whose followers get higher scores; -1 for none
+    recent         (M,)       rows of the recent items that may share codewords
+    histogram      (R, B, W)  None if the query has none
+    boosts         additions to the scores
     """
 
     vector: Queries
@@ -35,13 +35,13 @@ class ExplainedQuery(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """What compiled code explains k items from.
+    """The input of the compiled code that explains k items.
 
     targets, histories    (N, B'), (N, B)     codes of all items
-    rows                  (k,)                of the explained items
-    recent, lifting_items (M,), (K,)          as of `ExplainedQuery`
-    adding, lifts         (k, B'), (k, K)     what each target codeword, and following each lifting item, adds
-    bins                  (B, W)              the histogram of the slowest decay; empty where there is none
+    rows                  (k,)                rows of the explained items
+    recent, lifting_items (M,), (K,)          as in `ExplainedQuery`
+    adding, lifts         (k, B'), (k, K)     contributions of each target codeword, and of following each lifting item
+    bins                  (B, W)              the histogram of the slowest decay; empty if there is none
     """
 
     targets: NDArray[np.integer]
@@ -64,13 +64,13 @@ class Explainer:
         self._engine = engine
         no_parts = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
         no_query = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
-        self._contributions(NO_ROWS, no_parts, no_query)  # compiled before the first request waits for it
+        self._contributions(NO_ROWS, no_parts, no_query)  # compile before the first request
 
     def explain(self, query: ExplainedQuery, rows: Rows) -> list[Explanation]:
-        """Return one explanation for each of the items, in order."""
+        """Return one explanation for each item, in order."""
         parts = self._engine.explain(query.vector, rows)
         indices, amounts, sums, ends = self._contributions(rows, parts, query)
-        # one list holds the values of all items, as making many small ones would take longer
+        # one list for the values of all items, because many small lists take longer
         books, words, history_books, history_words, others, shared, shared_history = indices
         adding, shares, adds, lifts = amounts
         others = others[: ends[2][-1]]
@@ -112,7 +112,7 @@ class Explainer:
         capacity = len(rows) * MAX_PER_KIND
         indices, amounts = np.empty((7, capacity), np.int64), np.empty((4, capacity))
         sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
-        # converted to the compiled types: other types would compile for seconds at the first request
+        # convert to the compiled types: other types would compile for seconds at the first request
         integers = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting_items)]
         numbers = [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
         inputs = _Inputs._make((self._engine.target_codes, self._history_codes, *integers, *numbers))
@@ -122,15 +122,15 @@ class Explainer:
 
 @numba.njit(cache=True, nogil=True)
 def _fill_contributions(inputs, indices, amounts, sums, ends):  # type: ignore[no-untyped-def]
-    """Fill in the strongest contributions to each item's score, at most MAX_PER_KIND of each kind, item after item.
+    """Fill in the strongest contributions to each item's score, at most MAX_PER_KIND of each kind, item by item.
 
     indices  books and words of the target codewords that add most; books and words of the history codewords with the
-             largest shares; rows of the recent items that add most, and how many target and history codewords they
-             share with the item
-    amounts  what those target codewords add; the shares of those history codewords; what the shared target codewords
-             add, and what following those recent items adds
-    sums     what the other target codewords add, and what following all recent items adds
-    ends     where an item's target codewords, history codewords and recent items end, with a 0 before the first
+             largest shares; rows of the recent items that add most, and the numbers of target and history codewords
+             that they share with the item
+    amounts  the contributions of those target codewords; the shares of those history codewords; the contributions of
+             the shared target codewords, and of following those recent items
+    sums     the contributions of the other target codewords, and of following all recent items
+    ends     the end of each item's target codewords, history codewords and recent items, with a 0 before the first
     """
     targets, histories, rows, recent, lifting_items, adding, lifts, bins = inputs
     totals = np.zeros(len(bins))
@@ -182,8 +182,8 @@ def _strongest_first(values, order):  # type: ignore[no-untyped-def]
 def _fill_recent_items(inputs, item, others, top, gains):  # type: ignore[no-untyped-def]
     """Fill in the recent items that add most to one item's score, and return their number.
 
-    top    (3, MAX_PER_KIND)  rows, and how many target and history codewords are shared
-    gains  (2, MAX_PER_KIND)  what the shared target codewords add, and what following adds
+    top    (3, MAX_PER_KIND)  rows, and the numbers of shared target and history codewords
+    gains  (2, MAX_PER_KIND)  contributions of the shared target codewords, and of following
     """
     targets, histories, lifting_items = inputs.targets, inputs.histories, inputs.lifting_items
     row, adding, lifts = inputs.rows[item], inputs.adding[item], inputs.lifts[item]
@@ -192,7 +192,7 @@ def _fill_recent_items(inputs, item, others, top, gains):  # type: ignore[no-unt
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
         for book in range(targets.shape[1]):
             is_same = targets[row, book] == targets[other, book]
-            adds += is_same * adding[book]  # without a branch that nobody can guess
+            adds += is_same * adding[book]  # no branch, because it would be mispredicted
             same += is_same
         for book in range(histories.shape[1]):
             of_history += histories[row, book] == histories[other, book]

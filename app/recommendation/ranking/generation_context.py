@@ -1,4 +1,4 @@
-"""One served generation with everything that recommendations are computed from."""
+"""A served generation with everything that its recommendations are computed from."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from storage.state.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """A generation by its name, with the catalogue, the engine, the trends and what was counted that belong to it."""
+    """A generation's name, catalogue, engine, trends and counts."""
 
     name: str
     generation: Generation
@@ -28,7 +28,7 @@ class GenerationContext:
 
     @property
     def bought_types(self) -> Collection[str]:
-        """Types of events that buy an item: `purchase`, or all that step where the model was trained on none."""
+        """The event types that count as buying: `purchase`, or all stepping types if training had no purchases."""
         if self.intervals.of_purchases:
             return (PURCHASE,)
         return [name for name, weight in self.generation.event_weights.items() if weight > 0]

@@ -26,9 +26,9 @@ from model.lisa.item_intervals import NO_PURCHASES, DueItems, due_items
 from storage.state.layout import ITEM_RING, State, recent_items, recent_items_of
 
 
-@dataclass(slots=True)  # not frozen, which takes five times as long to make: every request has one
+@dataclass(slots=True)  # not frozen, because every request creates one and freezing takes five times as long
 class History:
-    """A request's history: the model's input, the rows of recent items, what was read of the log, and the rotation."""
+    """A request's history: the model's input, rows of recent items, data read from the log, and the rotation."""
 
     model_input: ModelInput | None
     recent: Rows
@@ -42,19 +42,19 @@ NO_HISTORY = History(None, NO_ROWS)
 
 @dataclass(slots=True, eq=False)
 class CatalogueQuery:
-    """One request in rows of the catalogue.
+    """A request in rows of the catalogue.
 
-    selection   what its expressions select
-    similar_to  the item whose similar items are wanted; None for personal recommendations
-    rules       pins, diversity and paging of the request; None where it has none
-    boosts      what the request adds to scores
+    selection   the items and scores that its expressions select
+    similar_to  the item whose similar items are requested; None for personal recommendations
+    rules       the pins, diversity and paging of the request; None if it has none
+    boosts      the request's additions to scores
     excluded    items that may not be recommended
-    candidates  the only items that may be recommended; None for every item
+    candidates  the only items that may be recommended; None for all items
     is_blended  whether the ranking is blended with trending items
-    depth       how many of the best items are ranked at first
-    basket      what is in the cart; None for nothing
-    is_together whether nothing but complements of the basket is wanted
-    due         what the user may buy again, if nothing else is wanted
+    depth       the number of items in the first ranking
+    basket      the items in the cart; None for none
+    is_together whether only complements of the basket are requested
+    due         the items that the user may buy again, if only those are requested
     """
 
     request: RecommendationRequest
@@ -104,9 +104,9 @@ class QueryBuilder:
         return queries
 
     def rest(self, query: CatalogueQuery, shown: Sequence[str]) -> CatalogueQuery:
-        """Return the query for what the fallback adds to a list: the next page of it, under another filter.
+        """Return the query for the items that the fallback adds to a list: its next page under another filter.
 
-        shown  ids of the items of this page so far
+        shown  ids of the items on this page so far
         """
         cursor, left = [*(query.request.cursor or ()), *shown], query.request.k - len(shown)
         request = query.request.model_copy(update={"cursor": cursor, "k": left})
@@ -114,7 +114,7 @@ class QueryBuilder:
         return self._query(request, selection, query.history)
 
     def with_fallback(self, query: CatalogueQuery) -> CatalogueQuery:
-        """Return the query with all items that it allows from the beginning, those of its fallback too."""
+        """Return the query for all items that the filter or the fallback allows, from the beginning of the list."""
         allowed, fallback = query.selection.allowed, query.selection.fallback
         if allowed is None or fallback is None:
             return query
@@ -127,7 +127,7 @@ class QueryBuilder:
         known: Mapping[str, tuple[ModelInput | None, Rows, State | None]],
         seen: SeenRows,
     ) -> History:
-        """Return the history of the request: its items, its visitor's state, or that of a user among those known."""
+        """Return the history of the request: from its items, its visitor's state, or its user's state in `known`."""
         if request.history is not None:
             return self._history_of_items(request.history)
         if request.state is None or request.state.opened is None:
@@ -140,13 +140,13 @@ class QueryBuilder:
         return History(model_input, self._catalogue.known_rows_of_state_items(recent_items(state)), seen)
 
     def _with_basket(self, request: RecommendationRequest, history: History) -> History:
-        """Return the history of the request; of who has none, the basket is what the model goes by."""
+        """Return the history of the request; if it has no model input, the basket becomes the model input."""
         if not request.basket or history.model_input is not None:
             return history
         return replace(history, model_input=self._history_of_items(request.basket).model_input)
 
     def _history_of_items(self, item_ids: Sequence[str]) -> History:
-        """Treat each of the known items, oldest first, as an event of weight 1."""
+        """Return a history in which each known item, oldest first, is an event of weight 1."""
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
             return NO_HISTORY
@@ -161,7 +161,7 @@ class QueryBuilder:
         return History(ModelInput(len(rows), histogram, rows[-1], window), recent, log)
 
     def _plain_query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
-        """Return what `_query` does of a plain request, of which nothing else need be looked at."""
+        """Return the same as `_query` for a plain request, without checking optional fields."""
         excluded, depth = self._catalogue.unavailable.copy(), request.k
         bitmap.add(excluded, history.recent)
         if is_blended := self._is_blended(request, history.model_input):
@@ -225,12 +225,12 @@ def filter_out(
     left_out: Rows,
     in_cart: Rows,
 ) -> Iterator[tuple[Part, str | None]]:
-    """Add the items to `excluded` that the filters of a request leave out, pinned or not, one filter after the other.
+    """Add the items that the filters of a request leave out to `excluded`, pinned or not, one filter at a time.
 
-    Yields each filter after its items are added; of one condition of a `filter` its text too.
+    Yields each filter after its items are added; for a condition of a `filter` also its text.
 
-    left_out  rows of the items that the user's events leave out
-    in_cart   rows of the items of the basket
+    left_out  rows of the items that the user's events exclude
+    in_cart   rows of the items in the basket
     """
     has_scenario = request.scenario is not None
     if request.exclude:
@@ -262,13 +262,13 @@ def filter_out(
 
 
 def seen_rows(request: RecommendationRequest, history: History) -> Rows:
-    """Return the seen items that the request leaves out."""
+    """Return the seen items that the request excludes."""
     rule = request.exclude_seen if request.mode == "next" else request.seen_rule
     return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[rule]
 
 
 def page_rows(request: RecommendationRequest, catalogue: LiveCatalogue) -> Rows:
-    """Return the row of the page's item, which its own list leaves out; none where there is no such item."""
+    """Return the row of the current item, which its own page must not list; none if it is unknown."""
     return NO_ROWS if request.current_item is None else catalogue.rows([request.current_item])
 
 

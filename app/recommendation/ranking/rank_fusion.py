@@ -1,8 +1,8 @@
 """Rank fusion: for users with few events, the personal ranking is blended with the trending items.
 
-An item scores ``w / (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with ``w = n / (n + SMOOTHING)``
-after n events. `benchmarks/quality/cold/users.py` measures it: a trained model needs little help, so the smoothing is
-small.
+After n events, an item scores ``w / (1 + personal rank) + (1 - w) / (1 + trending rank)`` with
+``w = n / (n + SMOOTHING)``. `benchmarks/quality/cold/users.py` shows that a trained model needs little help, so the
+smoothing is small.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import Rows
 
-MAX_EVENTS = 3  # users with more events get the personal ranking alone
+MAX_EVENTS = 3  # users with more events get only the personal ranking
 SMOOTHING = 0.1
-EXTRA_DEPTH = 20  # items beyond the requested k that both rankings contribute
+EXTRA_DEPTH = 20  # items beyond the requested k that each ranking contributes
 
 
 def fuse(personal: Rows, trending: Rows, events: int, k: int) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the k best items of two rankings, best first, and their scores; ties in the personal order."""
+    """Return the k best items of two rankings and their scores, best first; ties in the personal order."""
     weight = events / (events + SMOOTHING)
     scores = defaultdict[int, float](float)
     for share, ranking in ((weight, personal), (1 - weight, trending)):

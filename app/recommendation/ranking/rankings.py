@@ -16,7 +16,7 @@ from model.inference.scan import Boosts
 
 Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]
-LEAST_SCORE = 1e-300  # whose logarithm is finite
+LEAST_SCORE = 1e-300  # the smallest score, whose logarithm is finite
 
 
 def without_padding(ranked: Ranked) -> Ranked:
@@ -41,10 +41,10 @@ class Ranking(Protocol):
         """Return the scores of distinct items, in order, whether candidates or not."""
 
     def with_gains(self, scores: Scores, gains: NDArray[np.float64]) -> Scores:
-        """Return the scores after the logarithms of the items' odds have gained so much."""
+        """Return the scores after the items' log-odds have changed by these gains."""
 
     def codes(self, rows: Rows) -> TargetCodes:
-        """Return the target codes of the items, by which diversity compares items."""
+        """Return the target codes of the items, which diversity compares."""
 
 
 class PersonalRanking(Ranking):
@@ -110,9 +110,9 @@ class PopularRanking(Ranking):
 
 
 class ListedRanking(Ranking):
-    """Ranks some items by scores of their own, which are above 0, and no other items.
+    """Ranks only the listed items, by given scores above 0.
 
-    A boost multiplies a score by e to its power.
+    A boost multiplies a score by e to the power of the boost.
 
     listed  the items and their scores
     """
@@ -154,6 +154,6 @@ class ListedRanking(Ranking):
 
 
 def _codes_of(engine: Engine, rows: Rows) -> TargetCodes:
-    """Return the target codes of items; without a model there are none, and all items count as dissimilar."""
+    """Return the target codes of items; without a model they are empty, and all items count as dissimilar."""
     codes = engine.target_codes
     return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

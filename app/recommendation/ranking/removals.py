@@ -1,4 +1,4 @@
-"""Counts the items that each part of a request left out: why a list is short, and what a filter does."""
+"""Counts the items that each part of a request removes, to explain why a list is short and what a filter does."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,13 +13,13 @@ from model.inference.bitmap import Bitmap
 
 
 class RemovalCounter:
-    """Counts what is left of one catalogue after each part of a request."""
+    """Counts the items of one catalogue that remain after each part of a request."""
 
     def __init__(self, catalogue: LiveCatalogue) -> None:
         self._catalogue = catalogue
 
     def count(self, query: CatalogueQuery, listed: Sequence[str]) -> Removals:
-        """Return how many items each part left out, of those that the parts before it had left.
+        """Return how many items each part removed from those that the parts before it had left.
 
         listed  ids of the items of the answer that the query's filters allow
         """
@@ -36,7 +36,7 @@ class RemovalCounter:
         return removals
 
     def _parts(self, query: CatalogueQuery, gone: Bitmap, listed: Sequence[str]) -> Iterator[tuple[Part, str | None]]:
-        """Add the items to `gone` that each part leaves out, and yield the part."""
+        """Add the items that each part removes to `gone`, and yield the part."""
         catalogue, request, rules = self._catalogue, query.request, query.rules
         gone |= ~catalogue.switched_on
         yield "available", None
@@ -45,9 +45,9 @@ class RemovalCounter:
         if request.candidates is not None:
             gone |= ~catalogue.bitmap_of(catalogue.rows(request.candidates))
             yield "candidates", None
-        pins = NO_ROWS if rules is None else rules.pins  # are shown though they are the page's or were seen
+        pins = NO_ROWS if rules is None else rules.pins  # shown even if they are the current item or were seen
         page = page_rows(request, catalogue)
-        if request.current_item is not None and query.similar_to not in page.tolist():  # else it is left out by that
+        if request.current_item is not None and query.similar_to not in page.tolist():  # else `similar_to` removes it
             bitmap.add(gone, np.setdiff1d(page, pins))
             yield "current_item", None
         in_cart = NO_ROWS if query.basket is None else query.basket.rows
@@ -83,7 +83,7 @@ class RemovalCounter:
 def short(removals: Removals, k: int, current_item: CurrentItem | None) -> Short:
     """Return why fewer than k items were left.
 
-    current_item  why the filters know nothing of the page's item; None where they do, or need not
+    current_item  why the filters know nothing about the current item; None if they do, or need not
     """
     reason: Part = "catalogue"
     left, by_limit = removals["items"], 0

@@ -1,7 +1,7 @@
-"""Re-ranking: pins, diversity and paging are applied to a ranking.
+"""Re-ranking: applies pins, diversity and paging to a ranking.
 
-A list is one sequence, whatever its pages. The item at a place depends on the items before it and on the pins, and
-never on the number of items requested. So each page continues where the one before ended.
+A list is one sequence across its pages. The item at a position depends only on the items before it and on the pins,
+never on the number of requested items. So each page continues where the previous one ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model.inference.scan import Boosts
 class Page(NamedTuple):
     """One page of a list.
 
-    pinned    places of the pinned items, counted from 0
+    pinned    positions of the pinned items, counted from 0
     has_next  whether there is another page
     """
 
@@ -37,23 +37,23 @@ class Page(NamedTuple):
 
 
 NO_CODES: TargetCodes = np.zeros((0, 0), np.uint8)
-# The expected number of items that are skipped for each selected one, because their labels have no room. It is a
-# generous guess: a longer scan costs less than a second one.
+# The expected number of items that are skipped for each selected one because the limits on their labels are reached.
+# A generous estimate, because a longer scan costs less than a second one.
 SKIPPED_PER_ITEM, MAX_SKIPPED = 15, 700
-CAP_SHIFT = 32  # a label's number among those of all caps: that of the cap, and 32 bits of its own
+CAP_SHIFT = 32  # a label's number across all caps is the cap's number, followed by 32 bits for the label
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RerankingRules:
     """The re-ranking rules of one request.
 
-    count       how many items are selected: k, and for a page one more, which shows whether there is another page
+    count       the number of items to select: k, and for a page one more, which shows whether there is another page
     shown       ids of the items on earlier pages
     diversity   how far the list may depart from the order of the scores, from 0 to 1
-    caps        how many items it may have of each label
-    pins        rows of items that have fixed places, without those shown or filtered out
-    pin_places  places of the pins, counted from 0, in order
-    reserved    rows that the rest of the list cannot have: those shown that are known, and the pins
+    caps        the limits on the number of items of each label
+    pins        rows of items with fixed positions, without those shown or filtered out
+    pin_places  positions of the pins, counted from 0, in order
+    reserved    rows that the rest of the list may not contain: known items already shown, and the pins
     """
 
     boosts: Boosts | None
@@ -68,7 +68,7 @@ class RerankingRules:
 
     @property
     def depth(self) -> int:
-        """How many of the best items are likely to be enough."""
+        """The number of best items that is likely to be sufficient."""
         return self._depth_for(self.count)
 
     def _depth_for(self, missing: int) -> int:
@@ -78,7 +78,7 @@ class RerankingRules:
     def page(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Page:
         """Return the next page of a ranking, with the rules applied.
 
-        best      at least the first `depth` items of the ranking that are not excluded, or all there are; -1 is no item
+        best      at least the first `depth` items of the ranking that are not excluded, or all there are; -1 is padding
         excluded  includes the reserved rows
         """
         rows, scores = self._diversified(ranking, best, excluded)
@@ -87,7 +87,7 @@ class RerankingRules:
         page_rows, page_scores, pinned, place = rows.tolist(), scores.tolist(), [], -1
         pin_scores = ranking.scores(self.pins).tolist()
         for pin, score, pin_place in zip(self.pins.tolist(), pin_scores, self.pin_places, strict=True):
-            # behind the previous pin; pins beyond the list's end move up to it
+            # after the previous pin; pins beyond the list's end move up to it
             place = min(max(pin_place - len(self.shown), place + 1), len(page_rows))
             page_rows.insert(place, pin)
             page_scores.insert(place, score)
@@ -100,7 +100,7 @@ class RerankingRules:
         )
 
     def full(self, place: int, rows: Rows) -> Bitmap:
-        """Return the items that the rest of a list cannot have beside these rows, by the cap at that place."""
+        """Return the items that the cap at that position excludes from the rest of a list with these rows."""
         labels = self._labels(np.union1d(self.reserved, rows))
         _, different, room = self._room(labels, self._labels(NO_ROWS))
         return self._with_labels(place, different[room <= 0])
@@ -119,14 +119,14 @@ class RerankingRules:
             selected, left = select_diverse(self.diversity, self.count, candidates, reserved_codes, room)
             if is_all or len(selected) == self.count:
                 return rows[selected], scores[selected]
-            # at least twice as many each time, which bounds the number of scans
+            # at least doubles each time, which bounds the number of scans
             step = max(self._depth_for(self.count - len(selected)) - left, 2 * step)
             more, more_scores = self._next_best(ranking, step, excluded, rows, different[room <= 0])
             is_all = len(more) < step
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
 
     def _labels(self, rows: Rows) -> ItemLabels:
-        """Return the labels of the items that caps are about, numbered across all caps."""
+        """Return the labels of the items that the caps refer to, numbered across all caps."""
         parts = [cap.items.of_rows(rows) for cap in self.caps]
         if not parts:
             return ItemLabels(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
@@ -140,7 +140,7 @@ class RerankingRules:
     def _room(
         self, reserved: ItemLabels, labels: ItemLabels
     ) -> tuple[ItemLabels, NDArray[np.int64], NDArray[np.int64]]:
-        """Number the labels anew, without gaps: return them so, the different ones, and how many items each may get."""
+        """Renumber labels without gaps; return the new labels, the old label of each, and the room left for each."""
         different, numbers = np.unique(np.concatenate([reserved.labels, labels.labels]), return_inverse=True)
         room = np.array([cap.most for cap in self.caps], np.int64)[different >> CAP_SHIFT]
         of_reserved = len(reserved.labels)
@@ -150,7 +150,7 @@ class RerankingRules:
     def _next_best(
         self, ranking: Ranking, count: int, excluded: Bitmap, ranked: Rows, full: NDArray[np.int64]
     ) -> Ranked:
-        """Return the best items after those already ranked, at most `count`, without those of full labels."""
+        """Return the best items after those already ranked, at most `count`, without items of full labels."""
         outside = excluded.copy()
         bitmap.add(outside, ranked)
         for place in np.unique(full >> CAP_SHIFT).tolist():
@@ -158,12 +158,12 @@ class RerankingRules:
         return ranking.best(count, outside)
 
     def _with_labels(self, place: int, labels: NDArray[np.int64]) -> Bitmap:
-        """Return the items that have one of these labels, of those that belong to the cap at that place."""
+        """Return the items that have one of the labels that belong to the cap at that position."""
         return self.caps[place].items.rows_with_labels(labels[labels >> CAP_SHIFT == place] - (place << CAP_SHIFT))
 
 
 def _no_codes(rows: Rows) -> TargetCodes:
-    """Return empty codes, for requests whose diversity ignores similarity."""
+    """Return empty codes, for requests whose diversity does not depend on similarity."""
     return NO_CODES
 
 
@@ -172,7 +172,7 @@ def reranking_rules(
 ) -> RerankingRules:
     """Return the re-ranking rules of a request.
 
-    selection     what it selects by properties
+    selection     the items and scores that its expressions select
     filtered_out  items that its filters exclude, pinned or not
     """
     caps = [*selection.caps]
@@ -195,7 +195,7 @@ def reranking_rules(
 
 
 def boosts_of(request: RecommendationRequest, selection: Selection, catalogue: TrainedCatalogue) -> Boosts | None:
-    """Return what the scores gain by the request's boosts and its objective; None for nothing."""
+    """Return what the request's boosts and objective add to the scores; None for nothing."""
     boosts = catalogue.build_boosts(request.boost) if isinstance(request.boost, dict) else None
     gains = [one for one in (selection.gains, selection.worth) if one is not None]
     if not gains:
@@ -207,7 +207,7 @@ def boosts_of(request: RecommendationRequest, selection: Selection, catalogue: T
 def _pins(
     request: RecommendationRequest, catalogue: TrainedCatalogue, filtered_out: Bitmap
 ) -> tuple[Rows, Sequence[int]]:
-    """Return rows and places of the pins that are allowed and not on earlier pages, by place."""
+    """Return rows and positions of the pins that are allowed and not on earlier pages, by position."""
     skipped = set(request.cursor or ())
     if request.candidates is not None:
         skipped |= {pin.item_id for pin in request.pin}.difference(request.candidates)

@@ -1,7 +1,7 @@
-"""Rotation: items that a user was shown and has not chosen stand lower, until they have rested.
+"""Rotation: items that were shown to a user but not chosen rank lower for some days.
 
-An item that was shown c times, the last time a share a of `rotation_days` ago, has its odds multiplied by
-``(1 - rotation * (1 - a)) ** c``. Nothing is left out: where a filter allows no other items, the list has these.
+If an item was shown c times, the last time a fraction a of `rotation_days` ago, its odds are multiplied by
+``(1 - rotation * (1 - a)) ** c``. No item is removed: if a filter allows no other items, the list contains these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from model.inference.diversity import TargetCodes
 from storage.state.layout import State, shown_items
 
 DAY_S = 86_400.0
-LEAST_LEFT = 1e-6  # of the odds after one impression, so that scores stay finite
+LEAST_LEFT = 1e-6  # of the odds after one impression, so that scores remain finite
 
 
 def now_s() -> float:
@@ -30,10 +30,10 @@ def now_s() -> float:
 
 
 class Rotation(NamedTuple):
-    """What the scores of some items gain, which is at most 0.
+    """Gains, at most 0, of the scores of some items.
 
-    rows   (S,)  of the items that were shown
-    gains  (S,)  float64, of the logarithms of their odds
+    rows   (S,)  rows of the items that were shown
+    gains  (S,)  float64, changes of their log-odds
     """
 
     rows: Rows
@@ -41,7 +41,7 @@ class Rotation(NamedTuple):
 
     @classmethod
     def of(cls, request: RecommendationRequest, state: State, catalogue: TrainedCatalogue) -> Self | None:
-        """Return the rotation of a user's list as of now; None where nothing stands lower."""
+        """Return the current rotation of a user's list; None if no item ranks lower."""
         items, times_s, counts = shown_items(state)
         rows = catalogue.rows_of_state_items(items).astype(np.int64)
         rested = (now_s() - times_s) / (DAY_S * request.rotation_days)
@@ -53,14 +53,14 @@ class Rotation(NamedTuple):
         return cls(rows[lowered], counts[lowered] * np.log(left))
 
     def of_rows(self, rows: Rows) -> NDArray[np.float64]:
-        """Return what the scores of the items gain: (len(rows),)."""
+        """Return the gains of the items: (len(rows),)."""
         gains = dict(zip(self.rows.tolist(), self.gains.tolist(), strict=True))
         return np.array([gains.get(row, 0.0) for row in rows.tolist()])
 
     def first(self, ranking: Ranking, best: Ranked, count: int) -> Ranked:
-        """Return the first `count` items of a ranking once these stand lower; ties keep the order of the ranking.
+        """Return the first `count` items of a ranking after rotation; ties keep the order of the ranking.
 
-        best  its first items: `count` and as many more as there are in the rotation, or all that there are
+        best  its first items: `count` plus the number of items in the rotation, or all that there are
         """
         rows, scores = best
         scores = ranking.with_gains(scores, self.of_rows(rows))
@@ -69,7 +69,7 @@ class Rotation(NamedTuple):
 
 
 class RotatedRanking(Ranking):
-    """A ranking in which some items stand lower."""
+    """A ranking to which a rotation is applied."""
 
     def __init__(self, ranking: Ranking, rotation: Rotation) -> None:
         self._ranking, self._rotation = ranking, rotation

@@ -1,4 +1,4 @@
-"""What the store has of the users for whom a batch is ranked."""
+"""The stored data of the users for whom a batch is ranked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from storage.state.corrections import ReadState
 
 
 class SeenRows(NamedTuple):
-    """What a request goes by of its user's log, in rows of the catalogue.
+    """The data from a user's log that a request needs, in rows of the catalogue.
 
     seen      the items that the user has seen
-    left_out  those that the user's events leave out
-    newest    how many log entries were read, where there are more
-    bought    what the user has bought; None where that was not read
-    state     the user's state, where it was read with the log; else None
+    left_out  the items that the user's events exclude
+    newest    the number of log entries read, if there are more
+    bought    the user's purchases; None if they were not read
+    state     the user's state, if it was read together with the log
     """
 
     seen: Rows
@@ -38,10 +38,10 @@ NOTHING_SEEN = SeenRows(NO_ROWS, NO_ROWS, None)
 class StoredUsers:
     """The stored data of some requests' users.
 
-    states     encoded states by user; a user without events, or whose state is still being folded, is missing
-    seen       what was read of the log of each request's user, in order; None where it cannot be read now
-    read_s     how long the store took; 0 when there was no user to read
-    is_failed  whether the store could not read all of the states
+    states     encoded states by user; users without events, or whose state is still being folded, are missing
+    seen       what was read from the log of each request's user, in order; None if it cannot be read now
+    read_s     the duration of the read; 0 when there was no user to read
+    is_failed  whether the store failed to read some of the states
     """
 
     states: Mapping[str, bytes]

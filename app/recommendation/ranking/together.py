@@ -1,4 +1,4 @@
-"""What goes with a basket: the complements of its items."""
+"""Complements of the items in a basket: items that are bought together with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.events.order_counter import ALL_ORDERS, SEPARATOR, OrderCounter
 from app.schemas.recommendations import RecommendationRequest
 from model.lisa.item_complements import COUNT, Complements, basket_gains, complement_score
 
-MAX_LIFTED = 40  # complements that rise in a user's list, the strongest ones
+MAX_LIFTED = 40  # the strongest complements, which rank higher in a user's list
 
 
 NO_LIFT = NO_ROWS, np.zeros(0, np.float32)
@@ -24,20 +24,20 @@ Scored = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class LiveComplements:
-    """The complements of one catalogue that orders tell of since its model was trained.
+    """The complements in one catalogue that follow from orders placed since its model was trained.
 
-    One of the two items is newer than the model; the model's own table has the others.
+    At least one item of each pair is newer than the model. The model's own table contains the other pairs.
     """
 
     def __init__(self, orders: OrderCounter, catalogue: TrainedCatalogue, learned: int) -> None:
         self._orders = orders
         self._catalogue = catalogue
-        self._learned = learned  # rows, the first ones, that the model was trained on
+        self._learned = learned  # the number of rows, from the first, that the model was trained on
         self._newest: Mapping[str, float] = {}
         self._scores: Mapping[int, Mapping[int, float]] = {}
 
     def of(self, basket: Rows) -> Mapping[int, float]:
-        """Return the scores of the complements of all items of a basket, by rows, without the basket's items."""
+        """Return the scores of the complements of all items of a basket by row, without the basket's items."""
         newest = self._orders.newest
         if newest is not self._newest:
             self._scores, self._newest = _live_scores(newest, self._catalogue, self._learned), newest
@@ -50,7 +50,7 @@ class LiveComplements:
 
 
 class Basket(NamedTuple):
-    """The known items of a basket and their complements, strongest first: all where nothing else is listed.
+    """The known items of a basket and their complements, strongest first; all complements if only they are listed.
 
     rows         (M,)
     complements  (C,)
@@ -78,11 +78,11 @@ class Basket(NamedTuple):
 
     @property
     def lifted(self) -> tuple[Rows, NDArray[np.float32]]:
-        """The items that rise in a user's list, and what their scores gain."""
+        """The items that rank higher in a user's list, and the gains of their scores."""
         return self.complements, basket_gains(self.scores)
 
     def gains_of(self, rows: Rows) -> NDArray[np.float64]:
-        """Return what the scores of some items gain: (len(rows),)."""
+        """Return the gains of the scores of some items: (len(rows),)."""
         gains = dict(zip(*(part.tolist() for part in self.lifted), strict=True))
         return np.array([gains.get(row, 0.0) for row in rows.tolist()])
 
@@ -90,7 +90,7 @@ class Basket(NamedTuple):
 def _live_scores(
     counts: Mapping[str, float], catalogue: TrainedCatalogue, learned: int
 ) -> Mapping[int, Mapping[int, float]]:
-    """Return the strongest complements of each row, as training finds them, from counts of orders."""
+    """Return the strongest complements of each row from counts of orders, computed as in training."""
     found: defaultdict[int, dict[int, float]] = defaultdict(dict)
     orders = max(counts.get(ALL_ORDERS, 0.0), 1.0)
     for name, both in counts.items():

@@ -1,4 +1,4 @@
-"""Trending items of one catalogue: recent counts of visitors blended with the popularity in training."""
+"""Trending items of one catalogue: recent visitor counts blended with the popularity in training."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 
 PRIOR_EVENTS = 1000.0  # the weight, in events, of the popularity in training
-MIN_RECENT_EVENTS = 1000.0  # with fewer, the trends are noise
+MIN_RECENT_EVENTS = 1000.0  # with fewer events, trends are noise
 
 
 class Trending:
-    """Ranks the items of one catalogue by their trends."""
+    """Ranks the items of one catalogue by trend."""
 
     def __init__(self, trends: TrendCounter, catalogue: LiveCatalogue) -> None:
         self._trends = trends
@@ -30,7 +30,7 @@ class Trending:
         self._snapshot = _TrendSnapshot.of({}, catalogue)
 
     def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
-        """Return the k highest trends among the available items of the categories, or of all categories."""
+        """Return the k items with the strongest trends among available items of these categories, or of all."""
         excluded = self.catalogue.unavailable.copy()
         if categories:
             excluded |= ~self.catalogue.in_categories(categories)
@@ -48,14 +48,14 @@ class Trending:
         return np.array([row for _, row in self._top_blended(k, excluded)], np.int64)
 
     def popular_items(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
-        """Return the same items with their scores. Without enough recent events, only the counts in training matter."""
+        """Return the same items with scores. Without enough recent events, only the counts in training matter."""
         if not self.has_enough_events:
             return self.catalogue.popular_items(k, excluded)
         top = self._top_blended(k, excluded)
         return self.catalogue.scored_items(np.array([row for _, row in top], np.int64), [score for score, _ in top])
 
     def top_k(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
-        """Return rows and scores as `popular_items` does. A boost multiplies an item's score by e to its power."""
+        """Return rows and scores as `popular_items` does. A boost multiplies a score by e to the power of the boost."""
         if not self.has_enough_events:
             return self.catalogue.popular_top_k(k, excluded, boosts)
         snapshot = self._latest()
@@ -97,11 +97,11 @@ class Trending:
 
 @dataclass(frozen=True, slots=True)
 class _TrendSnapshot:
-    """The trends as last read from the store, by rows of a catalogue.
+    """The trends as last read from the store, in rows of a catalogue.
 
-    rows                   highest trend first
-    counts                 each row's decayed number of visitors at the time of reading
-    rows_by_blended_count  the same rows, ordered by recent events and the popularity in training together
+    rows                   strongest trend first
+    counts                 each row's decayed number of visitors at the time of the read
+    rows_by_blended_count  the same rows, ordered by the sum of recent events and popularity in training
     """
 
     rows: NDArray[np.int32]

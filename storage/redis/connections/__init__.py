@@ -1,1 +1,1 @@
-"""Connections to the servers of Redis: one or a cluster's, each behind a circuit breaker."""
+"""Connections to Redis: to one server or to the nodes of a cluster, each behind a circuit breaker."""

@@ -1,7 +1,7 @@
-"""Routes the commands of a Redis store: to one server, or to the cluster nodes with the keys.
+"""Routes the commands of a Redis store to one server, or to the cluster nodes that own the keys.
 
-A server says itself whether it belongs to a cluster. Every MOVED corrects the map of slots, and after every failure it
-is read again. No command is sent twice unless a node said that it did nothing.
+A server reports whether it belongs to a cluster. Every MOVED corrects the slot map, which is read again after every
+failure. A command is only resent after a node has replied that it did not execute it.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from storage.redis.connections.nodes import (
 from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import require_usable
 
-REDIRECT_FOR_S = 2.0  # commands whose slot has moved, or whose keys are still apart, are sent again
+REDIRECT_FOR_S = 2.0  # commands whose slot has moved, or whose keys are still on two nodes, are resent for this long
 PAUSE_S = 0.05
-SCAN_COUNT = 1000  # keys examined by one command, about half a millisecond in which Redis does nothing else
+SCAN_COUNT = 1000  # keys examined per command, which blocks Redis for about half a millisecond
 NO_CLUSTER = "the URL names several servers, but one of them is not in a cluster; name only one server"
 
 
 class SlotMap:
-    """The nodes that own the slots, as far as is known now. A single server has one slot, which is its own.
+    """The nodes that own the slots, as currently known. A single server owns the only slot.
 
-    is_cluster  whether there are several slots, each with a node of its own
+    is_cluster  whether there are several slots, each owned by a node
     """
 
     def __init__(self, server: str) -> None:
@@ -45,10 +45,10 @@ class SlotMap:
         self._seed = server
         self._owners: list[str | None] = [server]  # by slot
         self._replicas: set[str] = set()
-        self._importing: set[str] = set()  # nodes that an ASK named; they may own no slot yet
+        self._importing: set[str] = set()  # nodes named by an ASK, which may not own a slot yet
 
     def learn(self, source: str, slots: Sequence[Any]) -> None:
-        """Replace the map by a node's answer to CLUSTER SLOTS."""
+        """Replace the map with a node's reply to CLUSTER SLOTS."""
         owners: list[str | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         replicas = set()
         for first, last, *nodes in slots:
@@ -59,7 +59,7 @@ class SlotMap:
         self._owners, self._replicas, self._importing = owners, replicas, set()
 
     def node_of(self, key: str) -> str | None:
-        """Return the node that owns the key's slot; None when no node does."""
+        """Return the node that owns the key's slot; None if no node does."""
         return self._owners[key_slot(key.encode()) if self.is_cluster else 0]
 
     def by_node(self, commands: Iterable[Command]) -> dict[str | None, list[int]]:
@@ -70,13 +70,13 @@ class SlotMap:
         return positions
 
     def ask_target(self, key: str, redirection: AskError) -> str:
-        """Return the node that imports the key's slot, as the slot's owner says."""
+        """Return the node that imports the key's slot, according to the slot's owner."""
         target = self._target(key, redirection)
         self._importing.add(target)
         return target
 
     def apply_moved(self, key: str, redirection: MovedError) -> None:
-        """Note the new owner of the key's slot."""
+        """Record the new owner of the key's slot."""
         self._owners[key_slot(key.encode()) if self.is_cluster else 0] = self._target(key, redirection)
 
     def primaries(self) -> list[str]:
@@ -84,23 +84,23 @@ class SlotMap:
         return sorted({url for url in self._owners if url is not None})
 
     def nodes(self, *, replicas: bool) -> list[str]:
-        """Return the nodes that own slots or import some, and the replicas if wanted, in a fixed order."""
+        """Return the nodes that own or import slots, and optionally the replicas, in a fixed order."""
         return sorted({*self.primaries(), *self._importing, *(self._replicas if replicas else ())})
 
     def _target(self, key: str, redirection: AskError) -> str:
-        """Return the URL of a redirection. A node that does not know its own host means the one that answered."""
+        """Return the URL of a redirection. An empty host means the node that sent it."""
         answered = self.node_of(key) or self._seed
         return _with_address(answered, str(redirection.host), int(redirection.port))
 
 
 class RedisServers:
-    """The server, or the cluster, that a URL leads to; of a cluster it may name several nodes: HOST:PORT,HOST:PORT.
+    """The server or cluster at a URL; for a cluster it may contain several nodes: HOST:PORT,HOST:PORT.
 
-    It belongs to the event loop in which it is used first. Every failure is a StorageError.
+    It belongs to the event loop that first uses it. Every failure is a StorageError.
     """
 
     def __init__(self, url: str, *, connect_timeout_s: float, socket_timeout_s: float, acks: ReplicaAcks) -> None:
-        """Raise ValueError when the URL cannot be used."""
+        """Raise ValueError if the URL is not valid."""
         self.acks = acks
         self._seeds = node_urls(url)
         self._nodes = NodeClients(connect_timeout_s, socket_timeout_s, acks)
@@ -117,10 +117,10 @@ class RedisServers:
         return self.slots.is_cluster
 
     async def connect(self) -> None:
-        """Find out where commands go, unless that is known.
+        """Detect whether this is a single server or a cluster, unless that is known.
 
         raises  StorageUnavailable  when no server answers
-                StorageError        when several were named that are no cluster
+                StorageError        when the URL names several servers that are not a cluster
         """
         if self._is_connected:
             return
@@ -160,9 +160,9 @@ class RedisServers:
         return reply
 
     async def read(self, groups: Sequence[Sequence[str]]) -> list[list[bytes | None] | Exception]:
-        """Return the values of keys, or why they cannot be read.
+        """Return the values of keys, or the error of each group that cannot be read.
 
-        The keys of a group share a slot and are read at one moment.
+        The keys of a group share a slot and are read atomically.
         """
         if not self.slots.is_cluster:
             keys = [key for group in groups for key in group]
@@ -175,9 +175,9 @@ class RedisServers:
         return found
 
     async def _read_one_by_one(self, keys: Sequence[str]) -> list[bytes | None] | Exception:
-        """Read keys whose slot moves to another node: some may be on the one node, others on the other.
+        """Read keys whose slot is being migrated, so that they may be on two nodes.
 
-        The last key comes first: a state that is older than the head only lacks what was logged in between.
+        The last key is read first: a state that is older than the head only lacks the entries logged in between.
         """
         values: list[bytes | None] = []
         for key in reversed(keys):
@@ -195,9 +195,9 @@ class RedisServers:
         wait_for_replicas: bool = False,
         return_try_again: bool = False,
     ) -> list[Any]:
-        """Execute commands as `send`, and send those again that a node redirected.
+        """Execute commands as `send` does, and resend those that a node redirected.
 
-        return_try_again  a TryAgainError is a reply; otherwise its command is sent again
+        return_try_again  whether a TryAgainError is returned as a reply; otherwise its command is resent
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + REDIRECT_FOR_S
@@ -217,11 +217,11 @@ class RedisServers:
     async def send(
         self, commands: Sequence[Command], *, in_transaction: bool = False, wait_for_replicas: bool = False
     ) -> list[Any]:
-        """Send each command once to the node of its key, and on to a node that an ASK names.
+        """Send each command once to the node of its key, and on to a node named by an ASK.
 
-        returns            replies in order, exceptions in the place of those that failed; a MovedError or TryAgainError
-                           says that nothing was done, and after a MovedError the command would go to the right node
-        in_transaction     sync once, where one server can do so
+        returns            replies in order, with exceptions in place of failed ones; MovedError and TryAgainError mean
+                           that the command was not executed, and after a MovedError the slot map is correct
+        in_transaction     sync once, if this is a single server
         wait_for_replicas  succeed only with as many replicas as an acknowledgement requires
         raises             StorageUnavailable  when no node could be reached
         """
@@ -249,7 +249,7 @@ class RedisServers:
         *,
         wait_for_replicas: bool,
     ) -> None:
-        """Send commands on after an ASK, and correct the map of slots."""
+        """Send commands on after an ASK, and correct the slot map."""
         asked: dict[str | None, list[int]] = {}
         for place, reply in failures:
             if isinstance(reply, AskError) and not isinstance(reply, MovedError):
@@ -263,16 +263,16 @@ class RedisServers:
         if all(map(_is_unreachable, replies)):
             raise storage_error(replies[0]) from replies[0]
 
-    # ---- one node, or every one
+    # ---- one node, or all nodes
 
     def connected(self, url: str) -> int:
-        """Return how many connections to a node there have been: another number means that it may be another server."""
+        """Return the number of connections made to a node so far; if it changes, the server may be another one."""
         return self._nodes.connected(url)
 
     async def call_node(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
-        """Execute commands on a node in one round trip; a reply that is a refusal is in its place.
+        """Execute commands on a node in one round trip; error replies are returned in place of replies.
 
-        raises  StorageUnavailable  when the node failed to answer one
+        raises  StorageUnavailable  when the node failed to answer a command
         """
         replies: list[Any] = [None] * len(commands)
         places: dict[str | None, list[int]] = {url: list(range(len(commands)))} if commands else {}
@@ -283,10 +283,10 @@ class RedisServers:
         return replies
 
     async def call_all_nodes(self, *commands: tuple[Argument, ...], replicas: bool = False) -> list[list[Any]]:
-        """Execute commands on all servers that own slots or import some, in one round trip to each.
+        """Execute commands on all servers that own or import slots, in one round trip to each.
 
-        returns                      of each server its replies; exceptions are in the place of those that failed
-        raises  StorageUnavailable  when all servers failed to answer
+        returns                     the replies of each server, with exceptions in place of failed ones
+        raises  StorageUnavailable  when no server answered
         """
         urls, count = self.slots.nodes(replicas=replicas), len(commands)
         starts = [number * count for number in range(len(urls))]
@@ -302,7 +302,7 @@ class RedisServers:
         return [replies[start : start + count] for start in starts]
 
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
-        """Yield keys of all servers; a key that moves between nodes meanwhile may be missed."""
+        """Yield keys of all servers; a key that moves between nodes during the scan may be missed."""
         for url in self.slots.primaries():
             cursor = None
             while cursor != 0:
@@ -316,7 +316,7 @@ class RedisServers:
                     yield [key.decode() for key in found]
 
     def _refresh_slots(self) -> None:
-        """Read the map of slots again in the background."""
+        """Read the slot map again in the background."""
         if self.slots.is_cluster and self._refreshing is None:
             self._refreshing = asyncio.create_task(self._read_slots())
 
@@ -332,20 +332,20 @@ class RedisServers:
 
 
 def _is_refusal(reply: Exception) -> bool:
-    """Return whether the server refuses a command for what it holds.
+    """Return whether the server rejects a command because of its data.
 
-    A node that does not find its cluster tells its state, and nothing of its data: it has to be asked again.
+    A node that is cut off from its cluster reports its own state, not that of its data, so it must be asked again.
     """
     return isinstance(reply, ResponseError) and not isinstance(reply, ClusterDownError)
 
 
 def _is_unreachable(reply: Any) -> bool:
-    """Return whether a connection failed in the place of a reply."""
+    """Return whether the reply is a connection error."""
     return isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError)
 
 
 def _with_address(url: str, host: str, port: int) -> str:
-    """Return the URL with another port, and with another host if that is known."""
+    """Return the URL with another port, and with another host if it is known."""
     parts = urlsplit(url)
     credentials, at, _ = parts.netloc.rpartition("@")
     host = parts.hostname or "" if host in ("", "?") else host

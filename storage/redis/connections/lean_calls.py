@@ -1,7 +1,7 @@
-"""Calls of Redis without most of what redis-py does beside sending a command and reading its reply.
+"""Redis calls without most of the overhead that redis-py adds to sending a command and reading its reply.
 
-Its own call takes a task to write the command, and locks, timers and counters to take a connection from the pool and to
-give it back. All of that takes several times the processor time of the call.
+A call of redis-py starts a task to write the command, and uses locks, timers and counters to borrow a connection from
+the pool. This takes several times the processor time of the call itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
-PLAIN = frozenset({"MGET", "EVALSHA"})  # commands whose replies redis-py passes on as they are, and nearly all calls
-MAX_LEASED = 2  # of a node's connections: one for the round that reads, one for the round that writes
-LARGE_BYTES = 1 << 15  # that the system has not taken yet; of fewer nothing has to be waited for
+PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
+MAX_LEASED = 2  # connections of a node: one for the round that reads, one for the round that writes
+LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need to wait
 
 
 class LeanConnection(AbstractConnection):
@@ -48,15 +48,15 @@ class LeanConnection(AbstractConnection):
         except OSError as exc:
             await self.disconnect(nowait=True)
             raise RedisConnectionError(f"Error while writing to socket: {exc}") from exc
-        except BaseException:  # nobody knows how much of it is sent
+        except BaseException:  # unknown how much of it was sent
             await self.disconnect(nowait=True)
             raise
 
 
 class LeasedConnections:
-    """Keeps a few connections of a pool for calls of plain commands, each of which has one to itself.
+    """Keeps a few connections of a pool for calls of plain commands, each of which has exclusive use of one.
 
-    Where something has wrapped the client's own method, as what traces commands does, all calls go through it.
+    If the client's own method is wrapped, for example to trace commands, all calls go through it.
     """
 
     def __init__(self, pool: BlockingConnectionPool) -> None:
@@ -66,7 +66,7 @@ class LeasedConnections:
         self._is_wrapped = not isinstance(Redis.execute_command, FunctionType)
 
     def takes(self, command: str | bytes | int) -> bool:
-        """Return whether there is a connection for a call of the command now."""
+        """Return whether a connection for a call of the command is available now."""
         return command in PLAIN and (bool(self._idle) or self._leased < MAX_LEASED) and not self._is_wrapped
 
     async def call(self, *args: str | bytes | int) -> Any:
@@ -107,7 +107,7 @@ class LeasedConnections:
 
 
 async def _is_usable(connection: AbstractConnection) -> bool:
-    """Return whether the connection is there, and nothing has come that nobody asked for, as the end of it."""
+    """Return whether the connection is open, and has no unexpected data to read, such as its end."""
     try:
         return bool(connection.is_connected) and not await connection.can_read()
     except (RedisError, OSError):

@@ -1,4 +1,4 @@
-"""The nodes of a cluster, or the single server: the connections to each. A node is known by its URL."""
+"""Connections to the nodes of a cluster, or to a single server. A node is identified by its URL."""
 
 import asyncio
 import copy
@@ -33,12 +33,12 @@ from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import tls_remedy
 
 MAX_CONNECTIONS = 16  # to each node
-DRIVER = DriverInfo()  # of all connections: each would otherwise look the version of redis-py up again
+DRIVER = DriverInfo()  # shared by all connections, because each would otherwise look up the version of redis-py
 
-# RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
+# uvloop raises RuntimeError when a connection breaks during a write, and redis-py passes it on.
 CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
 
-# What replies that are errors say, also those that a script passes on.
+# Prefixes of error replies, including those that a script passes on.
 CAUSES_OF_REFUSALS: Mapping[str, FailureCause] = {
     "maxmemory": "memory_full",
     "read only": "read_only",
@@ -57,14 +57,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that touches this key, and others of the same slot only."""
+    """A command that accesses this key, and otherwise only keys in the same slot."""
 
     key: str
     args: tuple[Argument, ...]
 
     @classmethod
     def of(cls, *args: Argument) -> "Command":
-        """Make a command whose first argument is its key."""
+        """Return a command whose first argument is its key."""
         return cls(str(args[1]), args)
 
 
@@ -72,8 +72,8 @@ class Command:
 class ReplicaAcks:
     """The number of replicas that must have a write before it is acknowledged, and the timeout.
 
-    synced  on their disks, and on that of the server itself even without replicas: WAITAOF, of Redis 7.2 and later,
-            instead of WAIT
+    synced  whether it must be on their disks, and on the server's own disk even without replicas: uses WAITAOF, of
+            Redis 7.2 and later, instead of WAIT
     """
 
     replicas: int = 0
@@ -88,11 +88,11 @@ class ReplicaAcks:
     @property
     def command(self) -> tuple[Argument, ...]:
         """The command that waits."""
-        timeout_ms = max(1, round(self.timeout_s * 1000))  # 0 would be for ever
+        timeout_ms = max(1, round(self.timeout_s * 1000))  # 0 would wait for ever
         return ("WAITAOF", 1, self.replicas, timeout_ms) if self.synced else ("WAIT", self.replicas, timeout_ms)
 
     def failure_in(self, reply: Any) -> StorageUnavailable | None:
-        """Return the error that the command's reply means; None if there were enough."""
+        """Return the error for the command's reply; None if there were enough replicas."""
         if isinstance(reply, Exception):
             return StorageUnavailable(f"Redis failed: {reply}", failure_cause(reply))
         local, replicas = reply if self.synced else (1, reply)
@@ -107,7 +107,7 @@ class ReplicaAcks:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """The connections to a node, those of them that are leased, and the circuit breaker in front of all."""
+    """The connections to a node, including leased ones, and the circuit breaker for all of them."""
 
     client: Redis
     leased: LeasedConnections
@@ -115,10 +115,9 @@ class _Node:
 
 
 class NodeClients:
-    """The connections to each node. They belong to the event loop in which they are used first.
+    """The connections to each node. They belong to the event loop that first uses them.
 
-    A node that has not answered in time fails all calls at once until it answers again: whoever needs it does not wait,
-    and takes no connection.
+    After a timeout, all calls to the node fail at once until it answers again, without waiting or using a connection.
     """
 
     def __init__(self, connect_timeout_s: float, socket_timeout_s: float, acks: ReplicaAcks) -> None:
@@ -130,7 +129,7 @@ class NodeClients:
         self._connected: Counter[str] = Counter()
 
     def add(self, url: str) -> None:
-        """Add a node; raise ValueError when the URL cannot be used."""
+        """Add a node; raise ValueError if the URL is not valid."""
 
         bare_url, password_file = split_password_file(url)
 
@@ -146,7 +145,7 @@ class NodeClients:
             timeout=self._pool_timeout_s,
             socket_connect_timeout=self._connect_timeout_s,
             socket_timeout=self._socket_timeout_s,
-            retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
+            retry=Retry(NoBackoff(), 0),  # redis-py would retry ten times, even commands that may have been executed
             protocol=2,
             redis_connect_func=count_and_connect,
         )
@@ -161,23 +160,23 @@ class NodeClients:
         return list(self._nodes)
 
     def connected(self, url: str) -> int:
-        """Return how many connections to the node there have been."""
+        """Return the number of connections made to the node so far."""
         return self._connected[url]
 
     async def is_in_cluster(self, url: str) -> bool:
-        """Ask a node whether it belongs to a cluster; one that does not tell is taken for a single server."""
+        """Ask a node whether it belongs to a cluster; without an answer it counts as a single server."""
         try:
             return is_cluster_mode(await self.call(url, "HELLO"))
         except AuthenticationError:
             raise
-        except ResponseError as exc:  # a server that is too old, or a user without the permission
+        except ResponseError as exc:  # the server is too old, or the user lacks the permission
             logger.info("cannot determine whether Redis is a cluster: %s", exc)
             return False
 
     async def call(self, url: str, *args: Argument) -> Any:
         """Execute one command on the node."""
         node = self._reachable(url)
-        execute: Callable[..., Awaitable[Any]] = node.client.execute_command  # redis-py does not say more of it
+        execute: Callable[..., Awaitable[Any]] = node.client.execute_command  # redis-py has no more precise type
         if node.leased.takes(args[0]):
             execute = node.leased.call
         try:
@@ -187,7 +186,7 @@ class NodeClients:
             raise
 
     def _reachable(self, url: str) -> _Node:
-        """Return the node; raise TimeoutError at once if it does not answer."""
+        """Return the node; raise TimeoutError at once if its circuit is open."""
         if url not in self._nodes:
             self.add(url)
         node = self._nodes[url]
@@ -204,11 +203,11 @@ class NodeClients:
         wait_for_replicas: bool = False,
         asking: bool = False,
     ) -> None:
-        """Send the commands at these places to their nodes, and put the replies in the same places.
+        """Send the commands at these positions to their nodes, and store the replies at the same positions.
 
-        A reply is an exception where a command failed. Its node is None where no node owns its slot.
+        If a command fails, its reply is an exception. The node is None if no node owns the slot.
 
-        asking  the nodes only import the slots, after an ASK
+        asking  whether the nodes only import the slots, after an ASK
         """
 
         async def send(url: str | None, own: list[int]) -> None:
@@ -227,7 +226,7 @@ class NodeClients:
             for place, reply in zip(own, sent, strict=True):
                 replies[place] = reply
 
-        if len(places) == 1:  # a task of its own would cost as much as all else here
+        if len(places) == 1:  # a separate task would cost as much as everything else here
             await send(*next(iter(places.items())))
         elif places:
             await asyncio.gather(*(send(url, own) for url, own in places.items()))
@@ -241,10 +240,10 @@ class NodeClients:
         wait_for_replicas: bool,
         asking: bool,
     ) -> list[Any]:
-        """Execute the commands on the node, on one connection; exceptions are in the place of failed replies."""
+        """Execute the commands on the node, on one connection; exceptions are in place of failed replies."""
         in_transaction = in_transaction and len(commands) > 1
         wait_for_replicas = wait_for_replicas and self._acks.are_required
-        if len(commands) == 1 and not asking and not wait_for_replicas:  # most of a pipeline would be its own work
+        if len(commands) == 1 and not asking and not wait_for_replicas:  # the overhead of a pipeline would dominate
             try:
                 return [await self.call(url, *commands[0])]
             except ResponseError as exc:
@@ -269,14 +268,14 @@ class NodeClients:
         failure = self._acks.failure_in(replies.pop()) if wait_for_replicas else None
         if in_transaction:
             executed = replies.pop()
-            if isinstance(executed, Exception):  # something could not even be queued
+            if isinstance(executed, Exception):  # a command could not even be queued
                 first = next((reply for reply in replies if isinstance(reply, Exception)), executed)
                 executed = [first] * len(commands)
             replies = executed
         elif asking:
             replies = replies[1::2]
         if failure is not None:
-            # a command that was refused wrote nothing that replicas could lack
+            # a rejected command wrote nothing that replicas could lack
             replies = [failure if _has_written(reply) else reply for reply in replies]
         return replies
 
@@ -289,22 +288,22 @@ class NodeClients:
 
 
 def is_cluster_mode(hello: Sequence[Any]) -> bool:
-    """Return whether a server belongs to a cluster, by its reply to HELLO.
+    """Return from a server's reply to HELLO whether it belongs to a cluster.
 
-    Every user may send that, and every server since 6.2 knows it.
+    Every user may send HELLO, and every server since 6.2 supports it.
     """
     return dict(zip(hello[::2], hello[1::2], strict=True)).get(b"mode") == b"cluster"
 
 
 def _has_written(reply: Any) -> bool:
-    """Return whether a script has written. It replies 0 for what it refused, once or for each of several changes."""
+    """Return whether a script has written. It replies 0 for rejected changes, once or for each of several changes."""
     if isinstance(reply, list):
         return not reply or any(one != 0 for one in reply)
     return not isinstance(reply, Exception) and reply != 0
 
 
 def storage_error(cause: Exception) -> StorageError:
-    """Return a new error for one waiter: a raised exception collects the traceback of its waiter."""
+    """Return a new error for each waiter, because a raised exception collects the traceback of its waiter."""
     error: StorageError
     if isinstance(cause, CONNECTION_ERRORS):
         error = StorageUnavailable(failure_text(cause), failure_cause(cause))
@@ -317,12 +316,12 @@ def storage_error(cause: Exception) -> StorageError:
 
 
 def failure_text(failure: Exception) -> str:
-    """Return what happened, and what to do if that is known."""
+    """Return what happened, and the remedy if it is known."""
     return " ".join(filter(None, [f"Redis failed: {failure}", tls_remedy(failure)]))
 
 
 def failure_cause(failure: Exception) -> FailureCause:
-    """Return what a failed connection, or a reply that is an error, means to operators."""
+    """Return the cause, for operators, of a failed connection or an error reply."""
     if isinstance(failure, AuthenticationError) or is_withheld(failure) or tls_remedy(failure):
         return "refused"
     if isinstance(failure, RedisTimeoutError | TimeoutError) or isinstance(failure.__cause__, TimeoutError):
@@ -336,14 +335,14 @@ def failure_cause(failure: Exception) -> FailureCause:
 
 
 def is_withheld(reply: object) -> bool:
-    """Return whether a server has a command for others only. Managed ones say that they do not know it."""
+    """Return whether the server reserves a command for others. Managed servers reply that it is unknown."""
     return isinstance(reply, NoPermissionError) or (
         isinstance(reply, ResponseError) and "unknown command" in str(reply).lower()
     )
 
 
 def node_urls(url: str) -> list[str]:
-    """Return a URL for each HOST:PORT in this one."""
+    """Return one URL for each HOST:PORT in this one."""
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     if "," not in hosts:
@@ -352,6 +351,6 @@ def node_urls(url: str) -> list[str]:
 
 
 def address_of(url: str) -> str:
-    """Return the part of a URL that may be shown: neither user nor password."""
+    """Return the part of a URL without user and password, which may be shown."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2] or parts.path

@@ -1,4 +1,4 @@
-"""A password in a file, which may change while services run."""
+"""A password in a file that may change while services run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from redis.credentials import CredentialProvider, UsernamePasswordCredentialProv
 from redis.exceptions import AuthenticationError
 from typing_extensions import override
 
-OPTION = "password_file"  # of a URL, beside those of redis-py
+OPTION = "password_file"  # a URL parameter in addition to those of redis-py
 
 logger = logging.getLogger(__name__)
 
 
 class PasswordFile(CredentialProvider):
-    """Logs every new connection in with what the file has then.
+    """Authenticates every new connection with the current content of the file.
 
-    A password that Redis does not know yet is followed by the one before it, so file and Redis may be changed in either
-    order.
+    If Redis rejects the password, the previous one is tried, so the file and Redis may be changed in either order.
     """
 
     def __init__(self, user: str, path: Path) -> None:
@@ -31,7 +30,7 @@ class PasswordFile(CredentialProvider):
 
     @override
     def get_credentials(self) -> tuple[str, str]:
-        """Raise AuthenticationError where the file has never had a password."""
+        """Raise AuthenticationError if the file has never contained a password."""
         try:
             found, problem = self._path.read_text(encoding="utf-8").strip(), "it is empty"
         except (OSError, ValueError) as exc:
@@ -49,7 +48,7 @@ class PasswordFile(CredentialProvider):
         return self.get_credentials()
 
     async def log_in(self, connection: Connection) -> None:
-        """Prepare a new connection for use, with the password before this one if need be."""
+        """Authenticate a new connection, with the previous password if necessary."""
         try:
             await connection.on_connect()
         except AuthenticationError:
@@ -64,7 +63,7 @@ class PasswordFile(CredentialProvider):
 
 
 def split_password_file(url: str) -> tuple[str, PasswordFile | None]:
-    """Return the URL without user and password file, and what logs in by them; where it has no such file, itself."""
+    """Return the URL without user and password file, and the credential provider; the same URL and None without one."""
     parts = urlsplit(url)
     options = parse_qs(parts.query)
     if OPTION not in options:

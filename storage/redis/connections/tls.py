@@ -1,4 +1,4 @@
-"""TLS to Redis: the options of a URL that name its files, and what to do where a server or the service is refused."""
+"""TLS to Redis: the URL parameters that name its files, and remedies for rejected certificates."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.connection import parse_url
 
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-REMEDIES = {  # by what OpenSSL says, the particular before the general
+REMEDIES = {  # by OpenSSL's message, specific ones before general ones
     "certificate is not valid for": (
         "Use a host name of the certificate in the URL, or a certificate with this host name (subjectAltName)"
     ),
@@ -18,13 +18,13 @@ REMEDIES = {  # by what OpenSSL says, the particular before the general
 
 
 def tls_remedy(failure: Exception) -> str | None:
-    """Return what to do about a failure of TLS; None for other failures."""
+    """Return the remedy for a TLS failure; None for other failures."""
     text = str(failure)
     return next((remedy for sign, remedy in REMEDIES.items() if sign in text), None)
 
 
 def require_usable(url: str) -> None:
-    """Raise ValueError where the URL has an option that is not known, or names a file that is not there."""
+    """Raise ValueError if the URL has an unknown parameter, or names a missing file."""
     try:
         ConnectionPool.from_url(url, driver_info=None).make_connection()
     except TypeError as exc:

@@ -1,1 +1,1 @@
-"""Corrections of which events count for which user: undo, merge, erasure and repair."""
+"""Corrections of the events that count for a user: undo, merge, erasure and repair."""

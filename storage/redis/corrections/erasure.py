@@ -1,9 +1,9 @@
 """Erasure in Redis: one step hides a user, and many short ones remove the content of the user's entries.
 
-A user has no head, index or states after the first step, and the erasure is logged. The user's entries are then still
-in the log of the partition, which is copied without them, a page at a time; other commands run in between. Who dies in
-between leaves a mark in the partition, and the copy: the next erasure in that partition goes on with it, also of the
-same user or of nobody, and so does the archiver before it has Redis rewrite its append-only file.
+The first step removes the user's head, index and states, and logs the erasure. The user's entries are then still in the
+log of the partition. The log is copied without them, page by page, with other commands in between. A process that dies
+before the end leaves a mark in the partition, and the copy. The next erasure in that partition continues it, even one
+of the same user or of nobody, and so does the archiver before it has Redis rewrite its append-only file.
 """
 
 import secrets
@@ -17,14 +17,14 @@ from storage.redis.session.redis_session import RedisSession
 
 
 class RedisErasure:
-    """Erases users, and everybody who became them."""
+    """Erases users, and all users that were merged into them."""
 
     def __init__(self, session: RedisSession, corrections: RedisCorrections) -> None:
         self._session = session
         self._corrections = corrections
 
     async def length(self, user: User, limit: int) -> int:
-        """Return how many entries are copied to erase the user: all of each partition's log, for each alias too."""
+        """Return how many entries an erasure of the user copies: the partition logs of the user and of each alias."""
         target = await self._corrections.resolve(user)
         has_properties = await self._session.call("HEXISTS", target.properties, target.name)
         if not has_properties and not await self._session.call("EXISTS", target.head, target.aliases):
@@ -33,11 +33,11 @@ class RedisErasure:
         return min(limit, entries * (1 + int(await self._session.call("SCARD", target.aliases))))
 
     async def erase(self, user: User) -> None:
-        """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
+        """Erase the user, the user they were merged into, and all other users that were merged into that one.
 
-        The heads that lead from the user to the others go last. So erasing the same user again, after a process died in
-        between, finds what is left. What was posted for the user meanwhile may stand with the others, who are erased
-        once more.
+        The heads that lead from the user to the others are removed last. So erasing the same user again, after a
+        process died, finds the rest. Events posted for the user meanwhile may be logged for the others, who are then
+        erased again.
         """
         chain = await self._corrections.merge_chain(user)
         await self._corrections.require_whole(*chain)
@@ -48,13 +48,13 @@ class RedisErasure:
             await self._corrections.wait_for_replicas(link)
 
     async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
-        """Erase the user, and before that everybody who was or is being merged into them; not those of the chain."""
+        """Erase the user, after all users that were or are being merged into them, except those in the chain."""
         while True:
             for alias in await self._aliases(user):
                 if alias not in chain and await self._is_merged_into(alias, user):
                     await self._erase_with_aliases(alias, chain)
                 elif alias not in chain:
-                    await self._rewrite_log(alias)  # an erasure that was interrupted may have left it
+                    await self._rewrite_log(alias)  # an interrupted erasure may have left content behind
             await self._erase_alone(user)
             erased = await self._aliases(user)
             if not any([alias not in chain and await self._is_merged_into(alias, user) for alias in erased]):
@@ -67,13 +67,13 @@ class RedisErasure:
         tags = await self._session.registered_tags()
         is_lost = await self._corrections.is_lost(user)
         await self._session.write(ERASE, *erase_arguments(user, secrets.token_hex(8), tags, is_lost=is_lost))
-        late = await self._session.registered_tags() - tags  # a generation's first states were written meanwhile
+        late = await self._session.registered_tags() - tags  # a generation may have written its first states meanwhile
         if late:
             await self._session.call("DEL", *map(user.state_of_tag, late))
         await self._rewrite_log(user)
 
     async def _rewrite_log(self, user: User) -> None:
-        """Return when the log of the user's partition has no content of what was erased before this call."""
+        """Return when the log of the user's partition contains no content that was erased before this call."""
         key = erasing_key(user.partition)
         awaited = erasures = await self._session.call("ZRANGE", key, 0, -1)
         while set(awaited).intersection(erasures):
@@ -81,7 +81,7 @@ class RedisErasure:
             erasures = await self._session.call("ZRANGE", key, 0, -1)
 
     async def _aliases(self, user: User) -> list[User]:
-        """Return the users who were merged into this one, or are about to be."""
+        """Return the users that were merged into this one, or are about to be."""
         user_ids = sorted(await self._session.call("SMEMBERS", user.aliases))
         return [self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids]
 

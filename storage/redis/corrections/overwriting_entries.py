@@ -1,7 +1,7 @@
-"""Entries of a stream that stand under the numbers of archived ones: they are set aside, and logged again.
+"""Stream entries with the numbers of archived entries: they are set aside, and logged again.
 
-They were logged by who did not know of the archived ones. A stream of them has a key of its own from the moment on in
-which it leaves the log until all of it is logged again, so that whoever dies in between loses nothing.
+They were logged by processes that did not know the archived ones. A stream of such entries has a key of its own from
+the moment it leaves the log until all of it is logged again, so that nothing is lost if a process dies meanwhile.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class OverwritingEntries:
         self._corrections = corrections
 
     async def set_aside(self, number: int, position: str, archived: ArchivedLog) -> None:
-        """Let a partition's numbers go on behind the archive's position, and set aside what uses earlier ones.
+        """Continue a partition's numbers after the archive's position, and set aside entries that use earlier numbers.
 
-        What stands before the first number that log and archive use for two entries is in the archive.
+        Entries before the first number that log and archive use for different entries are in the archive.
         """
         keys, log, seq = self._session.keys, self._session.keys.log(number), entry_seq(position.encode())
         archived_ids = dict(archived.table.select("seq", "logged_ms").iter_rows())
@@ -56,7 +56,7 @@ class OverwritingEntries:
         raise StorageUnavailable(OVERTAKEN, "contention")
 
     async def log_again(self) -> None:
-        """Log what was set aside. A merge or an erasure in it is left out, and can be asked for again."""
+        """Log the entries that were set aside. Merges and erasures are skipped, and can be requested again."""
         async for found in self._session.partition_keys(ALL_ASIDE):
             for aside in found:
                 records: defaultdict[User, list[Event | Undo]] = defaultdict(list)
@@ -68,13 +68,13 @@ class OverwritingEntries:
                 await self._session.call("UNLINK", aside)
 
     async def _forget(self, users: Collection[User]) -> None:
-        """Remove heads, indexes and states; what the users have in the archive is found again by the repair."""
+        """Remove heads, indexes and states; the repair restores them for archived entries."""
         tags = await self._session.registered_tags()
         for user in users:
             await self._session.call("UNLINK", user.head, user.id_index, *map(user.state_of_tag, tags))
 
     async def _entries(self, stream: str) -> AsyncIterator[tuple[bytes, User | None, LogRecord | None]]:
-        """Yield the ids of a stream's entries, with user and record of those that have them."""
+        """Yield the ids of a stream's entries, with user and record where an entry has them."""
         after = "-"
         while found := await self._session.call("XRANGE", stream, after, "+", "COUNT", STREAM_PAGE):
             for entry_id, fields in found:
@@ -87,7 +87,7 @@ class OverwritingEntries:
 
 
 def _is_another(entry_id: bytes, archived_ids: Mapping[int, int]) -> bool:
-    """Return whether the archive has another entry under the number of this one.
+    """Return whether the archive has a different entry with the number of this one.
 
     archived_ids  SEQ -> milliseconds, the two parts of an id
     """

@@ -1,4 +1,4 @@
-"""A partition's log as a repair reads it: what the heads and indexes of its users have to say."""
+"""A partition's log as read by a repair: it determines the heads and indexes of the partition's users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FoundUser:
 
     def __init__(self) -> None:
         self.newest = 0
-        self._entries: list[tuple[int, bytes, int]] = []  # SEQ, hash of the id, and its time if that is a UUIDv7
+        self._entries: list[tuple[int, bytes, int]] = []  # SEQ, hash of the id, and the id's time if it is a UUIDv7
         self._is_archived = False
         self._merged_into = ""
 
@@ -34,12 +34,12 @@ class FoundUser:
         self._entries.append((entry.seq, index_member(entry_id), rounded_up_s(uuid7_time_us(entry_id) or 0)))
 
     def index(self, archived: int) -> tuple[list[int], list[bytes]]:
-        """Return SEQs and hashes of the ids of the entries behind the archived ones."""
+        """Return the SEQs and id hashes of the entries after the archived ones."""
         entries = [(seq, member) for seq, member, _ in self._entries if seq > archived]
         return [seq for seq, _ in entries], [member for _, member in entries]
 
     def head(self, archived: int) -> str:
-        """Return the value of the user's head. A merge that is done is decided again, which changes nothing."""
+        """Return the value of the user's head. A completed merge returns to DECIDED, which changes nothing."""
         value = f"{self.newest:0{SEQ_DIGITS}}"
         if self._is_archived:
             value += f"{archived:0{SEQ_DIGITS}}{self._archived_time_s(archived):0{TIME_DIGITS}}"
@@ -48,7 +48,7 @@ class FoundUser:
         return value
 
     def fits(self, value: bytes | None, last: int) -> bool:
-        """Return whether a head can be that of this user, or one behind it: the log was read to its last entry."""
+        """Return whether a head may be that of this user, or a later one; the log was read up to `last`."""
         try:
             head = Head.of(value)
         except StorageError:
@@ -73,8 +73,8 @@ class PartitionLog:
 
     archived  SEQ of the newest archived entry
     seq       SEQ of its newest entry
-    first_id  of the first entry in the stream; empty without any
-    lacks     what is missing in it; empty if nothing is
+    first_id  id of the first entry in the stream; empty if there is none
+    lacks     description of missing entries; empty if none are missing
     """
 
     def __init__(self, keys: Keyspace, archived: int) -> None:
@@ -91,7 +91,7 @@ class PartitionLog:
             self.users[self._keys.user(tenant, entry.record.user_id)].add(entry, is_archived=is_archived)
 
     def forget(self, erased: Sequence[tuple[str, bytes]]) -> None:
-        """Forget users, by tenant and digest of the id, who are erased."""
+        """Forget erased users, given by tenant and digest of the id."""
         if erased:
             gone = set(erased)
             for user in [user for user in self.users if (user.tenant, digest(user.user_id)) in gone]:

@@ -25,7 +25,7 @@ from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
 
 REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
-INDEX_PAGE = 200  # ids, some 0.1 ms in which Redis does nothing else
+INDEX_PAGE = 200  # ids, which block Redis for about 0.1 ms
 CHECKS_AT_ONCE = 100
 
 
@@ -38,7 +38,7 @@ class LogRepair:
         self._overwriting = OverwritingEntries(session, corrections)
 
     async def run(self) -> int:
-        """Repair all users, finish what an interrupted `accept_loss` has begun, and return how many users had to be.
+        """Repair all users, complete an interrupted `accept_loss`, and return the number of repaired users.
 
         raises  StorageError  when entries are lost
         """
@@ -50,11 +50,10 @@ class LogRepair:
         return repaired
 
     async def accept_loss(self) -> int:
-        """Repair all users, and let everybody go on without what log and archive lack; return how many users that were.
+        """Repair all users, and accept the loss of entries that log and archive lack; return the number repaired.
 
-        Entries that stand under the numbers of archived ones were logged by who did not know of those: between the end
-        of a server and the first look at what came in its place, or by a service without the archive. They are logged
-        again, behind the archived ones.
+        Entries with the numbers of archived ones were logged by processes that did not know those: before the loss of a
+        server was detected, or by a service without the archive. They are logged again, after the archived entries.
         """
         await self._session.require_open()
         repaired = 0
@@ -79,9 +78,9 @@ class LogRepair:
         return repaired + await self._drop_damaged_states()
 
     async def _continue_archive(self) -> dict[int, str]:
-        """Let the numbers go on behind those of the archive's newest entries.
+        """Continue the numbers after those of the archive's newest entries.
 
-        returns  by partition, which of those entries its stream lacks
+        returns  by partition, the newest archived entry that its stream lacks
         """
         positions: dict[int, str] = {}
         manifest = await self._log.manifest()
@@ -101,9 +100,9 @@ class LogRepair:
         return positions
 
     async def _append_positions(self, positions: Mapping[int, str]) -> bool:
-        """Append the archive's newest entries to the streams that lack them; False where somebody was faster.
+        """Append the archive's newest entries to streams that lack them; return False if another process was faster.
 
-        By these entries services know a store that lacks nothing: before, they would write to heads that lack much.
+        These entries mark the store as complete for services, so they come last: before, heads would lack entries.
         """
         for number, position in positions.items():
             log = self._session.keys.log(number)
@@ -115,7 +114,7 @@ class LogRepair:
         return True
 
     async def _has(self, number: int, position: str) -> bool:
-        """Return whether a stream has the archive's newest entry; numbers go on behind it then."""
+        """Return whether a stream has the archive's newest entry, in which case its numbers continue after it."""
         seq = entry_seq(position.encode())
         found = await self._session.call("XRANGE", self._session.keys.log(number), seq, "+", "COUNT", 1)
         return bool(found) and found[0][0].decode() == position
@@ -164,7 +163,7 @@ class LogRepair:
         return log
 
     async def _repair_users(self, number: int, log: PartitionLog) -> list[int]:
-        """Repair those who need it; return for each of them 1, or 0 where somebody logged something meanwhile."""
+        """Repair damaged users; return 1 for each of them, or 0 if another process logged something meanwhile."""
         users, results = list(log.users), []
         tags = await self._session.registered_tags()
         for start in range(0, len(users), HEADS_PAGE):
@@ -177,7 +176,7 @@ class LogRepair:
         return results
 
     async def _damaged(self, number: int, log: PartitionLog, users: Sequence[User]) -> dict[User, bytes | None]:
-        """Return those of the users whose head or index is not what the log says, with their heads.
+        """Return the users whose head or index does not match the log, with their heads.
 
         A user whose head changes meanwhile is read again.
         """
@@ -186,7 +185,7 @@ class LogRepair:
             heads = await self._heads(users)
             sound = {user: Head.of(head) for user, head in heads.items() if log.users[user].fits(head, log.seq)}
             if any(head.archived > log.archived for head in sound.values()):
-                manifest = await self._log.manifest()  # of an archiver that went on
+                manifest = await self._log.manifest()  # the archiver may have continued
                 archived = 0 if manifest is None else manifest.seq(number)
                 sound = {user: head for user, head in sound.items() if head.archived <= archived}
             unsound = await self._with_damaged_index(sound, log)
@@ -203,7 +202,7 @@ class LogRepair:
         return dict(zip(users, heads, strict=True))
 
     async def _with_damaged_index(self, heads: Mapping[User, Head], log: PartitionLog) -> set[User]:
-        """Return users whose index lacks some of the entries behind the archived ones, or has others."""
+        """Return users whose index lacks entries after the archived ones, or has additional ones."""
         checks: list[tuple[User, Command, list[int]]] = []
         for user, head in heads.items():
             seqs, members = log.users[user].index(head.archived)
@@ -224,17 +223,17 @@ class LogRepair:
         return damaged
 
     async def _drop_damaged_states(self) -> int:
-        """Remove states that are damaged, or that an erasure or a loss has left; return of how many users.
+        """Remove states that are damaged, or remain after an erasure or a loss; return the number of users.
 
-        They are folded again when they are read. What can be seen without their model is looked at: type, beginning and
-        length; `lisarec rebuild` writes all of them anew.
+        They are folded again on the next read. Only properties visible without the model are checked: type, beginning
+        and length; `lisarec rebuild` writes all states anew.
         """
         users: set[str] = set()
         lengths: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by tag
         async for states in self._session.partition_keys(ALL_STATES):
             commands = [
                 Command.of(*command)
-                for state in states  # the head last: a state is never ahead of it
+                for state in states  # read the head last, so that a state is never ahead of it
                 for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", user_of_state(state).head))
             ]
             replies = iter(await self._session.servers.execute_all(commands))
@@ -254,7 +253,7 @@ def _is_of_another_type(reply: Exception) -> bool:
 
 
 def _is_state(begin: Any, tag: str, head: bytes) -> bool:
-    """Return whether a stored value with this beginning can be the user's state of the generation."""
+    """Return whether a stored value with this beginning may be the user's state of the generation."""
     if not isinstance(begin, bytes) or not begin[:SEQ_DIGITS].isdigit():
         return False
     state = begin[SEQ_DIGITS:]

@@ -1,18 +1,17 @@
 """Undo and merge in Redis. The two users of a merge may be in different partitions.
 
 A merge is a sequence of steps, each of them one script in one partition. A process that dies between them leaves a mark
-in the visitor's head, and the next process that comes across it takes the remaining steps.
+in the visitor's head, and the next process that finds the mark completes the merge.
 
-  PROPOSED   The head of the visitor names the user; nothing can be appended to the visitor's log any more. Now, and not
-             before, the process follows the merges of the user. If they lead back to the visitor, it removes the mark:
-             of merges that would form a circle, at least the one proposed last sees it.
+  PROPOSED   The visitor's head names the user, and the visitor's log accepts no more entries. Only now the process
+             follows the user's merges. If they lead back to the visitor, it removes the mark: if several merges would
+             form a circle, at least the one proposed last detects it.
   DECIDED    The visitor's log has its last entry, the merge.
-  DONE       The user's aliases have the visitor, for erasing, the user has those of the visitor's properties that were
-             missing, and copies of the visitor's entries are in the user's log: appended in one step, save those that
-             are there.
+  DONE       The visitor is in the user's aliases, for erasing. The user has those of the visitor's properties that were
+             missing. Copies of the visitor's entries are in the user's log, appended in one step, except existing ones.
 
-Nobody reads the visitor meanwhile: a request for the visitor takes the steps, and gets the user. So all that can be
-seen is the user before that one append, or after it.
+The visitor is not read meanwhile: a request for the visitor completes the merge, and returns the user. So requests
+see the user either before the append or after it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ CONTENTION = "concurrent writes changed the same users each time; send it again"
 
 
 class RedisCorrections:
-    """Changes which events count, and for whom."""
+    """Changes which events count, and for which user."""
 
     def __init__(self, session: RedisSession, log: UserLog, archive: AsyncArchiveReader, lost_users: LostUsers) -> None:
         self._lost_users = lost_users
@@ -55,11 +54,11 @@ class RedisCorrections:
         self._archive = archive
 
     async def resolve(self, user: User) -> User:
-        """Return the user whom this one was merged into, or this one; finish any merge found unfinished on the way."""
+        """Return the user that this one was merged into, or this one; complete unfinished merges on the way."""
         return (await self.merge_chain(user))[-1]
 
     async def merge_chain(self, user: User) -> list[User]:
-        """Return the users from this one to the one whom they were merged into; finish any merge on the way."""
+        """Return the users from this one to the final merge target; complete unfinished merges on the way."""
         chain = [user]
         while True:
             user = chain[-1]
@@ -69,7 +68,7 @@ class RedisCorrections:
                 case None:
                     if value is None and await self._session.call("EXISTS", user.id_index):
                         if await self._head(user) is not None:
-                            continue  # the user's first events came meanwhile
+                            continue  # the user's first events arrived meanwhile
                         Head.check(value, b"")
                     return chain
                 case MergeStage.PROPOSED:
@@ -80,7 +79,7 @@ class RedisCorrections:
                     chain.append(self._target(user, head))
 
     async def log_length(self, user: User, limit: int) -> int:
-        """Return how many entries the log has of the user, or of whom they became; `limit` where some are archived."""
+        """Return the number of log entries of the user, after merges; `limit` if some are archived."""
         target = await self.resolve(user)
         if Head.of(await self._head(target)).archived:
             return limit
@@ -98,7 +97,7 @@ class RedisCorrections:
             known = await self._logged_ids(target, value, [undone, entry.event.entry_id])
             await self.require_whole(*chain)
             if undone not in known:
-                if await self._head(target) != value:  # it has gone to the archive, or to another user, meanwhile
+                if await self._head(target) != value:  # meanwhile it was archived, or moved to another user
                     continue
                 raise UnknownEvent("the user's log has no event of this id")
             is_new = entry.event.entry_id not in known
@@ -109,7 +108,7 @@ class RedisCorrections:
         raise StorageUnavailable(CONTENTION, "contention")
 
     async def merge(self, user: User, visitor: User) -> bool:
-        """Merge the visitor into the user; return False if that was done before."""
+        """Merge the visitor into the user; return False if they were merged before."""
         is_proposed = False
         for _ in _attempts():
             chain, visitors_chain = await self.merge_chain(user), await self.merge_chain(visitor)
@@ -128,11 +127,10 @@ class RedisCorrections:
         raise StorageUnavailable(CONTENTION, "contention")
 
     async def append(self, user: User, records: Sequence[Event | Undo]) -> list[bool]:
-        """Log records of a user who may have become another one; return for each whether it is new.
+        """Log records of a user that may have been merged into another one; return for each whether it is new.
 
-        An erasure takes those heads away that lead to others, and then gives the others' partitions new numbers. So
-        where the user still leads to the target after the target was read, the target is erased afterwards or the
-        append is refused.
+        An erasure removes the heads that lead to other users, and then advances the others' partitions. So if the user
+        still leads to the target after the target was read, the target is erased afterwards or the append is rejected.
         """
         for _ in _attempts():
             chain = await self.merge_chain(user)
@@ -155,7 +153,7 @@ class RedisCorrections:
     # ---- the steps of a merge
 
     async def _decide(self, visitor: User, value: bytes | None) -> None:
-        """Go from PROPOSED on to DECIDED, or back."""
+        """Advance from PROPOSED to DECIDED, or cancel the merge."""
         target = self._target(visitor, Head.of(value))
         if await self._leads_to(target, visitor):
             await self._mark(visitor, value, None)
@@ -164,7 +162,7 @@ class RedisCorrections:
         await self._mark(visitor, value, MergeStage.DECIDED, target.user_id, last)
 
     async def _leads_to(self, start: User, end: User) -> bool:
-        """Return whether the merges of the one user lead to the other, or round in circles."""
+        """Return whether the user's merges lead to the other user, or form a circle."""
         passed: set[User] = set()
         while start != end and start not in passed:
             head = Head.of(await self._head(start))
@@ -175,7 +173,7 @@ class RedisCorrections:
         return True
 
     async def _copy(self, visitor: User) -> None:
-        """Go from DECIDED on to DONE, unless another process is faster or the visitor is erased."""
+        """Advance from DECIDED to DONE, unless another process was faster or the visitor was erased."""
         decided = Head.of(await self._head(visitor))
         if decided.merge is not MergeStage.DECIDED:
             return
@@ -185,9 +183,9 @@ class RedisCorrections:
         await self._session.call("SADD", direct.aliases, visitor.user_id)
         for _ in _attempts():
             target = await self.resolve(direct)
-            # In this order: erasing takes the visitor first and then the user. A user who is erased before the first
-            # read has no mark at the second, or comes back with another one; a user who is erased later has another
-            # head, or the partition another newest entry, when the copies are appended.
+            # In this order: an erasure removes the visitor first and then the user. A user erased before the first
+            # read has no mark at the second, or a different one. A user erased later has a different head, or the
+            # partition a different newest entry, when the copies are appended.
             seq, value = await self._session.call("MGET", target.seq, target.head)
             visitors_value = await self._head(visitor)
             head = Head.of(visitors_value)
@@ -198,7 +196,7 @@ class RedisCorrections:
             if await self._fill_properties(target, value, seq, properties) and await self._append_missing(
                 target, value, seq, log
             ):
-                # Otherwise a failover could leave a visitor who is done, and no copies of the visitor's entries.
+                # Otherwise a failover could keep the mark of the completed merge but lose the copied entries.
                 await self.wait_for_replicas(target)
                 await self._mark(visitor, visitors_value, MergeStage.DONE, head.merge_target)
                 return
@@ -208,7 +206,7 @@ class RedisCorrections:
     async def _fill_properties(
         self, target: User, value: bytes | None, seq: bytes | None, properties: bytes | None
     ) -> bool:
-        """Give the target those properties that it lacks; return False when its log is not as believed."""
+        """Set the properties that the target lacks; return False if its log has changed."""
         if Head.of(value).merge is not None:
             return False
         if properties is None:
@@ -219,14 +217,14 @@ class RedisCorrections:
     async def _append_missing(
         self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[LogRecord]
     ) -> bool:
-        """Append copies of the events that the target's log lacks; return False when it is not as believed."""
+        """Append copies of the events that the target's log lacks; return False if it has changed."""
         copies = [readdressed(event, target.user_id) for event in log if not isinstance(event, Merge)]
         known = await self._logged_ids(target, value, [copy.entry_id for copy in copies])
         missing = [Entry.of(target.tenant, copy) for copy in copies if copy.entry_id not in known]
         return await self._append(target, value, seq, missing)
 
     async def _append(self, user: User, value: bytes | None, seq: bytes | None, entries: Sequence[Entry]) -> bool:
-        """Append entries without folding them, which the next reader does; return False when the log has changed."""
+        """Append entries without folding them, which the next reader does; return False if the log has changed."""
         if Head.of(value).merge is not None:
             return False
         if not entries:
@@ -234,22 +232,22 @@ class RedisCorrections:
         return bool(await self._session.write(APPEND, *append_arguments(user, value, seq, entries)))
 
     async def require_whole(self, *users: User) -> None:
-        """Raise StorageUnavailable where what was just read of these users may be too little.
+        """Raise StorageUnavailable if the data just read about these users may be incomplete.
 
-        A server that lacks data is not written to, but knows neither the event that an undo is about, nor who was
-        merged into whom, or was erased since; and what follows from that may be written to another server.
+        A server that lacks data is not written to. But it may also lack an event to be undone, a merge or an erasure,
+        and decisions based on that could be written to another server.
         """
         for user in users:
             await self._session.trust.require_whole(user.log)
 
     async def wait_for_replicas(self, user: User) -> None:
-        """Return when as many replicas as required have the user's partition, whoever wrote to it."""
+        """Return when as many replicas as required have the user's partition, including writes of others."""
         if self._session.servers.acks.are_required:
             arguments = commit_arguments({user.partition: []}, 0)
             await self._session.write(COMMIT, *arguments, wait_for_replicas=True)
 
     async def _logged_ids(self, user: User, value: bytes | None, entry_ids: Sequence[str]) -> set[str]:
-        """Return which of the ids are logged, if the user's head has this value."""
+        """Return which of the ids are logged, provided that the user's head has this value."""
         if not entry_ids:
             return set()
         scores = await self._session.call("ZMSCORE", user.id_index, *map(index_member, entry_ids))
@@ -274,17 +272,17 @@ class RedisCorrections:
     async def _mark(
         self, user: User, value: bytes | None, stage: MergeStage | None, target: str = "", last: Entry | None = None
     ) -> bool:
-        """Change the merge mark of a user's head; return False when the head is not as believed."""
+        """Change the merge mark in a user's head; return False if the head has changed."""
         mark = "" if stage is None else stage.value + target
         tags = () if last is None else await self._session.registered_tags()
         return bool(await self._session.write(MARK_MERGE, *mark_merge_arguments(user, value, mark, last, tags)))
 
     async def is_lost(self, user: User) -> bool:
-        """Return whether Redis has lost what it had of the user, so that only the archive has events of theirs."""
+        """Return whether Redis has lost the user, so that only the archive has the user's events."""
         return await self._head(user) is None and bool(await self._lost_users.among([user]))
 
     async def _require_known(self, heads: Mapping[User, bytes | None]) -> None:
-        """Raise StorageError where Redis has lost what it had of one of the users."""
+        """Raise StorageError if Redis has lost one of the users."""
         await self._lost_users.require_none(user for user, head in heads.items() if head is None)
 
     async def _head(self, user: User) -> bytes | None:
@@ -302,7 +300,7 @@ def _attempts() -> Iterator[None]:
 
 
 async def _pause() -> None:
-    """Wait for a random time, so that two processes that hinder each other do not go on in step."""
+    """Wait for a random time, so that two processes in conflict do not retry in step."""
     await asyncio.sleep(random.uniform(0, MAX_PAUSE_S))  # noqa: S311
 
 

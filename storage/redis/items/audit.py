@@ -1,4 +1,4 @@
-"""Audit logs of tenants in Redis, beside the tenant's items."""
+"""Audit logs of tenants in Redis, next to the tenant's items."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from storage.redis.session.redis_session import RedisSession
 
 
 class RedisAudit(AuditLog):
-    """The audit logs of all tenants: a list for each, in which the place of an entry is its number."""
+    """The audit logs of all tenants: one list per tenant, in which an entry's position is its number."""
 
     def __init__(self, session: RedisSession) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Counts of items bought together, in Redis; they decay with time. Also the newest entries of a log."""
+"""Counts of items bought together, in Redis, which decay with time; and the newest entries of a log."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -15,7 +15,7 @@ from storage.redis.scripts.items import ADD_ORDER_COUNTS
 from storage.redis.session.redis_session import RedisSession
 from storage.state.event import LogRecord
 
-COUNTS_PAGE = 500  # some 3 ms in which Redis does nothing else
+COUNTS_PAGE = 500  # per script, which blocks Redis for about 3 ms
 LIMITS: tuple[Argument, ...] = (
     repr(HALF_LIFE_S),
     repr(MAX_STEP_S),

@@ -1,4 +1,4 @@
-"""Properties in Redis: the types that tenants hold, those of users, and how scripts take values."""
+"""Properties in Redis: the types that tenants declare, users' properties, and the values passed to scripts."""
 
 import json
 import time
@@ -30,7 +30,7 @@ from storage.redis.session.redis_session import RedisSession
 
 
 class RedisProperties(PropertyStore):
-    """The types of all tenants' properties, one value for each tenant beside its items, and users' properties."""
+    """The property types of all tenants, one value per tenant next to its items, and users' properties."""
 
     def __init__(self, session: RedisSession, corrections: RedisCorrections) -> None:
         self._session = session
@@ -57,7 +57,7 @@ class RedisProperties(PropertyStore):
     async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
         types = types_to_hold("user", [properties])
         user = self._session.keys.user(tenant, user_id)
-        _encoded(properties)  # before a type is held for what cannot be stored
+        _encoded(properties)  # first, to not declare a type for a value that cannot be stored
         held = await (self._hold(tenant, {"user": types}) if types else self.held(tenant))
         patch = [_encoded(held.by_key("user", properties)), 0, *live_keys(held)]
         give_up_s = time.monotonic() + RETRY_FOR_S
@@ -66,11 +66,10 @@ class RedisProperties(PropertyStore):
                 raise StorageUnavailable(CONTENTION, "contention")
 
     async def _put(self, user: User, patch: Sequence[Argument]) -> bool:
-        """Set properties of the user, or of whom they became; return False where that changes meanwhile.
+        """Set properties of the user, or of the user's merge target; return False if that changes meanwhile.
 
-        An erasure takes those heads away that lead to others, and then gives the others' partitions new numbers. So
-        where the user still leads to the target after the target was read, the target is erased afterwards or nothing
-        is set.
+        An erasure removes the heads that lead to other users, and then advances the others' partitions. So if the user
+        still leads to the target after the target was read, the target is erased afterwards or nothing is set.
         """
         await self._session.require_open()
         chain = await self._corrections.merge_chain(user)
@@ -122,18 +121,18 @@ def _encoded(properties: Mapping[str, PropertyValue | None]) -> bytes:
 
 
 def live_keys(held: HeldProperties) -> list[Argument]:
-    """Return which keys of users' properties are live, as PUT_USER_PROPERTIES takes them."""
+    """Return the live keys of users' properties, as arguments of PUT_USER_PROPERTIES."""
     return [compact_json(held.names["user"] if held.removals else {}), held.removals]
 
 
 async def register_tenant(session: RedisSession, tenant: str) -> None:
-    """Note, before its first item or property, that the tenant has some."""
+    """Register the tenant before its first item or property is stored."""
     await session.require_open()
     await session.note(f"{ITEMS_FIELD}{tenant}", "1")
 
 
 def require_held(types: TypeChanges, reply: Any) -> None:
-    """Raise PropertyRefused where a script has replied that it could not hold one of the types."""
+    """Raise PropertyRefused if a script has replied that it rejects one of the types."""
     if isinstance(reply, list):
         name, held = (part.decode() for part in reply)
         given = {of_owner[name] for of_owner in types.values() if name in of_owner} - {held}
@@ -141,7 +140,7 @@ def require_held(types: TypeChanges, reply: Any) -> None:
 
 
 def properties_to_texts(properties: Mapping[str, PropertyValue | None]) -> str:
-    """Return the JSON object of properties that PUT_ITEMS takes."""
+    """Return the JSON object of properties for PUT_ITEMS."""
     texts = {
         name: None if value is None else json.dumps(property_to_json(value), ensure_ascii=False)
         for name, value in properties.items()
@@ -150,5 +149,5 @@ def properties_to_texts(properties: Mapping[str, PropertyValue | None]) -> str:
 
 
 def properties_from_texts(stored: str | bytes) -> dict[str, PropertyValue]:
-    """Return the properties in the JSON object that is stored."""
+    """Return the properties in a stored JSON object."""
     return {name: property_from_json(json.loads(text)) for name, text in json.loads(stored).items()}

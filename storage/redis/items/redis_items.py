@@ -1,4 +1,4 @@
-"""A tenant's item data in Redis: values that the tenant has set, trends, tallies, and counts from the log."""
+"""A tenant's item data in Redis: item overrides, trends, tallies, and counts from the log."""
 
 import json
 import time
@@ -51,8 +51,8 @@ from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES,
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 
-VALUE_BYTES = 32  # of a small property's name and value
-ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
+VALUE_BYTES = 32  # for a small property's name and value
+ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
 VISIT_LIMITS: tuple[Argument, ...] = (
     repr(HALF_LIFE_S),
     repr(MAX_STEP_S),
@@ -60,8 +60,8 @@ VISIT_LIMITS: tuple[Argument, ...] = (
     repr(MAX_LEAD_HALF_LIVES),
     LISTED_VISITORS * VISITOR_BYTES,
 )
-VISITS_PAGE = 500  # some 3 ms in which Redis does nothing else
-ARCHIVE_TIMEOUT_S = 60.0  # for three columns of all its files
+VISITS_PAGE = 500  # per script, which blocks Redis for about 3 ms
+ARCHIVE_TIMEOUT_S = 60.0  # to read three columns of all its files
 
 
 class RedisItems:
@@ -73,7 +73,7 @@ class RedisItems:
         self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """Set values of items in one step; raise StorageError for a text that is not Unicode, or what is refused."""
+        """Set values of items in one step; raise StorageError for text that is not Unicode, or for rejected values."""
         types: dict[str, PropertyType] = {}
         encoded: list[Argument] = []
         async for entry in in_slices(entries, lambda entry: 1 + len(entry.properties)):
@@ -112,7 +112,7 @@ class RedisItems:
         return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after, held)
 
     async def tenants(self) -> list[str]:
-        """Return the tenants that have set values or codes of items, or types of properties."""
+        """Return the tenants that have set values or codes of items, or property types."""
         await self._session.require_open()
         fields = [field.decode() for field in await self._session.call("HKEYS", self._session.keys.meta)]
         return [field.removeprefix(ITEMS_FIELD) for field in fields if field.startswith(ITEMS_FIELD)]
@@ -120,7 +120,7 @@ class RedisItems:
     # ---- trends and tallies
 
     async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
-        """Add to the items' trends."""
+        """Add visits to the items' trends."""
         await self._session.require_open()
         keys = self._session.keys.items(tenant)
         for start in range(0, len(visits), VISITS_PAGE):
@@ -130,7 +130,7 @@ class RedisItems:
             await self._session.write(ADD_VISITS, [keys.trends, keys.trend_clock, keys.visitors], args)
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
-        """Return the items with the most visitors now, and how many."""
+        """Return the items with the most visitors now, and their numbers of visitors."""
         await self._session.require_open()
         keys = self._session.keys.items(tenant)
         text = await self._session.call("GET", keys.trend_clock)
@@ -159,9 +159,9 @@ class RedisItems:
     # ---- counts
 
     async def counts(self, tenant: str, types: Collection[str]) -> ItemCounts:
-        """Count each item's events of these types: those in the archive, and the newest of every stream behind it.
+        """Count each item's events of these types: archived ones, and later ones in the streams.
 
-        raises  StorageUnavailable  when the servers, or the archive that there is, cannot be read
+        raises  StorageUnavailable  when the servers, or an existing archive, cannot be read
         """
         await self._session.require_open()
         archived = await self._counts_of_archive(tenant, frozenset(types))
@@ -185,7 +185,7 @@ class RedisItems:
         return found
 
     def _newest_entries(self, number: int, archived: ArchivedItemCounts | None) -> Command:
-        """Return the command that reads the newest entries of a partition that are not archived."""
+        """Return the command that reads a partition's entries that are not archived."""
         after = 0 if archived is None else archived.manifest.seq(number)
         limit = MAX_NEWEST_ENTRIES // self._session.keys.partitions
         return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
@@ -208,7 +208,7 @@ def _encode(entry: ItemEntry) -> list[Argument]:
 
 
 def _size(item: tuple[Any, ...]) -> int:
-    """Return how many values an item that was read has, as bytes of properties tell."""
+    """Return the size of an item that was read, in values, based on the bytes of its properties."""
     return 1 + len(item[-1] or b"") // VALUE_BYTES
 
 

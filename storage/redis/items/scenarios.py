@@ -1,4 +1,4 @@
-"""Versions of tenants' scenarios in Redis, beside the tenant's items."""
+"""Versions of tenants' scenarios in Redis, next to the tenant's items."""
 
 import secrets
 
@@ -13,7 +13,7 @@ from storage.redis.session.redis_session import RedisSession
 
 
 class RedisScenarios(ScenarioStore):
-    """The scenarios of all tenants. Those of a tenant share a slot, so each step is one script."""
+    """The scenarios of all tenants. A tenant's scenarios share a slot, so each step is one script."""
 
     def __init__(self, session: RedisSession) -> None:
         self._session = session
@@ -26,7 +26,7 @@ class RedisScenarios(ScenarioStore):
 
     @override
     async def scenarios(self, tenant: str) -> Scenarios:
-        revision = await self.revision(tenant)  # before the versions: what is newer then is read again
+        revision = await self.revision(tenant)  # first, so that versions that are newer are read again
         found = await self._session.call("HGETALL", self._session.keys.items(tenant).scenarios)
         return Scenarios(revision, {name.decode(): version.decode() for name, version in sorted(found.items())})
 

@@ -9,11 +9,11 @@ from storage.errors import VectorRefused
 from storage.items.vectors import NUMBER, VECTORS_PAGE, VectorStore
 from storage.redis.session.redis_session import RedisSession
 
-VECTOR_REPLY = 3  # parts of what PUT_ITEMS replies where it refuses a vector
+VECTOR_REPLY = 3  # number of elements in the reply of PUT_ITEMS if it rejects a vector
 
 
 class RedisVectors(VectorStore):
-    """The vectors of all tenants' items: a hash for each tenant, beside its items."""
+    """The vectors of all tenants' items: one hash per tenant, next to its items."""
 
     def __init__(self, session: RedisSession) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class RedisVectors(VectorStore):
 
 
 def require_taken(reply: Any) -> None:
-    """Raise VectorRefused where PUT_ITEMS has replied that vectors have as many bytes, and one had others."""
+    """Raise VectorRefused if PUT_ITEMS has replied that a vector differs in size from the stored ones."""
     if isinstance(reply, list) and len(reply) == VECTOR_REPLY:
         _, given, held = (int(part or 0) for part in reply)
         raise VectorRefused(given // NUMBER.itemsize, held // NUMBER.itemsize)

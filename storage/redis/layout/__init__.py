@@ -1,1 +1,1 @@
-"""The keys and values of a store in Redis."""
+"""The layout of a store's keys and values in Redis."""

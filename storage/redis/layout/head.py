@@ -1,4 +1,4 @@
-"""The value of a user's head: how far their log goes, and what became of it."""
+"""The value of a user's head: the end of the user's log, its archived part, and its merge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from storage.errors import StorageError
 from storage.state.event import uuid7_time_us
 
-SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
+SEQ_DIGITS = 16  # more than the 53 bits that a score represents exactly
 TIME_DIGITS = 10
 LAST_TIME_S = 9_999_999_999
 MERGE_MARK = 2 * SEQ_DIGITS + TIME_DIGITS  # position of the merge mark in a head
@@ -18,7 +18,7 @@ HEAD = re.compile(rb"\d{16}(\d{16}\d{10}([?>=].*)?)?", re.DOTALL)
 
 
 class MergeStage(Enum):
-    """The merge mark in a head: how far a merge into another user is (storage/redis/corrections/undo_and_merge.py)."""
+    """The merge mark in a head: the stage of a merge (storage/redis/corrections/undo_and_merge.py)."""
 
     PROPOSED = "?"
     DECIDED = ">"
@@ -32,7 +32,7 @@ class Head:
     newest        SEQ of the newest entry, 0 without a log
     archived      SEQ; entries up to it are in the archive and no longer in Redis
     id_time_s     the newest time of a UUIDv7 among the ids up to there, rounded up
-    merge         the stage of the user's merge into another one; None for almost everybody
+    merge         the stage of the user's merge into another user; usually None
     merge_target  the id of that user
     """
 
@@ -55,7 +55,7 @@ class Head:
 
     @classmethod
     def check(cls, value: bytes | None, *states: bytes | None) -> None:
-        """Raise StorageError when a head cannot be what it should be, by itself or beside the user's states."""
+        """Raise StorageError if a head is not valid, by itself or in combination with the user's states."""
         if value is None and any(state is not None for state in states):
             raise StorageError(
                 "a user has states but no head; rebuild it from the log with 'lisarec repair'", "damaged"
@@ -64,10 +64,10 @@ class Head:
             raise StorageError("a user's head is damaged; rebuild it from the log with 'lisarec repair'", "damaged")
 
     def may_be_archived(self, event_id: str) -> bool:
-        """Return whether only the archive can tell that the user's log does not have this id.
+        """Return whether only the archive can determine that the user's log does not contain this id.
 
-        A UUIDv7 shows by itself that it is younger than all trimmed entries. Any other id has to be looked up: a resend
-        of the event may come with another time.
+        The time in a UUIDv7 shows that it is newer than all trimmed entries. All other ids must be looked up, because a
+        resend of the event may have another time.
         """
         if not self.archived:
             return False
@@ -78,6 +78,6 @@ class Head:
 def rounded_up_s(time_us: int) -> int:
     """Return the time in seconds, rounded up and clipped to ten digits.
 
-    Both are monotone, so a comparison of such times can only err towards looking up.
+    Both operations are monotone, so comparing such times can only err towards a look-up.
     """
     return min(-(-time_us // 1_000_000), LAST_TIME_S)

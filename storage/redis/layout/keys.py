@@ -1,72 +1,72 @@
 """The keys and values of a store in Redis.
 
 All keys of a partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
-percent-encoded, so that the first "/" ends it.
+percent-encoded, so the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that ever had a state,
                                                 "items:TENANT" for every tenant that has ever set values of items, has
                                                 declared properties, has put scenarios, or has an audit log,
-                                                "secret", 64 hex digits that are made once
+                                                "secret", 64 hex digits, created once
                                                 "accepted", when an operator last accepted a loss of data, in ms
-                                                "lost", entries that are missing and that nobody has accepted the loss
-                                                of: "accepted" as it was, a space, and a JSON object, partition -> id of
-                                                the newest one; "meta" -> "" where these fields were gone, and logs were
-                                                there
-                                                "newest:17", "accepted" as it was, a space, and the id of an entry of
-                                                partition 17 that is there: the newest one, as of a second ago
-  PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
+                                                "lost", missing entries whose loss is not accepted: the value of
+                                                "accepted", a space, and a JSON object, partition -> id of the newest
+                                                missing entry; "meta" -> "" if these fields were missing, but logs
+                                                existed
+                                                "newest:17", the value of "accepted", a space, and the id of the newest
+                                                entry of partition 17, at most about a second old
+  PREFIX:{p17}:seq                      string  number of entries ever added to the partition's log; never decreases
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
                                                 storage/state/record_encoding.py, or "x": an erased user, see
                                                 `parse_erasure`, or empty: an entry of that user
-  PREFIX:{p17}:head:TENANT/USER         string  see `Head`: SEQ of the user's newest entry, 16 digits; once entries were
-                                                trimmed: SEQ through which to read the archive, 16 digits, and the
+  PREFIX:{p17}:head:TENANT/USER         string  see `Head`: SEQ of the user's newest entry, 16 digits; after trimming
+                                                also SEQ through which to read the archive, 16 digits, and the
                                                 newest time of a UUIDv7 among the trimmed ids, 10 digits of seconds;
-                                                of a merged user: 42 digits, a merge mark and the other USER
-  PREFIX:{p17}:aliases:TENANT/USER      set     USERs who were merged into this one, or are about to be
-  PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
-  PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
+                                                for a merged user: 42 digits, a merge mark and the other USER
+  PREFIX:{p17}:aliases:TENANT/USER      set     USERs that were merged into this one, or are about to be
+  PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, with SEQ as score
+  PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest folded entry, 16 digits; encoded state;
                                                 expires if the store was opened with a time to live of states
-  PREFIX:{p17}:properties               hash    TENANT/USER -> properties as those of items
-  PREFIX:{p17}:erasing                  zset    names of erasures whose entries may still have their content in the log;
-                                                scored 1 if the scratch lacks it from its beginning on, otherwise 0
-  PREFIX:{p17}:erased:NAME              zset    the index of the user whom that erasure has erased
-  PREFIX:{p17}:scratch                  stream  a copy of the log's first entries, which takes its place when complete
-  PREFIX:{p17}:aside:NAME               stream  what others had logged under the numbers of archived entries, until
-                                                `lisarec repair --accept-loss` has logged it again
-  PREFIX:{items:TENANT}:version         string  how often values of the tenant's items, or codes, were set
-  PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
+  PREFIX:{p17}:properties               hash    TENANT/USER -> properties, in the format of items' properties
+  PREFIX:{p17}:erasing                  zset    names of erasures whose entries may still have content in the log;
+                                                score 1 if the scratch lacks it from its beginning on, otherwise 0
+  PREFIX:{p17}:erased:NAME              zset    the index of the user that this erasure has erased
+  PREFIX:{p17}:scratch                  stream  a copy of the log's first entries, which replaces the log when complete
+  PREFIX:{p17}:aside:NAME               stream  entries logged by others under the numbers of archived ones, until
+                                                `lisarec repair --accept-loss` has logged them again
+  PREFIX:{items:TENANT}:version         string  number of times that values or codes of the tenant's items were set
+  PREFIX:{items:TENANT}:changes         zset    item ids, with the version of their last change as score
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:properties      hash    item id -> a JSON object: name -> the JSON of the value, as a text
   PREFIX:{items:TENANT}:vectors         hash    item id -> its vector, see storage/items/vectors.py
-  PREFIX:{items:TENANT}:vector-bytes    string  the size of each of these, while there are any
+  PREFIX:{items:TENANT}:vector-bytes    string  the size of each vector, while there are any
   PREFIX:{items:TENANT}:property-types  string  a JSON object, see `HeldProperties` in storage/records.py
   PREFIX:{items:TENANT}:scenarios       hash    name of a scenario -> its newest version
-  PREFIX:{items:TENANT}:scenarios-revision  string  another text after every change of a scenario
-  PREFIX:{items:TENANT}:scenario:NAME   list    the versions of a scenario that are kept, oldest first
+  PREFIX:{items:TENANT}:scenarios-revision  string  a value that changes with every scenario
+  PREFIX:{items:TENANT}:scenario:NAME   list    the stored versions of a scenario, oldest first
   PREFIX:{items:TENANT}:audit           list    the audit log, oldest first; see AuditEntry in storage/items/audit.py
   PREFIX:{items:TENANT}:keys-seen       string  see KeysSeen there
-  PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
-  PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
-  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/items/trends.py
-  PREFIX:{items:TENANT}:trend-clock     string  position and what Redis's clock showed then, see `TrendClock` there
+  PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], with scores as in :changes
+  PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the remaining fields of `ItemCodes`, a JSON array
+  PREFIX:{items:TENANT}:trends          zset    item ids, with their trends as scores, see storage/items/trends.py
+  PREFIX:{items:TENANT}:trend-clock     string  position and the time of Redis's clock then, see `TrendClock` there
   PREFIX:{items:TENANT}:visitors        hash    item id -> its visitors of this half-life, see `with_visitor` there
-  PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, scored with their trends, as :trends
-  PREFIX:{items:TENANT}:order-clock     string  as :trend-clock
+  PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, with their trends as scores, as in :trends
+  PREFIX:{items:TENANT}:order-clock     string  as in :trend-clock
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
-  PREFIX:live:TAG                       string  expires when no process serves or builds the generation any more
-  PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
-                                                The last three are the generations of the tenant `main`; those of others
-                                                end in ":TENANT".
+  PREFIX:live:TAG                       string  expires once no process serves or builds the generation
+  PREFIX:active                         string  TAG, a space and name of the generation that every process must serve
+                                                The last three keys are those of the tenant `main`; those of other
+                                                tenants end in ":TENANT".
 
-No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
+No SEQ is ever used twice. So an unchanged head means an unchanged log, even if the user was erased in between, and a
 state is the fold of the log exactly if it begins with the head's SEQ.
 
-The entries of a user's log above the head's second number are in stream and index, the others in the archive. Trimming
-changes the head, so a commit that relied on what the archive held before is refused and decided again.
+The entries of a user's log above the head's second number are in the stream and the index, the others in the archive.
+Trimming changes the head, so a commit based on the archive's previous content is rejected and decided again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ from storage.records import MAIN_TENANT
 from storage.state.generation import Generation
 
 LAYOUT_VERSION = 5
-GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as do the next
+GENERATION_FIELD = "generation:"  # prefix of fields of PREFIX:meta, as are the next ones
 ITEMS_FIELD = "items:"
 NEWEST_FIELD = "newest:"
 ALL_STATES = "state:"  # begins keys of partitions behind the hash tag, as does the next
@@ -111,7 +111,7 @@ class Keyspace:
         return f"{self._prefix}:active{_tenant_suffix(tenant)}"
 
     def live(self, tenant: str, tag: bytes) -> str:
-        """Return the key that exists as long as some process serves or builds the generation."""
+        """Return the key that exists while any process serves or builds the generation."""
         return f"{self._prefix}:live:{tag.hex()}{_tenant_suffix(tenant)}"
 
     def items(self, tenant: str) -> ItemKeys:
@@ -139,11 +139,11 @@ class Keyspace:
         return seq_key(self.partition(partition))
 
     def aside(self, partition: int, name: str) -> str:
-        """Return the key of entries that were taken out of the partition's log, to be logged again."""
+        """Return the key of entries that were removed from the partition's log, to be logged again."""
         return f"{self.partition(partition)}:aside:{name}"
 
     def user(self, tenant: str, user_id: str) -> User:
-        """Return the user with the partition of their keys; raise StorageError when the ids are not Unicode."""
+        """Return the user with the partition of their keys; raise StorageError if the ids are not Unicode."""
         try:
             name = f"{_encoded(tenant)}/{user_id}"
             partition = crc32(name.encode()) % self.partitions
@@ -163,7 +163,7 @@ def log_key(partition: str) -> str:
 
 
 def scratch_key(partition: str) -> str:
-    """Return the key of the copy that takes the place of the log of a partition, PREFIX:{p17}."""
+    """Return the key of the copy that replaces the log of a partition, PREFIX:{p17}."""
     return f"{partition}:scratch"
 
 
@@ -189,12 +189,12 @@ def tag_of_state(key: str) -> str:
 
 
 def erasing_key(partition: str) -> str:
-    """Return the key of the erasures that are to be finished in a partition, PREFIX:{p17}."""
+    """Return the key of the unfinished erasures in a partition, PREFIX:{p17}."""
     return f"{partition}:erasing"
 
 
 def erased_index_key(partition: str, erasure: str) -> str:
-    """Return the key of the index of what that erasure has erased."""
+    """Return the key of the index of the entries that this erasure has erased."""
     return f"{partition}:erased:{erasure}"
 
 
@@ -204,12 +204,12 @@ def _encoded(tenant: str) -> str:
 
 
 def _tenant_suffix(tenant: str) -> str:
-    """Return the end of keys that are older than tenants with generations of their own: empty for `main`."""
+    """Return the suffix of keys that existed before tenants had generations of their own: empty for `main`."""
     return "" if tenant == MAIN_TENANT else f":{quote(tenant, safe='')}"
 
 
 def _escaped(text: str) -> str:
-    """Return the part of a pattern that matches just this text."""
+    """Return a pattern that matches exactly this text."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
 
 
@@ -256,7 +256,7 @@ class ItemKeys:
 
     @property
     def scenarios_revision(self) -> str:
-        """Key of what changes with every scenario."""
+        """Key of the value that changes with every scenario."""
         return f"{self.prefix}:scenarios-revision"
 
     def scenario(self, name: str) -> str:
@@ -270,7 +270,7 @@ class ItemKeys:
 
     @property
     def keys_seen(self) -> str:
-        """The Redis key of the API keys at the last check."""
+        """Key of the API keys at the last check."""
         return f"{self.prefix}:keys-seen"
 
     @property
@@ -300,7 +300,7 @@ class ItemKeys:
 
     @property
     def order_counts(self) -> str:
-        """Key of the counts of what is bought together."""
+        """Key of the counts of items bought together."""
         return f"{self.prefix}:order-counts"
 
     @property
@@ -315,7 +315,7 @@ class ItemKeys:
 
 
 class User(NamedTuple):
-    """A user of a tenant, and the partition that has their keys."""
+    """A user of a tenant, and the partition that contains their keys."""
 
     partition: str  # PREFIX:{p17}
     name: str  # TENANT/USER

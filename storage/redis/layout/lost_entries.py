@@ -1,15 +1,15 @@
-"""The field "lost" of PREFIX:meta: entries that are missing, and whose loss nobody has accepted.
+"""The field "lost" of PREFIX:meta: missing entries whose loss is not accepted.
 
-It begins with the time when a loss was last accepted: an acceptance voids what was noted before, also what is noted a
-moment later by a process that does not know of it yet.
+It begins with the time when a loss was last accepted. An acceptance invalidates earlier notes, including those written
+a moment later by a process that does not know of it yet.
 """
 
 import json
 from collections.abc import Mapping
 
 LOST_FIELD = "lost"
-META = "meta"  # in the place of a partition: the other fields of PREFIX:meta were gone, and logs were there
-EVICTED = "evicted"  # in the place of a partition: a server has thrown away keys, and nobody knows which
+META = "meta"  # instead of a partition: the other fields of PREFIX:meta were missing, but logs existed
+EVICTED = "evicted"  # instead of a partition: a server has evicted unknown keys
 
 
 def encode_lost(lost: Mapping[str, str], accepted_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The entries of a partition's log, as they are written and as Redis replies with them."""
+"""The entries of a partition's log, as written to Redis and as returned by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ compact_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Entry(NamedTuple):
-    """An event or correction as it enters the log, with the hash of its id as number and as member of the index."""
+    """An event or correction as it is logged, with the hash of its id as a number and as a member of the index."""
 
     event: LogRecord
     id_hash: int
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, tenant: str, event: LogRecord) -> Entry:
-        """Encode an event; raise StorageError when it cannot be encoded or folded, before it fails a whole round."""
+        """Encode an event; raise StorageError if it cannot be encoded or folded, before it fails a whole round."""
         try:
             event.timestamp_us.to_bytes(8, "little", signed=True)
             if isinstance(event, Event) and event.id_time_us is not None:
@@ -38,23 +38,23 @@ class Entry(NamedTuple):
 
 
 def index_member(entry_id: str) -> bytes:
-    """Return the member of an index that stands for the id of an entry."""
+    """Return the member of an index that represents the id of an entry."""
     return event_hash(entry_id).to_bytes(8, "little")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is committed for one user: new entries, and the states that they are folded into, by their keys."""
+    """The data committed for one user: new entries, and the states after folding them, by key."""
 
     head_key: str
     id_index: str
-    head: bytes  # through which the states held the log before; empty without a log
+    head: bytes  # up to which the previous states held the log; empty without a log
     entries: Sequence[Entry]
     states: Mapping[str, bytes]
 
 
 def parse_erasure(value: bytes) -> tuple[str, bytes] | None:
-    """Return tenant and digest of the erased user that an "x" of the log names; None for an entry of such a user."""
+    """Return tenant and digest of the erased user in an "x" entry; None for an entry of such a user."""
     if not value:
         return None
     tenant, user = json.loads(value)
@@ -67,14 +67,14 @@ def parse_log_entries(reply: Sequence[bytes]) -> list[LogEntry]:
     for seq, one in zip(seqs, encoded, strict=True):
         if not one:
             raise StorageError(f"a user's log has lost its entry {seq}")
-    values = json.loads((b"[%s]" % b",".join(encoded)).decode())  # a fifth of the time that one after the other takes
+    values = json.loads((b"[%s]" % b",".join(encoded)).decode())  # decoding them one by one takes five times as long
     return [LogEntry(seq, from_json(value)[1]) for seq, value in zip(seqs, values, strict=True)]
 
 
 def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:
     """Return a page of a partition's log from a reply of XRANGE.
 
-    Entries of an erased user that stand before the erasure are left out: their content may not be removed yet.
+    Entries of an erased user before the erasure are left out, because their content may not be removed yet.
     """
     entries: list[tuple[str, LogEntry]] = []
     erased: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""Users whom Redis does not know, though events of theirs are in the archive: it has lost what it had of them."""
+"""Users with events in the archive that Redis does not know, because it has lost their keys."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class LostUsers:
     """Distinguishes new users from those whose head and index were lost after all their events were archived.
 
-    An archive that cannot be read is waited for once, and from then on all are taken for new users until it answers: a
-    shop has new visitors whether or not it has its archive.
+    The first call waits for an archive that does not respond. From then on all users count as new until it responds,
+    because a shop has new visitors even without its archive.
     """
 
     def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
@@ -40,32 +40,32 @@ class LostUsers:
         return self._archive.is_configured and self._probing is None
 
     async def close(self) -> None:
-        """End the work in the background."""
+        """Stop the work in the background."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.wait([self._probing])
 
     async def require_none(self, users: Iterable[User]) -> None:
-        """Raise StorageError where one of these users, who have no head, is lost."""
+        """Raise StorageError if one of these users, who have no head, is lost."""
         if await self.among(list(users)):
             raise StorageError(USER_IS_LOST, "damaged")
 
     async def among(self, users: Collection[User]) -> set[User]:
-        """Return those of these users, who have no head, who are lost.
+        """Return the lost ones among these users, who have no head.
 
-        The archive has the events of an erased user until the archiver's next turn; the log names the user.
+        The archive has the events of an erased user until the archiver's next run; the log names the user.
         """
         lost: set[User] = set()
         held = await self._held(users)
         while held:
             kept = [user for user, through in held.items() if not await self._is_erased(user, through)]
-            now = await self._held(kept)  # an archiver may have gone on, and trimmed the erasure
+            now = await self._held(kept)  # the archiver may have continued, and trimmed the erasure
             lost.update(user for user in kept if now.get(user) == held[user])
             held = {user: through for user, through in now.items() if user not in lost}
         return lost
 
     async def _held(self, users: Collection[User]) -> dict[User, int]:
-        """Return the users whom the archive has, and how far it goes in the logs of their partitions."""
+        """Return the users in the archive, with the last archived SEQ of their partitions' logs."""
         if not users or not self.is_archive_available or not (archive_id := await self._session.archive_id()):
             return {}
         by_tenant: defaultdict[str, list[User]] = defaultdict(list)
@@ -90,7 +90,7 @@ class LostUsers:
             return {}
 
     async def _probe(self) -> None:
-        """Return when the archive answers again."""
+        """Return when the archive responds again."""
         is_away = True
         while is_away:
             await asyncio.sleep(PROBE_EVERY_S)
@@ -100,7 +100,7 @@ class LostUsers:
         self._probing = None
 
     async def _is_erased(self, user: User, through: int) -> bool:
-        """Return whether the log names an erasure of the user behind that entry."""
+        """Return whether the log has an erasure of the user after that entry."""
         after, erased = str(through + 1), (user.tenant, digest(user.user_id))
         while page := await self._session.call("XRANGE", user.log, after, "+", "COUNT", STREAM_PAGE):
             if erased in parse_stream_page(page, is_complete=False).erased:

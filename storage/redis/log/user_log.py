@@ -1,4 +1,4 @@
-"""The log of a Redis store: in Redis and, where it was trimmed, in the archive."""
+"""The log of a Redis store: in Redis and, after trimming, in the archive."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from storage.redis.session.redis_session import RedisSession
 from storage.state.corrections import EventFilter, SeenItems, seen_entry
 
 ENDLESS = 2**53
-USER_PAGE = 128  # some 0.3 ms of Redis, and 1 ms of the event loop
+USER_PAGE = 128  # entries, about 0.3 ms of Redis and 1 ms of the event loop
 ARCHIVE_SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
-STREAM_PAGE = 2000  # entries of a partition, some 2 ms in which Redis does nothing else
+STREAM_PAGE = 2000  # entries of a partition, which block Redis for about 2 ms
 
 
 class UserLog:
-    """The log of one user, or of everybody."""
+    """The log of one user, or of all users."""
 
     def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
         self._session = session
@@ -57,13 +57,13 @@ class UserLog:
                 after, is_last = entries[-1].seq if entries else after, len(entries) < size
             for start in range(0, len(entries), USER_PAGE):
                 yield entries[start : start + USER_PAGE]
-                await asyncio.sleep(0)  # what the archive had may be long, and others work on the event loop too
+                await asyncio.sleep(0)  # the archived part may be long, so let others use the event loop
             if is_last:
                 return
             limit -= len(entries)
 
     async def archived_files(self, user: User, after: int) -> int:
-        """Return how many files of the archive `entries` reads for this user."""
+        """Return the number of archive files that `entries` reads for this user."""
         if Head.of(await self._session.call("GET", user.head)).archived <= after:
             return 0
         return await self._archive.read(lambda snapshot: len(snapshot.files_of(user.tenant, user.user_id)))
@@ -85,11 +85,11 @@ class UserLog:
                 yield await self._newest_archived(user, archived, highest, limit)
 
     async def newest_unarchived(self, user: User, limit: int) -> list[LogEntry]:
-        """Return the newest `limit` entries, newest first, without those that the archive alone has."""
+        """Return the newest `limit` entries, newest first, without those that are only in the archive."""
         return (await self._newest_page(user, limit, ENDLESS))[0]
 
     async def _newest_page(self, user: User, limit: int, highest: int) -> tuple[list[LogEntry], int]:
-        """Return these entries up to `highest`; and, where there are fewer, the last SEQ that the archive alone has."""
+        """Return these entries up to `highest`; if there are fewer, also the last SEQ that is only in the archive."""
         keys = [user.head, user.id_index, user.log]
         async with self._session.background_limit(user.head):
             found = await self._session.run(READ_LOG, keys, [0, highest, limit, "newest"])
@@ -98,14 +98,14 @@ class UserLog:
         return entries, int(found[-1] or 0) if is_last else 0
 
     async def seen_items(self, user: User, events: EventFilter, limit: int) -> SeenItems:
-        """Return the items of these events among the newest `limit` entries of the user's log."""
+        """Return the items of the matching events among the newest `limit` entries of the user's log."""
         seen = SeenItems(events, limit)
         async for page in self.newest(user, limit + 1):
             seen.add(seen_entry(entry.record) for entry in page)
         return seen
 
     async def _newest_archived(self, user: User, archived: int, highest: int, limit: int) -> list[LogEntry]:
-        """Return the newest entries up to `highest` of the part of the user's log that is in the archive."""
+        """Return the newest entries up to `highest` from the archived part of the user's log."""
         archive_id = await self._session.archive_id()
 
         def entries(snapshot: ArchiveSnapshot) -> list[LogEntry]:
@@ -117,7 +117,7 @@ class UserLog:
     async def _archived_entries(
         self, user: User, after: int, archived: int, through: int | None, limit: int
     ) -> list[LogEntry]:
-        """Return what the archive has of the user's log up to its entry `archived`, and up to `through`."""
+        """Return the user's archived entries up to `archived` and `through`."""
         last = archived if through is None else min(archived, through)
         archive_id = await self._session.archive_id()
 
@@ -128,7 +128,7 @@ class UserLog:
         return await self._archive.read(entries)
 
     async def pages(self) -> AsyncIterator[LogPage]:
-        """Yield the log of every user, one partition after the other."""
+        """Yield the log of all users, one partition after another."""
         await self._session.require_open()
         partitions = self._session.keys.partitions
         number = 0
@@ -140,9 +140,9 @@ class UserLog:
                 number = partition + 1
 
     async def _partition_pages(self, number: int, archived: ArchivedLog | None) -> AsyncIterator[LogPage]:
-        """Yield the archived part of a partition and then the stream; both again where there is a gap between them.
+        """Yield the archived part of a partition and then the stream; repeat both if there is a gap between them.
 
-        A gap is there when archiver and trimming have gone past the position that was read. The archive may still have
+        A gap appears if archiver and trimming have passed the position that was read. The archive may still have
         entries of erased users, until the archiver's next run; the stream names those users.
         """
         through = int(await self._session.call("GET", self._session.keys.seq(number)) or 0)
@@ -163,7 +163,7 @@ class UserLog:
             starts_over = True
 
     async def _stream_pages(self, number: int, after: int, through: int) -> AsyncIterator[tuple[LogPage, int]]:
-        """Yield pages of a partition's stream with their last SEQ; stop early where the next entry was trimmed."""
+        """Yield pages of a partition's stream with their last SEQ; stop early if the next entry was trimmed."""
         key = self._session.keys.log(number)
         while True:
             found = await self._session.call("XRANGE", key, after + 1, through, "COUNT", STREAM_PAGE)
@@ -176,9 +176,9 @@ class UserLog:
                 return
 
     async def archived_logs(self, first: int, end: int, *, through_seq: int = 0) -> dict[int, ArchivedLog]:
-        """Return the archived logs of as many partitions as fit, from the first one on; empty without an archive.
+        """Return the archived logs of as many partitions as fit, starting with the first; empty without an archive.
 
-        through_seq  how far the archive must go in the first partition
+        through_seq  the SEQ that the archive must contain in the first partition
         """
         archive_id = await self._session.archive_id()
         if not archive_id and not through_seq:
@@ -191,5 +191,5 @@ class UserLog:
         return await self._archive.read(logs, ARCHIVE_SCAN_TIMEOUT_S)
 
     async def manifest(self) -> Manifest | None:
-        """Return the manifest of the archive; None where no archive is configured."""
+        """Return the manifest of the archive; None if no archive is configured."""
         return await self._archive.read(lambda snapshot: snapshot.manifest) if self._archive.is_configured else None

@@ -1,4 +1,4 @@
-"""The Lua scripts that run in Redis, and the keys and arguments that they take.
+"""The Lua scripts that run in Redis, with their keys and arguments.
 
-Every script touches the keys of one slot only, except COMMIT on a single server.
+Every script accesses keys of one slot only, except COMMIT on a single server.
 """

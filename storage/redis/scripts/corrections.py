@@ -1,4 +1,4 @@
-"""The scripts that change which events count, and for whom."""
+"""The scripts that change which events count, and for which user."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,11 +8,11 @@ from storage.redis.layout.stream_entries import Entry, compact_json
 from storage.redis.scripts.script import Script
 from storage.state.event import digest
 
-REWRITTEN_AT_ONCE = 250  # entries, some 2 ms in which Redis does nothing else
+REWRITTEN_AT_ONCE = 250  # entries, which block Redis for about 2 ms
 
-# Erases a user, and logs the erasure. The content of the user's entries is still in the partition's log then; the index
-# that names them is set aside until REWRITE_LOG has removed it. Where nothing is to erase, an entry of nobody is logged
-# all the same: an APPEND that began before is refused, and a number without an entry would count as a loss.
+# Erases a user, and logs the erasure. The log of the partition still has the content of the user's entries then. The
+# index of these entries is set aside until REWRITE_LOG has removed the content. If there is nothing to erase, an empty
+# entry is logged nevertheless: earlier APPENDs are rejected, and a number without an entry would count as a loss.
 ERASE = Script("""
 -- KEYS  seq, log, erasing, erased index, properties, aliases, head, index; states
 -- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user, user
@@ -28,10 +28,10 @@ redis.call('UNLINK', unpack(KEYS, 7))
 return id
 """)
 
-# Copies one more page of a partition's log without the content of erased entries. After the last page the copy takes
-# the log's place: entries that XDEL removes would stay in the stream's memory and dumps. Entries keep their numbers,
-# since the archiver relies on them. An erasure that comes while a copy is under way needs another one. Does nothing
-# where there are other erasures than the caller believes.
+# Copies one more page of a partition's log without the content of erased entries. After the last page the copy replaces
+# the log, because entries removed by XDEL would stay in the stream's memory and dumps. Entries keep their numbers,
+# which the archiver relies on. An erasure during a copy requires another copy. Does nothing if there are other
+# erasures than the caller expects.
 REWRITE_LOG = Script("""
 -- KEYS  log, scratch, erasing; erased index of each erasure
 -- ARGV  entries of a page; erasures
@@ -77,8 +77,8 @@ end
 return 1
 """)
 
-# Appends entries whose ids a user's log lacks, without folding them, if the log is as the caller believes. A user
-# without a log has no head, before or after being erased: then the partition's log has to be as believed.
+# Appends entries whose ids a user's log lacks, without folding them, if the log is as the caller expects. A user
+# without a log has no head, before and after an erasure: then the partition's log must be as expected.
 APPEND = Script("""
 -- KEYS  seq, log, head, index
 -- ARGV  believed head and SEQ of the partition's newest entry; id hash and entry of each
@@ -95,9 +95,9 @@ redis.call('SET', KEYS[3], string.format('%016.0f', seq) .. string.sub(head, 17)
 return string.format('%.0f', seq) .. id_end
 """)
 
-# Changes the merge mark of a head that is as the caller believes. An entry, if given, is logged as the user's last one,
-# and the states are deleted: nobody reads them again; so are the properties once the merge is done. Without entries and
-# without a mark there is no head.
+# Changes the merge mark of a head that is as the caller expects. If an entry is given, it becomes the user's last one,
+# and the states are deleted, because they are not read again; after the merge the properties are deleted too. Without
+# entries and without a mark there is no head.
 MARK_MERGE = Script("""
 -- KEYS  seq, log, head, index, properties; states
 -- ARGV  believed head, mark and user or nothing, user of the head; where there is an entry, id hash and entry
@@ -123,7 +123,7 @@ end
 return id
 """)
 
-# Lets a partition's numbers go on behind another one, and gives entries that used later ones a key of their own, if the
+# Continues a partition's numbers after another one, and moves entries with later numbers to a key of their own, if the
 # log is as the caller has read it.
 SET_ASIDE = Script("""
 -- KEYS  seq, log, aside
@@ -138,7 +138,7 @@ redis.call('SET', KEYS[1], ARGV[3])
 return 1
 """)
 
-# Sets a head that is missing or damaged and makes the index again, if the partition's log is as the caller has read it.
+# Sets a missing or damaged head and rebuilds the index, if the partition's log is as the caller has read it.
 REPAIR = Script("""
 -- KEYS  seq, log, head, index; states
 -- ARGV  what was read of head and seq, the id of the log's first entry, the right head; SEQ and id hash of each entry
@@ -163,7 +163,7 @@ def erase_arguments(
 
 
 def rewrite_arguments(partition: str, erasures: Sequence[bytes]) -> tuple[list[str], list[Argument]]:
-    """Return KEYS and ARGV of REWRITE_LOG for the erasures that a partition, PREFIX:{p17}, has to finish."""
+    """Return KEYS and ARGV of REWRITE_LOG for the unfinished erasures in a partition, PREFIX:{p17}."""
     indexes = [erased_index_key(partition, erasure.decode()) for erasure in erasures]
     return [log_key(partition), scratch_key(partition), erasing_key(partition), *indexes], [
         REWRITTEN_AT_ONCE,

@@ -9,10 +9,10 @@ from storage.redis.layout.stream_entries import Change
 from storage.redis.scripts.script import Script
 from storage.state.generation import Generation
 
-# Applies each user's change and replies with the id of its last entry. Applies nothing and replies 0 where the user's
-# log is not what the caller believes, or an error. A call takes any number of partitions of a single server, in a
-# cluster one. All of a partition is checked before its first write, and a server that is full or read-only refuses
-# that write already.
+# Applies each user's change and replies with the id of its last entry. If the user's log is not as the caller expects,
+# it applies nothing and replies 0, or an error. A call may cover any number of partitions on a single server, but one
+# in a cluster. A partition is checked completely before its first write, which a full or read-only server already
+# rejects.
 COMMIT = Script("""
 -- KEYS  for each partition: seq, log; for each of its users: head, index, states
 -- ARGV  seconds until a state expires, 0 = never; for each partition: number of users; for each of them: believed head,
@@ -107,8 +107,8 @@ end
 return replies
 """)
 
-# Stores the fold of a user's log through an entry that is still in it, unless one further on is stored already. An
-# archived entry counts only as the newest: it might be of a user who was erased and came back.
+# Stores the fold of a user's log through an entry that is still in it, unless a later one is stored already. An
+# archived entry must be the newest, because otherwise it may be of a user who was erased and has returned.
 SAVE_STATE = Script("""
 -- KEYS  head, index, state
 -- ARGV  the entry, as 16 digits, the state, and seconds until it expires, 0 = never
@@ -125,8 +125,8 @@ if tonumber(ARGV[3]) > 0 then redis.call('EXPIRE', KEYS[3], ARGV[3]) end
 return 1
 """)
 
-# Returns pairs of SEQ and entry, in log order or newest first. Where the archive has to be read before that, in log
-# order, returns only the SEQ through which to read it; behind the newest ones, where there are no more, that SEQ too.
+# Returns pairs of SEQ and entry, in log order or newest first. If the archive must be read first, in log order, it
+# returns only the SEQ through which to read it; newest first, if there are no more entries, it adds that SEQ.
 READ_LOG = Script("""
 -- KEYS  head, index, log
 -- ARGV  after, through, limit; where the newest come first, 'newest'
@@ -150,8 +150,8 @@ if ARGV[4] == 'newest' and #found < 2 * tonumber(ARGV[3]) then found[#found + 1]
 return found
 """)
 
-# Removes a partition's entries through one that is archived, as are all before it. Doing it again changes nothing. A
-# user who was erased since the entries were read, and came back, has none of them, and nothing in the archive.
+# Removes a partition's entries through one that is archived, like all before it. It is idempotent. A user who was
+# erased since the entries were read, and has returned, has none of them, and nothing in the archive.
 TRIM = Script("""
 -- KEYS  log; for each user who has such entries: head, index
 -- ARGV  SEQ of the entry and of the one after it; for each user: newest time of a UUIDv7 among the ids, 10 digits

@@ -3,8 +3,8 @@
 from storage.records import ITEM_TIMES
 from storage.redis.scripts.script import Script
 
-# Does as `HeldProperties.holding` in storage/records.py does: returns what is held, and the refused name with its type.
-# In the JSON of values that scripts read and write all are texts: numbers would lose digits.
+# Equivalent to `HeldProperties.holding` in storage/records.py: returns the declared types, and the rejected name with
+# its type. In the JSON of values that scripts read and write, all are texts, because numbers would lose digits.
 HOLD_TYPES = """
 local function hold_types(key, wanted, most)
     local held, changed = cjson.decode(redis.call('GET', key) or '{"item":{},"user":{}}'), false
@@ -33,7 +33,7 @@ local function hold_types(key, wanted, most)
 end
 """
 
-# Takes away what is dead: all but live keys, of those that came before the last removal of which the caller knows.
+# Removes dead values: all except live keys, among those from before the last removal that the caller knows.
 TAKE_DEAD_AWAY = """
 local function take_dead_away(properties, live, removals)
     for key in pairs(properties) do
@@ -52,9 +52,9 @@ return refused or cjson.encode(held)
 """
 )
 
-# A value that is set begins with "="; an empty argument leaves the value as it was. Of properties there is a JSON
-# object: the JSON of each value as a text, or null. A vector that is set to nothing is taken away. Where one has
-# another size than those that there are, the reply is an empty text and both sizes.
+# A value to set begins with "="; an empty argument leaves the value unchanged. Properties are a JSON object with the
+# JSON of each value as a text, or null. An empty vector removes the stored one. If a vector differs in size from the
+# stored ones, the reply is an empty text and both sizes.
 PUT_ITEMS = Script(
     HOLD_TYPES
     + TAKE_DEAD_AWAY
@@ -126,9 +126,9 @@ end
 return 1
 """)
 
-# Returns what is held of properties, then a list for items and one for codes, up to the limit each: versions, members,
-# and a list of values for each part. Items end where their properties have more than the given bytes, and codes at the
-# version of the last item then.
+# Returns the declared properties, then a list for items and one for codes, up to the limit each: versions, members,
+# and a list of values for each part. Items end once their properties exceed the given bytes, and codes then end at the
+# version of the last item.
 READ_ITEMS = Script("""
 -- KEYS  changes, code-changes, codes, title, categories, available, properties, property-types
 -- ARGV  after, limit, bytes of properties
@@ -153,7 +153,7 @@ end
 return {redis.call('GET', KEYS[8]), changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6], KEYS[7]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
-# Does as `TrendClock`, `with_visitor` and `sum_of_trends` in storage/items/trends.py do.
+# Equivalent to `TrendClock`, `with_visitor` and `sum_of_trends` in storage/items/trends.py.
 ADD_VISITS = Script("""
 -- KEYS  trends, trend-clock, visitors
 -- ARGV  seconds of a half-life and of the longest step; half-lives by which trends may be behind and ahead; bytes of a
@@ -202,7 +202,7 @@ end
 return 1
 """)
 
-# Does as `TrendClock` and `sum_of_trends` in storage/items/trends.py do.
+# Equivalent to `TrendClock` and `sum_of_trends` in storage/items/trends.py.
 ADD_ORDER_COUNTS = Script("""
 -- KEYS  order-counts, order-clock
 -- ARGV  seconds of a half-life and of the longest step; half-lives by which counts may be behind and ahead; how many

@@ -7,7 +7,7 @@ from storage.redis.connections.nodes import Argument, Command
 
 
 class Script:
-    """A Lua script, which is called by its hash."""
+    """A Lua script, called by its hash."""
 
     def __init__(self, text: str) -> None:
         self.text = text

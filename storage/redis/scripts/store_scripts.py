@@ -1,4 +1,4 @@
-"""The scripts that a store loads into its servers; TRIM is the archiver's."""
+"""The scripts that a store loads into its servers; the archiver uses TRIM."""
 
 from storage.redis.scripts.audit import APPEND_AUDIT
 from storage.redis.scripts.corrections import APPEND, ERASE, MARK_MERGE, REPAIR, REWRITE_LOG, SET_ASIDE

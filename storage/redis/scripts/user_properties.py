@@ -1,12 +1,12 @@
-"""The scripts of users' properties: JSON objects like those of items, in a hash for each partition."""
+"""The scripts of users' properties: JSON objects like those of items, in one hash per partition."""
 
 from storage.redis.layout.head import MERGE_MARK
 from storage.redis.layout.keys import User
 from storage.redis.scripts.items import TAKE_DEAD_AWAY
 from storage.redis.scripts.script import Script
 
-# Changes nothing where the user was, or is being, merged into another one, or the log is not as the caller believes. A
-# user without a log has no head, before or after being erased: then the partition's log has to be as believed.
+# Changes nothing if the user was, or is being, merged into another one, or the log is not as the caller expects. A
+# user without a log has no head, before and after an erasure: then the partition's log must be as expected.
 PUT_USER_PROPERTIES = Script(
     TAKE_DEAD_AWAY
     + f"""

@@ -1,1 +1,1 @@
-"""The session of a store with its servers: what is checked before the first use, and what is trusted afterwards."""
+"""The session of a store with its servers: checks before the first use, and trust in the data afterwards."""

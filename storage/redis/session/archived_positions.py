@@ -1,4 +1,4 @@
-"""The archive's record of what Redis must contain."""
+"""The archive's record of the entries that Redis must contain."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.manifest import Manifest
 from storage.errors import StorageError
 
-TIMEOUT_S = 1.0  # writes do not need the archive
+TIMEOUT_S = 1.0  # short, because writes do not need the archive
 ASK_AGAIN_AFTER_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class ArchivedPositions:
     """Asks the archive for its manifest, and remembers the last answer.
 
-    is_silent  the archive did not answer the last time, and has to be asked again
+    is_silent  whether the archive did not respond to the last call, and must be asked again
     """
 
     def __init__(self, archive: AsyncArchiveReader) -> None:
@@ -27,9 +27,9 @@ class ArchivedPositions:
         self._ask_at_s = 0.0
 
     async def entries(self, archive_id: str, accepted_ms: int) -> Mapping[int, str] | str:
-        """Return the newest archived entries by partition, as far as it has ever told, or what is wrong with the log.
+        """Return the newest archived entries by partition, from the last known manifest, or a description of the error.
 
-        archive_id   of the archive that the log knows of
+        archive_id   id of the archive, according to the log
         accepted_ms  when a loss was last accepted
         """
         await self._ask()
@@ -42,7 +42,7 @@ class ArchivedPositions:
         return {}
 
     async def answers_again(self) -> bool:
-        """Ask an archive that was silent again; return whether it answers now."""
+        """Ask an archive that was silent again; return whether it responds now."""
         if not self.is_silent:
             return False
         await self._ask()
@@ -55,7 +55,7 @@ class ArchivedPositions:
             self._manifest = await self._archive.read(lambda snapshot: snapshot.manifest, TIMEOUT_S)
             self.is_silent = False
         except StorageError as exc:
-            self.is_silent = not isinstance(exc.__cause__, FileNotFoundError)  # there is none yet
+            self.is_silent = not isinstance(exc.__cause__, FileNotFoundError)  # no manifest: no archive yet
             if self.is_silent:
                 logger.warning("cannot read from the archive what Redis must contain: %s", exc)
                 self._ask_at_s = asyncio.get_running_loop().time() + ASK_AGAIN_AFTER_S

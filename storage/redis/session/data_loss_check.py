@@ -1,15 +1,15 @@
 """Checks that the servers of a Redis store still have all acknowledged events, and would keep new ones.
 
-A process remembers the newest entry that it knows of in the log of each partition, and notes it in PREFIX:meta once a
-second, by a plain command: it stays where a server refuses the scripts and transactions of its log, and in a cluster
-where another node has lost its data. The archive, too, remembers the newest entry that it holds. A
-server that lacks one of these entries has lost others too: it came back empty or from older files, or a replica took
-over that was behind. Nothing is written to it until it has them again, or until an operator accepts the loss with
-`lisarec repair --accept-loss`. What a server has lost is also noted in the store, for processes that start later. Where
-the archive is all that could tell, because a server holds nothing, it is waited for.
+A process remembers the newest entry that it knows in the log of each partition, and notes it in PREFIX:meta once a
+second. It uses a plain command, which works even if a server rejects the scripts and transactions of its log, or
+another node of the cluster has lost its data. The archive also remembers the newest entry that it contains. A server
+that lacks one of these entries has lost others too: it restarted empty or from older files, or a replica that was
+behind has taken over. Nothing is written to it until it has these entries again, or until an operator accepts the loss
+with `lisarec repair --accept-loss`. The loss is also noted in the store, for processes that start later. If a server is
+empty, so that only the archive can detect a loss, the check waits for the archive.
 
-A server is examined before its first write, once a second, and after every new connection to it: also between a write
-and its acknowledgement. Recommendations go on meanwhile; a user's log is not shown from a server that lacks data.
+A server is checked before its first write, once a second, and after every new connection to it, even between a write
+and its acknowledgement. Recommendations continue meanwhile. A user's log is not read from a server that lacks data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from storage.redis.session.server_settings import (
 )
 
 EXAMINE_EVERY_S = 1.0
-NOTE_TIMEOUT_S = 1.0  # of a process that ends
+NOTE_TIMEOUT_S = 1.0  # when a process ends
 UNSAFE = "Redis at {server} could lose events: {what}; until this is fixed, nothing is written"
 LOST = (
     "Redis at {server} has lost acknowledged events: {what}. Nothing is written until it has its data again. "
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Reason(NamedTuple):
-    """Why nothing may be written."""
+    """The reason why nothing may be written."""
 
     text: str
     cause: FailureCause
@@ -66,11 +66,11 @@ class _Reason(NamedTuple):
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of a server.
+    """The known facts about a server.
 
-    process     its run and replication ids, as far as it tells them
-    evictions   what it has thrown away
-    reason      why nothing may be written to it; None: all is well
+    process     its run and replication ids, if it reports them
+    evictions   the evictions since it is watched
+    reason      why nothing may be written to it; None if writes are allowed
     """
 
     connected: int = -1
@@ -84,7 +84,7 @@ class _Server:
 class ServerTrust:
     """The entries that the servers must have, and the check that they do.
 
-    fields  of PREFIX:meta, which this process has set and a server that came back from older files may lack
+    fields  fields of PREFIX:meta that this process has set, and that a server restored from older files may lack
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ServerTrust:
         self._known: dict[str, _Server] = {}
         self._newest = NewestEntries()
         self._meta: _Meta | None = None
-        self._lost: dict[str, str] = {}  # by partition: an entry that a process has missed, as noted in the store
+        self._lost: dict[str, str] = {}  # by partition, an entry that a process has missed, as noted in the store
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -109,13 +109,13 @@ class ServerTrust:
         return StorageUnavailable(*reasons[0])
 
     async def require(self, key: str) -> None:
-        """Raise StorageUnavailable unless the server of the key may be written to."""
+        """Raise StorageUnavailable unless the key's server may be written to."""
         reason = await self._reason(key)
         if reason is not None:
             raise StorageUnavailable(*reason)
 
     async def require_whole(self, key: str) -> None:
-        """Raise StorageUnavailable where the server of the key lacks data: what was read from it may be too little."""
+        """Raise StorageUnavailable if the key's server lacks data, so that a read from it may be incomplete."""
         reason = await self._reason(key)
         if reason is not None and reason.cause == "wrong_store":
             raise StorageUnavailable(*reason)
@@ -123,21 +123,21 @@ class ServerTrust:
     async def _reason(self, key: str) -> _Reason | None:
         url = self._servers.slots.node_of(key)
         if url is None:
-            return None  # the command will say so
+            return None  # the command itself will report this
         server = await self._examined(url)
         return server.reason
 
     async def acknowledge(self, key: str, entry_id: bytes | None) -> None:
-        """Raise StorageUnavailable unless what was written to the key's server may be acknowledged.
+        """Raise StorageUnavailable unless the write to the key's server may be acknowledged.
 
-        entry_id  of the last entry that was logged in the key's partition
+        entry_id  id of the last entry logged in the key's partition
         """
         number, url = _partition_of(key), self._servers.slots.node_of(key)
         if number is None or entry_id is None:
             await self.require(key)
             return
         if self._newest.is_known(number, entry_id.decode()) and url in self._known:
-            # another call was faster, or the log went on from less than it had
+            # another call was faster, or the log continued after losing entries
             self._known[url].process, self._known[url].examine_at_s = None, 0.0
         await self.require(key)
         self._newest.remember(number, entry_id.decode())
@@ -153,12 +153,12 @@ class ServerTrust:
             server.examine_at_s = 0.0
 
     def watch(self) -> None:
-        """Examine all servers in the background, so that it is known soon what they have lost."""
+        """Check all servers in the background, to detect losses early."""
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._examine_all())
 
     async def close(self) -> None:
-        """End the work in the background, and note what this process knows."""
+        """Stop the work in the background, and note the newest entries that this process knows."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -177,7 +177,7 @@ class ServerTrust:
                 server.process = None
 
     async def _note_newest(self) -> None:
-        """Note what this process knows, for processes that start later; what fails is tried again in a second."""
+        """Note the newest entries for processes that start later; failures are retried after a second."""
         url = self._servers.slots.node_of(self._keys.meta)
         if self._meta is None or url not in self._known or self._known[url].reason is not None:
             return
@@ -201,12 +201,12 @@ class ServerTrust:
         return is_late or server.connected != self._servers.connected(url)
 
     async def _examine(self, url: str, server: _Server) -> None:
-        """Find out whether the server may be written to; raise StorageUnavailable when it does not answer."""
+        """Check whether the server may be written to; raise StorageUnavailable if it does not answer."""
         connected = self._servers.connected(url)
         asked = (("CONFIG GET", name) for name in REQUIRED_SETTINGS)
         info, *configs = await self._servers.call_node(url, ("INFO",), *asked)
         process = process_of(info, connected)
-        if not is_replica(info):  # that one takes no writes, whatever it holds
+        if not is_replica(info):  # a replica takes no writes, whatever its data
             server.evictions.count(info, told_settings(info, *configs).get(POLICY, ""))
             loss = await self._loss(url, server, process)
             unsafe = unsafe_setting(info, *configs)
@@ -218,7 +218,7 @@ class ServerTrust:
         server.examine_at_s = asyncio.get_running_loop().time() + EXAMINE_EVERY_S
 
     async def _loss(self, url: str, server: _Server, process: tuple[str, str]) -> _Reason | None:
-        """Return what the server has lost; only one that may have changed is asked for entries."""
+        """Return what the server has lost. Entries are only checked on a server that may have changed."""
         of_meta = await self._read_meta() if self._meta is None or self._is_meta_on(url) else None
         if self._meta and server.evictions.lost and EVICTED not in self._lost:
             await self._note((), {EVICTED: server.evictions.lost}, self._meta.accepted_ms)
@@ -230,7 +230,7 @@ class ServerTrust:
         return None if what is None else _Reason(LOST.format(server=address(url), what=what), "wrong_store")
 
     async def _missing_data(self, url: str) -> str | None:
-        """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
+        """Return a description of missing data; if nothing is missing, remember the newest entries."""
         accepted_ms = self._meta.accepted_ms if self._meta else 0
         archived = await self._archived.entries(self._meta.archive_id, accepted_ms) if self._meta else {}
         if isinstance(archived, str):
@@ -248,7 +248,7 @@ class ServerTrust:
         return f"entry {entry_id} of partition {number}{rest}"
 
     async def _missing_entries(self, url: str, partitions: Sequence[int]) -> dict[int, str]:
-        """Return entries that partitions of the server have to have and lack."""
+        """Return the required entries that partitions of the server lack."""
         known = [(number, entry_id) for number in partitions for entry_id in self._newest.required(number)]
         found = await self._servers.call_node(
             url,
@@ -257,7 +257,7 @@ class ServerTrust:
                 for number, entry_id in known
             ),
         )
-        # An entry that was trimmed has later ones behind it: the newest archived one always stays.
+        # After a trimmed entry there are later ones, because the newest archived one always stays.
         return {
             number: entry_id
             for (number, entry_id), entries in zip(known, found, strict=True)
@@ -265,7 +265,7 @@ class ServerTrust:
         }
 
     async def _learn(self, url: str, partitions: Sequence[int]) -> None:
-        """Remember the newest entries of all processes, and set again what an older copy may lack."""
+        """Remember the newest entries of all processes, and restore fields that an older copy may lack."""
         found = await self._servers.call_node(
             url, *(("XREVRANGE", self._keys.log(number), "+", "-", "COUNT", 1) for number in partitions)
         )
@@ -279,7 +279,7 @@ class ServerTrust:
     # ---- what is stored once
 
     async def _read_meta(self) -> str | None:
-        """Read what other processes have noted; return what is wrong with it."""
+        """Read the notes of other processes; return a description of a loss that they have noted."""
         fields = await self._servers.call("HGETALL", self._keys.meta)
         if b"layout" not in fields:
             return "it has no data of lisarec any more"
@@ -301,7 +301,7 @@ class ServerTrust:
         return f"'{self._keys.meta}'" if META in noted else None
 
     def _may_have_lost_all(self, url: str) -> bool:
-        """Return whether the server holds nothing by which a loss would be known, and the archive is silent."""
+        """Return whether the server has no data that could reveal a loss, and the archive is silent."""
         if self._meta is None or self._meta.archive_id or self._meta.accepted_ms:
             return False
         return self._archived.is_silent and not any(map(self._newest.required, self._partitions(url)))
@@ -314,9 +314,9 @@ class ServerTrust:
         return [number for number in range(self._keys.partitions) if node_of(log(number)) == url]
 
     async def _note(self, partitions: Sequence[int], missing: Mapping[str, str], accepted_ms: int) -> None:
-        """Note which entries these partitions lack, for processes that do not know of them, if that can be written.
+        """Note the entries that these partitions lack, for processes that do not know them, if that can be written.
 
-        It is noted again with every look at a server that lacks something, in case two processes note at once.
+        The note is repeated with every check of a server that lacks something, in case two processes write at once.
         """
         own = set(map(str, partitions))
         if not missing and own.isdisjoint(self._lost):
@@ -337,6 +337,6 @@ class _Meta:
 
 
 def _partition_of(key: str) -> int | None:
-    """Return the number of the partition that has the key; None where none has."""
+    """Return the number of the partition that contains the key; None if there is none."""
     found = re.search(r":\{p(\d+)\}", key)
     return None if found is None else int(found[1])

@@ -7,10 +7,10 @@ from storage.redis.layout.stream_entries import entry_seq
 
 
 class NewestEntries:
-    """The newest entries that this process knows of, and those that processes have noted in PREFIX:meta.
+    """The newest entries that this process knows, and those that processes have noted in PREFIX:meta.
 
-    They are noted for processes that start later, with the time when a loss was last accepted: an acceptance voids what
-    was noted before, also what is noted a moment later by a process that does not know of it yet.
+    They are noted for processes that start later, with the time when a loss was last accepted. An acceptance
+    invalidates earlier notes, including those written a moment later by a process that does not know of it yet.
     """
 
     def __init__(self) -> None:
@@ -23,19 +23,19 @@ class NewestEntries:
             self._known[partition] = entry_id
 
     def is_known(self, partition: int, entry_id: str) -> bool:
-        """Return whether an entry is known that is as new as this one."""
+        """Return whether this entry or a newer one is known."""
         return partition in self._known and _seq(entry_id) <= _seq(self._known[partition])
 
     def forget(self) -> None:
-        """Forget all entries: they do not have to be there any more."""
+        """Forget all entries, which are no longer required."""
         self._known.clear()
 
     def required(self, partition: int) -> set[str]:
-        """Return the entries that have to be there. Two of the same number are of two processes that used it."""
+        """Return the required entries. Two entries with the same number come from two processes that used it."""
         return {entries[partition] for entries in (self._known, self._noted) if partition in entries}
 
     def read(self, meta: Mapping[bytes, bytes], accepted_ms: int) -> None:
-        """Take what is noted in the fields of PREFIX:meta in the place of what was."""
+        """Replace the noted entries with those in the fields of PREFIX:meta."""
         self._noted = {}
         for field, value in meta.items():
             prefix, _, partition = field.decode().partition(":")
@@ -44,7 +44,7 @@ class NewestEntries:
                 self._noted[int(partition)] = entry_id
 
     def to_note(self, accepted_ms: int) -> dict[str, str]:
-        """Return the fields of PREFIX:meta that lack what this process knows."""
+        """Return the fields of PREFIX:meta to set because they are older than the entries that this process knows."""
         return {
             f"{NEWEST_FIELD}{partition}": f"{accepted_ms} {entry_id}"
             for partition, entry_id in self._known.items()

@@ -1,4 +1,4 @@
-"""The servers of a Redis store, checked before their first use, and what is stored once for all users."""
+"""The servers of a Redis store, checked before their first use, and the values stored once for all users."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class RedisSession:
     """Servers whose version, data layout and settings are checked once they can be reached.
 
-    trust          whether they still hold what was acknowledged, checked again for every write
+    trust          whether they still have all acknowledged events, checked for every write
     lacks_archive  whether to warn if older parts of the log are in an archive
     """
 
@@ -53,9 +53,9 @@ class RedisSession:
         self._lacks_archive = lacks_archive
         self._is_checked = False
         self._archive_id = ""
-        self._fields: dict[str, str] = {}  # of PREFIX:meta that this process has made sure of
+        self._fields: dict[str, str] = {}  # fields of PREFIX:meta that this process has ensured
         self.trust = ServerTrust(servers, keys, archive, self._fields)
-        # Folding missing states must not take the connections to a node that the rounds of all users need.
+        # Folding missing states must not use up the connections to a node that the rounds of all users need.
         self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
 
     @property
@@ -64,7 +64,7 @@ class RedisSession:
         return self._is_closed
 
     def refuse_calls(self) -> None:
-        """Refuse new calls from now on. What was accepted can still be finished."""
+        """Reject new calls from now on. Accepted calls can still be completed."""
         self._is_closed = True
 
     async def require_open(self) -> None:
@@ -91,7 +91,7 @@ class RedisSession:
         self._is_checked = True
 
     async def prepare_writes(self, generations: Sequence[Generation]) -> None:
-        """Check the servers before their first use, and register generations whose states are to be written."""
+        """Check the servers before their first use, and register generations before their states are written."""
         await self.check()
         await self.register(generations)
 
@@ -102,7 +102,7 @@ class RedisSession:
     async def run(
         self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, wait_for_replicas: bool = False
     ) -> Any:
-        """Run a script, and load it first where a server has lost it."""
+        """Run a script, and load it first if a server has lost it."""
         command = script.command(keys, args)
         (reply,) = await self.servers.execute_all([command], wait_for_replicas=wait_for_replicas)
         if isinstance(reply, NoScriptError):
@@ -117,7 +117,7 @@ class RedisSession:
     ) -> Any:
         """Run a script that writes, on a server that is trusted before and after.
 
-        A script that logs something returns the id of its last entry.
+        A script that logs entries returns the id of its last entry.
         """
         await self.trust.require(keys[0])
         reply = await self.run(script, keys, args, wait_for_replicas=wait_for_replicas)
@@ -125,7 +125,7 @@ class RedisSession:
         return reply
 
     async def reload_lost_scripts(self, replies: Sequence[Any]) -> bool:
-        """Load the scripts again if a reply says that a server has lost one; return whether one does."""
+        """Load the scripts again if a reply shows that a server has lost one; return whether one has."""
         is_lost = any(isinstance(reply, NoScriptError) for reply in replies)
         if is_lost:
             await self._load_scripts()
@@ -138,7 +138,7 @@ class RedisSession:
                 yield keys
 
     def background_limit(self, key: str) -> asyncio.Semaphore:
-        """Return what bounds the calls outside of rounds to the key's node."""
+        """Return the semaphore that limits calls outside rounds to the key's node."""
         return self._background[self.servers.slots.node_of(key)]
 
     async def ping(self) -> None:
@@ -153,15 +153,15 @@ class RedisSession:
         await self.trust.close()
         await self.servers.close()
 
-    # ---- what is stored once
+    # ---- values stored once
 
     async def register(self, generations: Sequence[Generation]) -> None:
-        """Note the generations before their first state is written: erasing a user relies on it."""
+        """Register the generations before their first state is written, because erasing a user requires it."""
         for generation in generations:
             await self.note(f"{GENERATION_FIELD}{generation.tag.hex()}", "1")
 
     async def note(self, field: str, value: str) -> None:
-        """Set a field of PREFIX:meta, unless it is set already; also where a server comes back without it."""
+        """Set a field of PREFIX:meta unless it is set; set it again if a server returns without it."""
         if field not in self._fields:
             await self.call("HSETNX", self.keys.meta, field, value)
             self._fields[field] = value
@@ -172,9 +172,9 @@ class RedisSession:
         return {field.removeprefix(GENERATION_FIELD) for field in fields if field.startswith(GENERATION_FIELD)}
 
     async def archive_id(self) -> str:
-        """Return the id of the archive, empty where there is none.
+        """Return the id of the archive; empty if there is none.
 
-        It never changes; so a store that knows it does not need its server.
+        The id never changes, so a known id is returned even if the server is unavailable.
         """
         try:
             self._archive_id = (await self.call("HGET", self.keys.meta, "archive") or b"").decode()
@@ -184,12 +184,12 @@ class RedisSession:
         return self._archive_id
 
     async def secret(self) -> bytes:
-        """Return the 32 random bytes that are made once for the data."""
+        """Return the 32 random bytes that are created once for the data."""
         await self.require_open()
         read = ("HGET", self.keys.meta, "secret")
         secret = await self.call(*read)
         if secret is None:
-            await self.trust.require(self.keys.meta)  # a server that has lost its data had one
+            await self.trust.require(self.keys.meta)  # a server that has lost its data had a secret
             await self.call("HSETNX", self.keys.meta, "secret", secrets.token_hex(32))
             secret = await self.call(*read)
         self._fields["secret"] = secret.decode()
@@ -207,7 +207,7 @@ class RedisSession:
                     raise StorageError(
                         f"Redis {version} cannot tell what its replicas have synced, 7.2 can; wait for replicas without"
                     )
-            elif isinstance(info, Mapping) or is_withheld(info):  # the scripts will tell
+            elif isinstance(info, Mapping) or is_withheld(info):  # the scripts will report this
                 logger.info("Redis does not tell its version")
             elif not self.servers.is_cluster or isinstance(info, AuthenticationError):
                 raise storage_error(info) from info
@@ -216,7 +216,7 @@ class RedisSession:
         wanted = {"layout": LAYOUT_VERSION, "partitions": self.keys.partitions}
         read = ("HMGET", self.keys.meta, *wanted)
         if None in await self.call(*read):
-            # in this order: another process may begin the store just now
+            # in this order, because another process may be creating the store at the same time
             is_gone = await self._has_logs() and None in await self.call(*read)
             lost = {LOST_FIELD: encode_lost({META: ""}, 0)} if is_gone else {}
             for name, value in (wanted | lost).items():
@@ -237,7 +237,7 @@ class RedisSession:
         return any(isinstance(found, list) and found != [None] for found in numbers)
 
     def _check_settings(self, servers: Sequence[Mapping[str, str]]) -> None:
-        """Warn of settings that differ from docker/redis/redis.conf and redis-cluster.conf, or are not told."""
+        """Warn of settings that differ from docker/redis/redis.conf and redis-cluster.conf, or are not reported."""
         told = {name: {told[name] for told in servers if name in told} for name in (*SAFE_SETTINGS, COVERAGE)}
         for name, safe in SAFE_SETTINGS.items():
             for value in told[name] - {safe}:

@@ -12,7 +12,7 @@ UNSAFE = "its {name} is {value}. Set it to {safe}, with CONFIG SET and in the co
 
 
 def keeps_events(policy: str) -> bool:
-    """Return whether a server with this maxmemory-policy evicts states with a time to live at most."""
+    """Return whether a server with this maxmemory-policy evicts nothing but states with a time to live."""
     return policy == SAFE_SETTINGS[POLICY] or policy.startswith("volatile-")
 
 
@@ -32,8 +32,8 @@ def told_settings(info: Any, *configs: Any) -> dict[str, str]:
 def unsafe_setting(info: Any, *configs: Any) -> str | None:
     """Return why the server would lose events, by its replies to INFO and to CONFIG GET for REQUIRED_SETTINGS.
 
-    One that does not tell its settings is believed. One that tells of its append-only file by INFO alone is run by
-    others, who may keep its data in another way, as Amazon MemoryDB does.
+    A server that does not report its settings is trusted. If it reports its append-only file only through INFO, it is
+    a managed server, which may keep its data in another way, as Amazon MemoryDB does.
     """
     policy = told_settings(info, *configs).get(POLICY, SAFE_SETTINGS[POLICY])
     if not keeps_events(policy):
@@ -44,9 +44,9 @@ def unsafe_setting(info: Any, *configs: Any) -> str | None:
 
 
 class Evictions:
-    """What a server has thrown away to make room while it was watched.
+    """The keys that a server has evicted to free memory while it was watched.
 
-    lost  what is lost, until somebody accepts it
+    lost  what is lost, until an operator accepts the loss
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Evictions:
         self._takes_all = False
 
     def count(self, info: Any, policy: str) -> None:
-        """Note how many keys the server has evicted, and whether others than expiring states may be among them."""
+        """Record how many keys the server has evicted, and whether these may include others than expiring states."""
         if not isinstance(info, Mapping):
             return
         evicted, run_id, takes_all = int(info.get("evicted_keys", 0)), str(info.get("run_id")), not keeps_events(policy)
