@@ -206,7 +206,7 @@ class ColdItemLearner:
         return sampled_query(self._trained, query[0].cpu(), scores[0].cpu())
 
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
-        """Return the users' states, empty for users without events; an empty list if they cannot be read now."""
+        """Return the users' states, empty for users without events; no users at all if the store fails."""
         try:
             values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
         except StorageError as exc:

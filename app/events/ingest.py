@@ -265,7 +265,7 @@ def _item_and_items(body: Mapping[str, object]) -> tuple[str, tuple[str, ...]] |
 def validate_events(
     bodies: Sequence[object], max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
 ) -> list[PostedEvent]:
-    """Return the events if all are valid; otherwise InvalidEvents describes the first 20 errors."""
+    """Return the events if all are valid; otherwise InvalidEvents names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
         raise InvalidEvents(f"a request must have 1 to {MAX_EVENTS:,} events; nothing was applied")
     context = {"max_us": max_us, "max_value": max_value}

@@ -1,4 +1,4 @@
-"""Senders of events and their new users, each of which uses memory of the store until it expires."""
+"""Senders of events and their new users, each of whom uses memory of the store for as long as they are kept."""
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass

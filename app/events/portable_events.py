@@ -23,7 +23,7 @@ NOBODY = "is not allowed here: the events belong to the visitor of the sealed st
 class PortableEvents:
     """Folds the events of one tenant's visitors.
 
-    Nothing about a visitor is stored. Only click-through is counted, as for all events.
+    Nothing about a visitor is stored. Of the live signals, only click-through counts the events, as it counts all.
     """
 
     def __init__(self, ingest: Ingest, signals: LiveSignals) -> None:

@@ -17,7 +17,7 @@ UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues whil
 class Jump:
     """A change of the machine's clock.
 
-    offset_ns  the new difference between the clock and the uptime
+    offset_ns  the clock's new time minus the uptime
     seen_ns    the uptime when it was first seen
     """
 

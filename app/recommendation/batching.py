@@ -118,8 +118,8 @@ class _Call(Generic[RequestT, AnswerT]):
 class FairQueue(Generic[RequestT, AnswerT]):
     """Waiting calls, grouped into flows that take turns weighted by the cost of their requests.
 
-    Start-time fair queueing (Goyal, Vin and Cheng, 1996): the flow that has received the least so far goes first. A new
-    flow starts with as much as the flow whose turn it is.
+    Start-time fair queueing (Goyal, Vin and Cheng, 1996): the flow that has received the least so far goes first. A
+    flow that begins to wait, for the first time or again, starts with as much as the flow whose turn it is.
 
     cost  returns the cost of one request
     """
@@ -147,7 +147,7 @@ class FairQueue(Generic[RequestT, AnswerT]):
         self.requests.change(flow, len(call.requests))
 
     def take(self, most: float) -> list[tuple[_Call[RequestT, AnswerT], int]]:
-        """Take the next requests: at least one, and more while their total cost is at most `most`.
+        """Take the next requests: one, and more while their total cost is at most `most`; none if all callers are gone.
 
         Each entry is a call and the position of the request in that call.
         """
@@ -287,7 +287,7 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
         self._batchers: dict[LaneT, MicroBatcher[RequestT, AnswerT]] = {}
 
     def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
-        """Return a future of the answers, in order, as `MicroBatcher.submit` does; if one batch fails, all fail."""
+        """Return a future of the answers, in order, as `MicroBatcher.submit` does: all, or none if a batch fails."""
         lanes = [self._lane_of(request) for request in requests]
         if len(names := set(lanes)) == 1:
             return self._batcher(lanes[0]).submit(requests, requester)  # the common case

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest
 
-MAX_ON_LOOP_S = 0.005  # the interpreter's switch interval: another computing thread delays the event loop by as much
+MAX_ON_LOOP_S = 0.005  # Python's default switch interval, by which another computing thread would delay the event loop
 TIMES_AVERAGED = 8
 BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
 

@@ -77,7 +77,7 @@ def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> 
 
     types  types of properties; the type of any other property is that of its first value
 
-    raises  InvalidItems  when there are none or too many, or some are invalid; it describes the first 20 errors
+    raises  InvalidItems  when there are none or too many, or some are invalid; it names the first 20 of these, and why
     """
     if not 1 <= len(bodies) <= MAX_ITEMS:
         raise InvalidItems(f"a request must have 1 to {MAX_ITEMS:,} items; nothing was applied")

@@ -17,7 +17,7 @@ def models_of(settings: StoreSettings) -> ModelRegistry:
 
 
 def load_model(place: Place, settings: StoreSettings) -> Artifact:
-    """Load the model directory at that place; it must be signed if the settings name a file of keys.
+    """Load the model directory at that place, signed by one of the keys in the settings' file if they name one.
 
     raises  NoSuchModel, ArtifactError  when it cannot be loaded
     """

@@ -51,7 +51,7 @@ class ModelRegistry(Protocol):
         """
 
     def publish(self, name: str) -> None:
-        """Move or upload the model directory with this name from `work` to the folder; raise OSError if that fails."""
+        """Put the model directory with this name, which is in `work`, into the folder; raise OSError if that fails."""
 
     def remove(self, name: str) -> None:
         """Remove a model from the folder, if it exists; raise OSError if that fails."""

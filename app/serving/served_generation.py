@@ -54,7 +54,7 @@ class TenantContext:
 
 @dataclass(slots=True, eq=False)
 class ServedGeneration:
-    """One served generation. It is immutable, so a request keeps the generation with which it started.
+    """One served generation. None of its parts is replaced, so a request keeps those with which it started.
 
     artifact           the model as it was trained
     learner            assigns codes to unlearned items from the events on them

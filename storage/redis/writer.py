@@ -28,8 +28,8 @@ from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
-MAX_CALLS_OF_NODE = 64  # per node of a cluster, so that a hanging node does not block requests to others
-MAX_ROUND = 64  # events per fold and commit, which block the event loop for about 3 ms
+MAX_CALLS_OF_NODE = 64  # at a time, per node of a cluster, so that a hanging node does not block requests to others
+MAX_ROUND = 64  # events; folding and encoding them blocks the event loop for about 3 ms
 
 
 class EventWriter:

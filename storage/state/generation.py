@@ -51,7 +51,7 @@ class Generation:
     unseen_types   event types that do not mark their items as seen
     stepped_items  K, the number of a user's newest steps in a state
     id_ring        length of the ring of event ids; another length or K is another layout
-    shares         (N, B, W) float32, >= 0: an item adds its shares of all codewords, instead of 1 to each code's
+    shares         (N, B, W) float32, >= 0: an item adds its shares of all codewords, not 1 to that of each code
     raises         ValueError when the values are inconsistent
     """
 

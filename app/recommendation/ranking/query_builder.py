@@ -225,7 +225,7 @@ def filter_out(
     left_out: Rows,
     in_cart: Rows,
 ) -> Iterator[tuple[Part, str | None]]:
-    """Add the items that the filters of a request leave out to `excluded`, pinned or not, one filter at a time.
+    """Add to `excluded` the items that the filters of a request leave out, pinned or not, one filter at a time.
 
     Yields each filter after its items are added; for a condition of a `filter` also its text.
 
@@ -268,7 +268,7 @@ def seen_rows(request: RecommendationRequest, history: History) -> Rows:
 
 
 def page_rows(request: RecommendationRequest, catalogue: LiveCatalogue) -> Rows:
-    """Return the row of the current item, which its own page must not list; none if it is unknown."""
+    """Return the row of the current item, which its own page must not list; none without a known one."""
     return NO_ROWS if request.current_item is None else catalogue.rows([request.current_item])
 
 

@@ -36,7 +36,7 @@ class RemovalCounter:
         return removals
 
     def _parts(self, query: CatalogueQuery, gone: Bitmap, listed: Sequence[str]) -> Iterator[tuple[Part, str | None]]:
-        """Add the items that each part removes to `gone`, and yield the part."""
+        """Add to `gone` the items that each part removes, and yield the part."""
         catalogue, request, rules = self._catalogue, query.request, query.rules
         gone |= ~catalogue.switched_on
         yield "available", None

@@ -100,7 +100,7 @@ class RedisServers:
     """
 
     def __init__(self, url: str, *, connect_timeout_s: float, socket_timeout_s: float, acks: ReplicaAcks) -> None:
-        """Raise ValueError if the URL is not valid."""
+        """Raise ValueError if the URL, or a file that it names, cannot be used."""
         self.acks = acks
         self._seeds = node_urls(url)
         self._nodes = NodeClients(connect_timeout_s, socket_timeout_s, acks)
@@ -220,7 +220,8 @@ class RedisServers:
         """Send each command once to the node of its key, and on to a node named by an ASK.
 
         returns            replies in order, with exceptions in place of failed ones; MovedError and TryAgainError mean
-                           that the command was not executed, and after a MovedError the slot map is correct
+                           that the command was not executed, and after a MovedError the slot map names the
+                           right node for it
         in_transaction     sync once, if this is a single server
         wait_for_replicas  succeed only with as many replicas as an acknowledgement requires
         raises             StorageUnavailable  when no node could be reached

@@ -1,7 +1,7 @@
 """Redis calls without most of the overhead that redis-py adds to sending a command and reading its reply.
 
 A call of redis-py starts a task to write the command, and uses locks, timers and counters to borrow a connection from
-the pool. This takes several times the processor time of the call itself.
+the pool and to return it. This takes several times the processor time of the call itself.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class NodeClients:
         return self._connected[url]
 
     async def is_in_cluster(self, url: str) -> bool:
-        """Ask a node whether it belongs to a cluster; without an answer it counts as a single server."""
+        """Ask a node whether it belongs to a cluster; one that rejects the question counts as a single server."""
         try:
             return is_cluster_mode(await self.call(url, "HELLO"))
         except AuthenticationError:

@@ -48,7 +48,7 @@ class PasswordFile(CredentialProvider):
         return self.get_credentials()
 
     async def log_in(self, connection: Connection) -> None:
-        """Authenticate a new connection, with the previous password if necessary."""
+        """Authenticate a new connection and prepare it for use, with the previous password if necessary."""
         try:
             await connection.on_connect()
         except AuthenticationError:

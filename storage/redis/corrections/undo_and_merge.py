@@ -129,8 +129,9 @@ class RedisCorrections:
     async def append(self, user: User, records: Sequence[Event | Undo]) -> list[bool]:
         """Log records of a user that may have been merged into another one; return for each whether it is new.
 
-        An erasure removes the heads that lead to other users, and then advances the others' partitions. So if the user
-        still leads to the target after the target was read, the target is erased afterwards or the append is rejected.
+        An erasure removes the heads that lead to other users, and then advances the numbers of the others' partitions.
+        So if the user still leads to the target after the target was read, the target is erased afterwards or the
+        append is rejected.
         """
         for _ in _attempts():
             chain = await self.merge_chain(user)

@@ -68,8 +68,9 @@ class RedisProperties(PropertyStore):
     async def _put(self, user: User, patch: Sequence[Argument]) -> bool:
         """Set properties of the user, or of the user's merge target; return False if that changes meanwhile.
 
-        An erasure removes the heads that lead to other users, and then advances the others' partitions. So if the user
-        still leads to the target after the target was read, the target is erased afterwards or nothing is set.
+        An erasure removes the heads that lead to other users, and then advances the numbers of the others' partitions.
+        So if the user still leads to the target after the target was read, the target is erased afterwards or nothing
+        is set.
         """
         await self._session.require_open()
         chain = await self._corrections.merge_chain(user)

@@ -9,12 +9,13 @@ percent-encoded, so the first "/" ends it.
                                                 declared properties, has put scenarios, or has an audit log,
                                                 "secret", 64 hex digits, created once
                                                 "accepted", when an operator last accepted a loss of data, in ms
-                                                "lost", missing entries whose loss is not accepted: the value of
-                                                "accepted", a space, and a JSON object, partition -> id of the newest
-                                                missing entry; "meta" -> "" if these fields were missing, but logs
-                                                existed
-                                                "newest:17", the value of "accepted", a space, and the id of the newest
-                                                entry of partition 17, at most about a second old
+                                                "lost", missing entries whose loss is not accepted: the value that
+                                                "accepted" had when this was noted, a space, and a JSON object,
+                                                partition -> id of the newest missing entry; "meta" -> "" if these
+                                                fields were missing, but logs existed
+                                                "newest:17", the value that "accepted" had when this was noted, a space,
+                                                and the id of the entry of partition 17 that was the newest about a
+                                                second ago
   PREFIX:{p17}:seq                      string  number of entries ever added to the partition's log; never decreases
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
                                                 storage/state/record_encoding.py, or "x": an erased user, see
@@ -43,7 +44,7 @@ percent-encoded, so the first "/" ends it.
   PREFIX:{items:TENANT}:vector-bytes    string  the size of each vector, while there are any
   PREFIX:{items:TENANT}:property-types  string  a JSON object, see `HeldProperties` in storage/records.py
   PREFIX:{items:TENANT}:scenarios       hash    name of a scenario -> its newest version
-  PREFIX:{items:TENANT}:scenarios-revision  string  a value that changes with every scenario
+  PREFIX:{items:TENANT}:scenarios-revision  string  another value after every change of a scenario
   PREFIX:{items:TENANT}:scenario:NAME   list    the stored versions of a scenario, oldest first
   PREFIX:{items:TENANT}:audit           list    the audit log, oldest first; see AuditEntry in storage/items/audit.py
   PREFIX:{items:TENANT}:keys-seen       string  see KeysSeen there

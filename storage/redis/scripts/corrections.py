@@ -12,7 +12,8 @@ REWRITTEN_AT_ONCE = 250  # entries, which block Redis for about 2 ms
 
 # Erases a user, and logs the erasure. The log of the partition still has the content of the user's entries then. The
 # index of these entries is set aside until REWRITE_LOG has removed the content. If there is nothing to erase, an empty
-# entry is logged nevertheless: earlier APPENDs are rejected, and a number without an entry would count as a loss.
+# entry is logged nevertheless: an APPEND whose caller has already read the log is rejected, and a number without an
+# entry would count as a loss.
 ERASE = Script("""
 -- KEYS  seq, log, erasing, erased index, properties, aliases, head, index; states
 -- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user, user

@@ -27,7 +27,7 @@ class ArchivedPositions:
         self._ask_at_s = 0.0
 
     async def entries(self, archive_id: str, accepted_ms: int) -> Mapping[int, str] | str:
-        """Return the newest archived entries by partition, from the last known manifest, or a description of the error.
+        """Return the newest archived entries by partition, from the last known manifest, or what is wrong with the log.
 
         archive_id   id of the archive, according to the log
         accepted_ms  when a loss was last accepted

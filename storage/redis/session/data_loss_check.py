@@ -1,15 +1,15 @@
 """Checks that the servers of a Redis store still have all acknowledged events, and would keep new ones.
 
 A process remembers the newest entry that it knows in the log of each partition, and notes it in PREFIX:meta once a
-second. It uses a plain command, which works even if a server rejects the scripts and transactions of its log, or
-another node of the cluster has lost its data. The archive also remembers the newest entry that it contains. A server
-that lacks one of these entries has lost others too: it restarted empty or from older files, or a replica that was
-behind has taken over. Nothing is written to it until it has these entries again, or until an operator accepts the loss
-with `lisarec repair --accept-loss`. The loss is also noted in the store, for processes that start later. If a server is
-empty, so that only the archive can detect a loss, the check waits for the archive.
+second. It uses a plain command, so that the note remains if a restarted server does not load the scripts and
+transactions of its log, or if another node of the cluster has lost its data. The archive also remembers the newest
+entry that it contains. A server that lacks one of these entries has lost others too: it restarted empty or from older
+files, or a replica that was behind has taken over. Nothing is written to it until it has these entries again, or until
+an operator accepts the loss with `lisarec repair --accept-loss`. The loss is also noted in the store, for processes
+that start later. If a server is empty, so that only the archive can detect a loss, the check waits for the archive.
 
 A server is checked before its first write, once a second, and after every new connection to it, even between a write
-and its acknowledgement. Recommendations continue meanwhile. A user's log is not read from a server that lacks data.
+and its acknowledgement. Recommendations continue meanwhile. A user's log is not shown from a server that lacks data.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class ServerTrust:
     # ---- what is stored once
 
     async def _read_meta(self) -> str | None:
-        """Read the notes of other processes; return a description of a loss that they have noted."""
+        """Read the notes of other processes; return what PREFIX:meta has lost, now or according to them."""
         fields = await self._servers.call("HGETALL", self._keys.meta)
         if b"layout" not in fields:
             return "it has no data of lisarec any more"
