@@ -247,7 +247,7 @@ class TestImpressions:
             {"items": [SECRET, "."]},
             {"items": ["item-1"], "item_id": "item-1"},
             {"items": ["item-1"], "type": "click"},
-            {"item_id": "item-1 item-2"},
+            {"item_id": "item-1\nitem-2"},
             {},
         ],
     )
