@@ -133,10 +133,9 @@ class Application(FastAPI):
     @override
     def build_middleware_stack(self) -> ASGIApp:
         settings = self._settings
-        answered = FastPath(super().build_middleware_stack())
+        answered = FastPath(RequestPath(super().build_middleware_stack()))
         bounded = LoadShedding(answered, max_in_progress=settings.max_requests)
-        named = RequestPath(CrossOriginPolicy(bounded))  # before all that reads the path
-        return RequestTimer(named, self._metrics.requests, slow_s=settings.slow_request_s)
+        return RequestTimer(CrossOriginPolicy(bounded), self._metrics.requests, slow_s=settings.slow_request_s)
 
 
 def create_worker_app() -> FastAPI:

@@ -36,6 +36,7 @@ NO_COOKIES = "Object.defineProperty(document, 'cookie', {get() { return '' }, se
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A visitor who was never there."""
     context = browser.new_context()
+    context.set_default_timeout(PATIENCE_S * 1e3)
     yield context
     context.close()
 
@@ -221,7 +222,7 @@ def test_a_click_that_leads_away_is_sent_all_the_same(page: Page, shop: Shop, co
 
 
 def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, context: BrowserContext) -> None:
-    push(page, "item-1", "no such id!", "item-2")
+    push(page, "item-1", "no\nid", "item-2")
     wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
 
@@ -229,7 +230,7 @@ def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, co
 @pytest.mark.parametrize(
     ("item_ids", "why"),
     [
-        (["no such id!", "nor this!"], "{index: 0, field: item_id, reason:"),
+        (["no\nid", "nor\nthis"], "{index: 0, field: item_id, reason:"),
         (["unheard-of-1", "unheard-of-2"], "unknown items"),
         ([f"item-{n % 50}" for n in range(130)], "overflow"),
     ],

@@ -25,9 +25,7 @@ class NoService(BaseHTTPRequestHandler):
 
 
 def test_an_error_says_which_part_of_the_request_is_wrong(connect: Connect) -> None:
-    events = [
-        {"event_id": str(n), "user_id": "ann", "item_id": "no such id!" if n % 2 else "item-1"} for n in range(10)
-    ]
+    events = [{"event_id": str(n), "user_id": "ann", "item_id": "no\nid" if n % 2 else "item-1"} for n in range(10)]
     with pytest.raises(LisarecError) as refused:
         connect().call("POST", "/v1/events", events)
     assert [(detail["index"], detail["field"]) for detail in refused.value.details] == [

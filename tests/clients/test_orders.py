@@ -24,7 +24,12 @@ def test_the_purchases_of_an_order_share_its_id(service: Service, connect: Conne
 
 @pytest.mark.parametrize(
     ("order_id", "items"),
-    [("o 19", ["item-4"]), ("", ["item-4"]), ("o-19", ["item-5", "item 6"]), ("o-19", {"item-5": 1.0, "item-6": -1.0})],
+    [
+        ("o\n19", ["item-4"]),
+        ("", ["item-4"]),
+        ("o-19", ["item-5", "item\n6"]),
+        ("o-19", {"item-5": 1.0, "item-6": -1.0}),
+    ],
 )
 def test_of_an_order_that_can_only_be_wrong_nothing_is_sent(
     service: Service, connect: Connect, ann: str, order_id: str, items: list[str] | dict[str, float]

@@ -19,7 +19,6 @@ from app.http.dependencies import REPEATABLE, json_body, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.routes.portable import append_portable_events, recommend_portable
 from app.http.services import Services
-from app.schemas.fields import ENCODED_SLASH
 from app.schemas.recommendations import RecommendationRequest, RecommendationUrlQuery
 
 USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
@@ -63,9 +62,11 @@ class FastPath:
 def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | None:
     """Return an awaitable of the response body. Return None, or an awaitable of None, to let the app answer."""
     method, path = scope["method"], scope["path"]
+    if b"%" in scope["raw_path"]:  # `RequestPath` decodes those
+        return None
     if method == "GET" and (user := USER_PATH.fullmatch(path)):
         scope["route"] = GET_RECOMMENDATIONS
-        return _recommend(scope, user[1].replace(ENCODED_SLASH, "/"))
+        return _recommend(scope, user[1])
     if method == "POST" and not scope["query_string"] and (answer := WITH_BODY.get(path)):
         scope["route"] = Route(path)
         return answer(scope, receive)
