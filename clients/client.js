@@ -12,7 +12,7 @@
   let push = event => {
     if (!visitor()) document.cookie = `lisarec=visitor-${newId()}; Path=/; Max-Age=31536000; SameSite=Lax${/^https/.test(location) ? "; Secure" : ""}`
     let event_id = newId(), user_id = visitor(), name = "lisarec:" + event_id
-    if (!user_id || held > 99) return warn(user_id ? "overflow" : "no cookie")
+    if (!user_id || held > 99) return send(warn(user_id ? "overflow" : "no cookie"))
     held++
     waiting.set(name, JSON.stringify({ event_id, user_id, ...event }))
     try { store[name] = waiting.get(name) } catch {}
@@ -35,7 +35,7 @@
       refused && warn("unknown items")
       if (answer.status == 422) done = error.details.map(one => (warn(one), batch[one.index]))
     } catch {}
-    batch.map(entry => done.includes(entry) ? delete store[entry[0]] && held-- : waiting.set(...entry))
+    batch.map(one => done.includes(one) ? delete store[one[0]] && held-- : waiting.set(...one))
     done[0] && send()
   }
 
