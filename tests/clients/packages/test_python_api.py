@@ -21,6 +21,7 @@ from model.artifact import model_directory
 from model.evaluation.evaluate import evaluate as evaluate_models
 from model.evaluation.evaluate import load_model
 from tests.app.conftest import Client, write_model
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "docs" / "how-to" / "integrate" / "python-api.ipynb"
@@ -113,7 +114,7 @@ def test_what_cannot_be_asked_for_is_a_value_error(recommender: lisarec.Recommen
 
 
 def test_any_thread_may_ask_until_it_is_closed(model: Path) -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     recommender = lisarec.load(model)
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(recommender.recommend(HISTORY))) for _ in range(8)]
@@ -124,7 +125,7 @@ def test_any_thread_may_ask_until_it_is_closed(model: Path) -> None:
     assert found == [recommender.recommend(HISTORY)] * 8
     recommender.close()
     recommender.close()
-    assert threading.active_count() == before
+    wait_until(lambda: {*threading.enumerate()} <= before, lambda: str(threading.enumerate()))
     with pytest.raises(RuntimeError, match="closed"):
         recommender.recommend(HISTORY)
 
