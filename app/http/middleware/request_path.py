@@ -11,8 +11,7 @@ from app.errors import InvalidRequest
 from app.http.error_responses import error_response
 from app.schemas.fields import ENCODED_SLASH
 
-# An encoded control character; docker/haproxy.cfg has the same expression. The framework's routes would take
-# "/metrics%0a" for "/metrics".
+# An encoded control character, as in docker/haproxy.cfg. Routes would match "/metrics%0a" as "/metrics".
 AMBIGUOUS = re.compile(rb"%([01][0-9a-f]|7f)", re.IGNORECASE)
 MAX_PATH_BYTES = 4_096  # two ids of 128 characters take 3,072, encoded
 _SLASH = re.compile(rb"%2f", re.IGNORECASE)
@@ -22,7 +21,7 @@ class RequestPath:
     """ASGI middleware that decodes the path, with ENCODED_SLASH for slashes that are part of an id.
 
     So "/v1/users/a%2Fevents" is the user "a/events", and not the path with a plain slash. A path with an encoded
-    control character, or that is not UTF-8, gets a 422, and so does one that no route can have, before any is tried.
+    control character, one that is not UTF-8 and one longer than MAX_PATH_BYTES get a 422 before routes are tried.
     """
 
     def __init__(self, app: ASGIApp) -> None:
