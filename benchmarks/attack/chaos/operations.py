@@ -86,6 +86,11 @@ class OperationLog:
     takeovers: list[tuple[float, float]] = field(default_factory=list)
     items: dict[EventKey, str] = field(default_factory=dict)
 
+    def users(self) -> list[str]:
+        """Return the ids of all users, in order; of some, nothing is known but that they became another user."""
+        ids = {user_id for operation in self.operations for user_id in (operation.user_id, operation.visitor)}
+        return sorted(ids - {""})
+
     def of_kind(self, kind: OperationKind) -> Iterable[Operation]:
         """Return the operations of one kind."""
         return (operation for operation in self.operations if operation.kind == kind)

@@ -82,7 +82,7 @@ async def judge(
     """Compare every user's log with the record, every state with the log, and the archive, which has all, with it."""
     verdict = ChaosVerdict()
     logs: dict[str, list[LogEntry]] = {}
-    for user_id in sorted({operation.user_id for operation in record.operations}):
+    for user_id in record.users():
         logs[user_id] = log = await store.events(TENANT, user_id, limit=WHOLE_LOG)
         verdict.users += 1
         await _judge_states(verdict, store, generations, user_id, log)
@@ -218,11 +218,8 @@ class _Facts:
     def judge_merges(self, verdict: ChaosVerdict) -> None:
         """Find merged users whose logs are not one."""
         for merge in self._record.of_kind("merge"):
-            if merge.is_done and self._is_unerased(merge) and self._logs[merge.user_id] != self._log_of(merge.visitor):
+            if merge.is_done and self._is_unerased(merge) and self._logs[merge.user_id] != self._logs[merge.visitor]:
                 verdict.diverged.append(f"{merge.visitor} and {merge.user_id}")
-
-    def _log_of(self, user_id: str) -> list[LogEntry]:
-        return self._logs.get(user_id, [])
 
     def _is_unerased(self, operation: Operation) -> bool:
         """Return whether no erasure can have come after what the operation did."""

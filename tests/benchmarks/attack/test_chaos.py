@@ -160,6 +160,11 @@ async def _not_merged(story: Story) -> None:
     await story.merge("ada", "visitor", carry_out=False)
 
 
+async def _merged_without_an_event_of_the_visitor(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.merge("ada", "visitor")
+
+
 async def _not_erased(story: Story) -> None:
     await story.append("ada", "a")
     await story.erase("ada", carry_out=False)
@@ -209,6 +214,7 @@ async def _folded_from_something_else(story: Story) -> None:
         (_logged_by_nobody, {"unsent": 1}),
         (_not_undone, {"lost_undo": 1}),
         (_not_merged, {"diverged": 1}),
+        (_merged_without_an_event_of_the_visitor, {}),
         (_not_erased, {"resurrected": 1}),
         (_folded_from_something_else, {"unfolded": 1}),
         (_gone_with_a_loss, {}),
