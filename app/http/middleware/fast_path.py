@@ -76,7 +76,11 @@ def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | Non
 def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
     """Parse the request from the user's id and the query; None where they are invalid."""
     fields: dict[str, str | list[str]] = {"user_id": user_id}
-    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+    try:
+        parameters = parse_qsl(scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        return None
+    for name, value in parameters:
         if name in REPEATABLE:
             fields.setdefault(name, []).append(value)  # type: ignore[union-attr]
         elif name in fields or name not in SINGLE_VALUED:

@@ -1,4 +1,4 @@
-"""ASGI middleware that refuses paths which a router, a proxy and a log line may read differently."""
+"""ASGI middleware that refuses paths and queries which a router, a proxy and a log line may read differently."""
 
 import re
 from collections.abc import Awaitable
@@ -39,6 +39,8 @@ class RequestPath:
                     reason = "a path must be UTF-8 and must not have an encoded control character"
                     return _refusal(reason)(scope, receive, send)
                 scope["path"] = path
+            if not _is_encoded_utf8(scope["query_string"]):
+                return _refusal("a query must be percent-encoded UTF-8")(scope, receive, send)
         return self._app(scope, receive, send)
 
 
@@ -53,3 +55,14 @@ def _decoded(raw_path: bytes) -> str | None:
         return unquote_to_bytes(_SLASH.sub(ENCODED_SLASH.encode(), raw_path)).decode()
     except UnicodeDecodeError:
         return None
+
+
+def _is_encoded_utf8(query: bytes) -> bool:
+    if not query.isascii():
+        return False
+    if b"%" in query:
+        try:
+            unquote_to_bytes(query).decode()
+        except UnicodeDecodeError:
+            return False
+    return True

@@ -71,7 +71,7 @@ QUERIES = {
     "categories=tea&categories=cup": 200,
     "categories=gr%C3%BCn": 200,
     "categories=a+b": 200,
-    "categories=%FF": 200,
+    "categories=%FF": 422,
     "exclude=item-3&exclude=item-4&k=60": 200,
     "exclude=item-3&exclude=item-3": 200,
     "k=": 422,
@@ -116,6 +116,7 @@ QUERIES = {
     "&&": 200,
     "=": 422,
     "x=1": 422,
+    "exclude=%C3%A4": 200,
 }
 
 

@@ -198,3 +198,9 @@ def test_the_longest_ids_fit_a_path_and_nothing_longer_does(shop: Client) -> Non
     assert undo(shop, longest, longest) is True
     too_long = shop.get(f"/v1/users/{'a' * 4_096}/recommendations")
     assert (too_long.status_code, "at most 4,096 bytes" in too_long.text) == (422, True)
+
+
+def test_a_query_that_is_not_utf_8_is_refused(shop: Client) -> None:
+    for path in ("/v1/items/similar?item_id=%E4", "/v1/users/ada/events?after=%FF", "/v1/items?search=gr%F6n"):
+        refused = shop.get(path)
+        assert (refused.status_code, "percent-encoded UTF-8" in refused.text) == (422, True), path
