@@ -235,7 +235,7 @@ def test_nothing_is_cut_off_on_any_screen(report: Report, models: list[Artifact]
         tab = browser.new_page(color_scheme=scheme)
         tab.set_content(wide)
         tab.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-        for width in (320, 390, 700, 1000, 1440):
+        for width in (320, 390, 700, 1000, 1440) if scheme == "light" else ():  # the scheme changes colours alone
             tab.set_viewport_size({"width": width, "height": 900})
             assert tab.evaluate(cut_off) == []
             text_px = "one => 12 * one.getBoundingClientRect().width / one.viewBox.baseVal.width"
