@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, sync_playwright
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from benchmarks.machine import chromium
 from benchmarks.storage.s3_server import S3Server
 from tests.fork_server import ForkedPopen, RealPopen
 
@@ -161,9 +162,9 @@ def interpreter_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
-    executable = shutil.which("chromium")
+    executable = chromium()
     if executable is None:
-        pytest.skip("there is no chromium; .ci/install brings Debian's")
+        pytest.skip("there is no Chromium; .ci/install brings Debian's headless shell")
     with sync_playwright() as playwright:
         # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]

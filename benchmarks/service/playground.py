@@ -9,7 +9,6 @@ was painted.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from benchmarks.harness.service_process import running_service
+from benchmarks.machine import chromium
 from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.data.readers import read_items
@@ -60,7 +60,7 @@ def main(
         large = name_items(Path(directory), model, items)
         with running_service(large, "--playground") as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(
-                executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"]
+                executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
             )
             measure(browser, f"{url}/playground/", rounds, clicks)
             browser.close()

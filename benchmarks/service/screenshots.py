@@ -6,12 +6,13 @@ python -m benchmarks.service.screenshots
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.machine import chromium
 
 CLICKS = ("touring-bike-blue", "bike-helmet-blue", "bike-lights-blue")
 WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 1240}}
@@ -31,7 +32,7 @@ def main(
     """Save a screenshot of each kind into the directory."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
         for name, options in SCREENSHOTS.items():
             path = out / f"playground-{name}.png"
