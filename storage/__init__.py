@@ -1,1 +1,1 @@
-"""User states and the event log, in numpy and bytes: this package sees no tensor and imports no other one."""
+"""User states and the event log, as numpy arrays and bytes. This package uses no tensors, and neither app nor model."""

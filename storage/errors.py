@@ -6,30 +6,30 @@ from typing import Any, Literal, get_args
 FailureCause = Literal[
     "unreachable",  # nobody answers at the address
     "timeout",  # no answer in time
-    "loading",  # Redis starts and reads its data back
+    "loading",  # Redis is starting and loads its data
     "refused",  # the user, the password or the permission to use a command or file
     "read_only",  # a replica, or a file that may not be written
     "memory_full",  # Redis's maxmemory
     "disk_full",
     "disk_error",  # the disk fails in another way
     "locked",  # another program holds the file
-    "damaged",  # the data cannot be read as what they should be
-    "wrong_store",  # other data than those that were acknowledged
+    "damaged",  # the data are corrupt
+    "wrong_store",  # the data are not those that were acknowledged
     "unsafe",  # Redis without an append-only file, or one that evicts
-    "too_few_replicas",  # have confirmed a write
-    "archive",  # it is needed and cannot be read
-    "contention",  # others were always faster with changes of the same user
-    "busy",  # too much waits
-    "closed",  # by this process, which ends
+    "too_few_replicas",  # fewer than required have confirmed a write
+    "archive",  # an archive is needed, but cannot be read
+    "contention",  # every attempt lost to another change of the same user
+    "busy",  # too many requests are queued
+    "closed",  # by this process, which is ending
     "failed",  # anything else; the log says what
 ]
 FAILURE_CAUSES: tuple[FailureCause, ...] = get_args(FailureCause)
 
 
 class StorageError(Exception):
-    """A request could not be applied. Nothing of it was.
+    """A request could not be applied. Unless a subclass says otherwise, no part of it was.
 
-    failure_cause  why, as operators have to know it; the message says it in full, and never goes to a client
+    failure_cause  the kind of failure, for operators. The message has the details, and is never sent to a client
     """
 
     def __init__(self, message: str, failure_cause: FailureCause = "failed") -> None:
@@ -37,7 +37,7 @@ class StorageError(Exception):
         self.failure_cause = failure_cause
 
     def __copy__(self) -> "StorageError":
-        """Return the same without a traceback; an exception's own way calls its constructor with the message alone."""
+        """Return a copy without the traceback. The default copy would call the constructor with only the message."""
         copied = type(self).__new__(type(self), *self.args)
         copied.__dict__.update(self.__dict__)
         return copied
@@ -46,12 +46,12 @@ class StorageError(Exception):
 class StorageUnavailable(StorageError):
     """The store cannot be reached or written, or is closed.
 
-    What was sent may be sent again: event ids make that safe.
+    Whether the request was applied is unknown. Send it again: event ids make that safe.
     """
 
 
 class PartlyApplied(StorageUnavailable):
-    """Some events of a request are durable; of the others it is not known. Send all of them again.
+    """Some events of a request are durable; whether the others are is unknown. Send all of them again.
 
     results  the AppendResult of each durable event, by its position in the request
     """
@@ -71,16 +71,16 @@ class PartlyRead(StorageUnavailable):
 
 
 class StorageBusy(StorageError):
-    """Too many reads or writes wait. The store accepted nothing; try again later."""
+    """Too many reads or writes are queued, or the user is being erased. Nothing was accepted; try again later."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "busy")
 
 
 class PropertyRefused(StorageError):
-    """A property has values of another type, or the tenant has as many properties as it may have. Nothing changed.
+    """A value has another type than its property, or the tenant would have too many properties. Nothing changed.
 
-    held  the type that the property has; None when it is one too many
+    held  the property's type; None when there would be too many properties
     """
 
     def __init__(self, name: str, given: str, held: str | None) -> None:
@@ -105,7 +105,7 @@ class UnknownEvent(Exception):
 
 
 class MergeRefused(Exception):
-    """The visitor cannot become the user; the message says why. Nothing changed."""
+    """The visitor cannot be merged into the user; the message says why. Nothing changed."""
 
 
 class MergeTooLarge(MergeRefused):

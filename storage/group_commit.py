@@ -1,4 +1,4 @@
-"""Group commit on an event loop: requests that arrive while a group is worked on form the next group."""
+"""Group commit on an event loop: requests that arrive while a group is processed form the next group."""
 
 import asyncio
 from collections import defaultdict, deque
@@ -10,11 +10,11 @@ from storage.errors import StorageBusy, StorageUnavailable
 
 
 class QueuedRequest(Protocol):
-    """A request that waits to be worked on, and whose caller waits for its answer."""
+    """A queued request, whose caller waits for the answer."""
 
     @property
     def size(self) -> int:
-        """How much of a group's size the request takes."""
+        """The size of the request, which counts towards that of its group."""
         ...
 
     def fail(self, cause: Exception) -> None:
@@ -26,11 +26,11 @@ RequestT = TypeVar("RequestT", bound=QueuedRequest)
 
 
 class GroupCommit(Generic[RequestT]):
-    """Works on one group of requests after the other, without timers, until none waits.
+    """Processes one group of requests after another, without timers, until none is queued.
 
-    work         gets the requests of a group and answers them; it returns those that must wait for the next group
-    max_size     the most that the requests of a group may have together
-    max_waiting  the most that all waiting requests may have together
+    work         processes the requests of a group and answers them; returns those that must wait for the next group
+    max_size     the size at which a group is full; its last request may exceed it
+    max_waiting  the maximum total size of all queued requests; an empty queue accepts any
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class GroupCommit(Generic[RequestT]):
         self._running: asyncio.Task[None] | None = None
 
     def put(self, requests: Sequence[RequestT]) -> None:
-        """Queue the requests for the next group; StorageBusy when too much waits."""
+        """Queue the requests for the next group; StorageBusy when the queue is full."""
         self.require_room(requests)
         self.requeue(requests)
 
@@ -62,7 +62,7 @@ class GroupCommit(Generic[RequestT]):
         self._waiting.extend(requests)
         self._waiting_size += sum(request.size for request in requests)
         if self._running is None:
-            # in an empty context, not the first request's: it works for all that come
+            # in an empty context, not the first request's, because the task serves all requests
             self._running = asyncio.create_task(self._run(), context=Context())
 
     @property
@@ -72,7 +72,7 @@ class GroupCommit(Generic[RequestT]):
 
     @property
     def is_running(self) -> bool:
-        """Whether a group is worked on."""
+        """Whether a group is being processed."""
         return self._running is not None
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class GroupCommitByNode(Generic[RequestT]):
         self._closed = False
 
     def put(self, requests: Sequence[RequestT]) -> None:
-        """Queue all of the requests, or none: StorageBusy when too much waits."""
+        """Queue all of the requests, or none: StorageBusy when the queue of a node is full."""
         if self._closed:
             raise StorageUnavailable("the store is closed", "closed")
         by_node = self._by_node(requests)

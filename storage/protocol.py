@@ -31,9 +31,9 @@ from storage.state.generation import Generation
 
 
 class GenerationRegistry(Protocol):
-    """Which of a tenant's generations have states in a store, and which one every process of the tenant serves.
+    """The generations of a tenant that have states in a store, and the one that every process of the tenant serves.
 
-    No state depends on the registry: each state carries its generation's tag and its place in the log.
+    No state depends on the registry: each state has its generation's tag and its position in the log.
     """
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
@@ -57,31 +57,31 @@ class GenerationRegistry(Protocol):
         ...
 
     async def drop(self, tag: bytes) -> int:
-        """Remove a generation's states of this tenant, then its name; return how many states. It may be repeated."""
+        """Remove this tenant's states of a generation, then its name; return how many states. It may be repeated."""
         ...
 
     def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:
-        """Iterate over a generation's saved states of this tenant; one that moves to another node may be missed."""
+        """Iterate over this tenant's saved states of a generation; one that moves to another node may be missed."""
         ...
 
 
 class EventStore(Protocol):
     """Logs of events, by tenant and user.
 
-    A user may have become another one, by a merge. Then every method that is given the one means the other.
+    After a merge of one user into another, every method treats the id of the first as a name of the second.
     """
 
     async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         """Log the events in one atomic, durable step with the states; return one result for each, in order.
 
-        Undos among them are those of a back-up; `undo` makes new ones.
+        Undos among the events come from a backup; `undo` makes new ones.
 
-        An event whose id the user's log (or an earlier event of the same call) has already is a duplicate. The
-        first served generation decides what is unknown or late. A state that is far behind its log stays as it is
-        and is caught up in the background; until then none of the user's events is late. After a StorageUnavailable
+        An event is a duplicate if the user's log, or an earlier event of the call, already has its id. The first
+        served generation decides which items are unknown and which events are late. A state that is far behind its
+        log catches up in the background; until then none of the user's events is late. After a StorageUnavailable
         the events may or may not have been applied; append them again.
 
-        raises  StorageBusy  when too many events wait, or a long log of one of the users is just being erased
+        raises  StorageBusy  when too many events are queued, or a long log of one of the users is being erased
         """
         ...
 
@@ -90,39 +90,39 @@ class EventStore(Protocol):
         ...
 
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
-        """Return those of the users whom no event was logged for, and who were not merged into another one.
+        """Return the users who have no logged events and were not merged into another user.
 
-        raises  StorageBusy  when too many reads wait
+        raises  StorageBusy  when too many reads are queued
         """
         ...
 
     async def log_lengths(self, tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
-        """Return how many entries each user's log has, in order, counted up to `limit` and not read.
+        """Return the number of entries of each user's log, in order, counted up to `limit` without reading them.
 
-        A log has `limit` if a part of it is in an archive, where nobody counts.
+        A log that is partly in an archive counts as `limit`.
         """
         ...
 
     async def archived_files(self, tenant: str, user_id: str, *, after: int = 0) -> int:
-        """Return how many files of an archive `events` goes through for the user's entries above `after`.
+        """Return the number of archive files that `events` reads for the user's entries above `after`.
 
-        A store that reads no archive needs no method of its own.
+        A store without an archive keeps this default.
 
         raises  StorageUnavailable  when an archive is needed and cannot be read
         """
         return 0
 
     async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
-        """Return how many log entries, be they others', an erasure of the user goes through, counted up to `limit`."""
+        """Return how many log entries, others' too, an erasure of the user goes through, counted up to `limit`."""
         ...
 
     async def seen_items(
         self, tenant: str, user_id: str, events: EventFilter = EVERY_EVENT, *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        """Return the items of these events, of those that count among the newest `limit` log entries.
+        """Return the items of these events among the newest `limit` log entries, without undone events.
 
-        The log is read in pages, newest first, and others' reads come between them. The state comes with it where
-        that takes no other read; a store may leave it out.
+        The log is read in pages, newest first, with other reads in between. The state is included if that takes no
+        further read; a store may omit it.
         """
         ...
 
@@ -133,28 +133,28 @@ class EventStore(Protocol):
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         """Stop counting the event that was posted with this user and id; return whether it counted until now.
 
-        It stays in the log, with the undo behind it, and its id stays known: sent again, it is a duplicate.
+        The event stays in the log, followed by the undo. Its id stays known: sent again, it is a duplicate.
 
         raises  UnknownEvent  when no such event is logged
         """
         ...
 
     async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
-        """Make the visitor become the user, whether they have events or not; return False when that was so already.
+        """Merge the visitor into the user, with or without events; return False if that was done before.
 
-        The visitor's log is appended to the user's log, in its own order. From then on the visitor's id is another
-        name of the user. After a failure the merge is done, not done, or finished by the next access to the visitor;
-        nobody ever sees a part of it.
+        The visitor's log is appended to the user's log, in the same order. From then on the visitor's id is another
+        name of the user. After a failure the merge is done, not done, or finished by the next access to the visitor.
+        A partial merge is never visible.
 
-        raises  MergeRefused   when the visitor has become somebody else, or the user has become the visitor
+        raises  MergeRefused   when the visitor was merged into somebody else, or the user into the visitor
                 MergeTooLarge  when the visitor has more than MAX_MERGED entries
         """
         ...
 
     async def erase(self, tenant: str, user_id: str) -> None:
-        """Remove the log and the states of the user and of everybody who has become the user.
+        """Remove the log and the states of the user and of everybody who was merged into the user.
 
-        What is appended later belongs to a new user. The archiver's next run removes what an archive holds.
+        Later events belong to a new user. The archiver's next run removes the archived events.
         Erasing an unknown user changes nothing.
         """
         ...
@@ -163,16 +163,16 @@ class EventStore(Protocol):
 class StateStore(Protocol):
     """States folded from users' logs, by tenant, user and generation.
 
-    A state says how far into the user's log it goes, and is the fold of the log that far, for every generation and at
-    any moment. What it lacks is folded when it is read.
+    A state records its position in the user's log, and always equals the fold of the log up to there, whatever the
+    generation. Later entries are folded when the state is read.
     """
 
     def node_of(self, tenant: str, user_id: str) -> str:
-        """Return which node has the user's state, "" for the only one; calls for its users may wait for each other."""
+        """Return the node with the user's state, "" for the only one; calls for its users may wait for each other."""
         ...
 
     def serve_generations(self, generations: Sequence[Generation]) -> None:
-        """Keep the states of these generations fresh from now on, instead of those before."""
+        """Keep the states of these generations up to date from now on, instead of the previous ones."""
         ...
 
     async def states(
@@ -180,10 +180,10 @@ class StateStore(Protocol):
     ) -> list[bytes | None]:
         """Return the users' encoded states, in order; None for a user without events.
 
-        A state that is missing, unreadable or behind the log is folded from the log, and saved if that can be written.
+        A state that is missing, unreadable or behind the log is folded from the log, and saved if possible.
         One that lacks more than `max_missing` entries is None for now, and folded in the background.
 
-        raises  StorageBusy  when too many reads wait
+        raises  StorageBusy  when too many reads are queued
                 PartlyRead   when only some states can be read
         """
         ...
@@ -193,7 +193,7 @@ class StateStore(Protocol):
         ...
 
     async def drop_idle_states(self) -> int:
-        """Remove states without an event for the configured time; return how many. They can be folded again."""
+        """Remove states that got no event for the configured time; return how many. They can be folded again."""
         ...
 
 
@@ -205,13 +205,13 @@ class ItemStore(Protocol):
     """Tenants' item values and item codes, with a version for each change."""
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """Set what these entries say of their items, one after the other, in one atomic, durable step.
+        """Apply these entries to their items, in order, in one atomic, durable step.
 
-        The parts that are None in an entry stay as they were, as do the properties that it does not name. Each named
-        item gets a version of its own, above all earlier ones. It may be repeated.
+        Parts of an item that are None in its entry keep their values, as do properties that the entry does not name.
+        Each item gets its own version, above all earlier ones. The call may be repeated.
 
-        raises  PropertyRefused  when a value is of another type than its property, or properties would be too many
-                VectorRefused    when a vector has another number of numbers than those of the tenant's other items
+        raises  PropertyRefused  when a value has another type than its property, or there would be too many properties
+                VectorRefused    when a vector has another dimension than those of the tenant's other items
         """
         ...
 
@@ -231,30 +231,30 @@ class ItemStore(Protocol):
 class PropertyStore(Protocol):
     """The types of tenants' properties, and the properties of their users.
 
-    A type is held from the first value, or declaration, on, until it is taken back. A user who was merged into another
-    one has that one's properties: in a merge the user's values stay, and the visitor's fill what is missing. Erasing
-    takes all away.
+    The first value, or a declaration, fixes a property's type until the property is removed. A merge keeps the user's
+    values and adds those of the visitor that are missing; from then on both ids have the same properties. Erasing a
+    user removes all of them.
     """
 
     async def held(self, tenant: str) -> HeldProperties:
-        """Return the properties that the tenant holds."""
+        """Return the properties of the tenant."""
         ...
 
     async def declare(self, tenant: str, types: TypeChanges) -> None:
-        """Hold these types, or let go of properties, all of that or none, durably. It may be repeated.
+        """Declare these types, and remove the properties with None: all of them or none, durably. It may be repeated.
 
-        A property that is taken back has no values any more: whatever is held under its name later has none of them.
-        They leave the store with the next change of their item or user.
+        A removed property loses its values, even if its name is declared again later. The values leave the store with
+        the next change of their item or user.
 
-        raises  PropertyRefused  when one of them has another type, or there would be too many
+        raises  PropertyRefused  when a property has another type, or there would be too many
         """
         ...
 
     async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
-        """Set these properties of the user, in one atomic, durable step; None takes one away. It may be repeated.
+        """Set these properties of the user, in one atomic, durable step; None removes one. It may be repeated.
 
         raises  PropertyRefused  as `ItemStore.put_items` does
-                StorageBusy      when the user is just being erased
+                StorageBusy      when the user is being erased
         """
         ...
 
@@ -275,15 +275,15 @@ class ScenarioStore(Protocol):
         ...
 
     async def scenarios(self, tenant: str) -> Scenarios:
-        """Return the newest version of each scenario; where one changes meanwhile, at least those of the revision."""
+        """Return the newest version of each scenario; if one changes meanwhile, it may be newer than the revision."""
         ...
 
     async def versions(self, tenant: str, name: str) -> list[str]:
-        """Return the versions of the scenario that are kept, oldest first."""
+        """Return the kept versions of the scenario, oldest first."""
         ...
 
     async def add(self, tenant: str, name: str, text: str, *, believed: str, dropped: str | None = None) -> bool:
-        """Add a version of the scenario, durably, if the revision is still the believed one; return whether it was.
+        """Add a version of the scenario, durably, if the revision is still `believed`; return whether it was.
 
         dropped  the name of another scenario, all of whose versions are removed in the same step
         """
@@ -296,20 +296,20 @@ class StatisticsStore(Protocol):
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         """Count the users of each item by their logged events of these types.
 
-        Of a long log, those in its archive and among its newest entries.
+        Of a long log, only the newest entries count, and those in an archive that the store reads.
         """
         ...
 
     async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
-        """Add to the items' trends, in one step or a few; recent visitors of an item do not count again."""
+        """Add the visits to the items' trends, in one step or a few; recent visitors of an item do not count again."""
         ...
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
-        """Return the items with the most visitors, most first, and how many of now they are worth."""
+        """Return the items with the most visitors, in descending order, with their counts after decay."""
         ...
 
     async def add_tallies(self, tenant: str, counts: Mapping[Tally, float]) -> None:
-        """Add to the counters of these names; what is repeated counts again."""
+        """Add to the counters of these names. A repeated call counts again."""
         ...
 
     async def tallies(self, tenant: str) -> dict[Tally, float]:
@@ -318,33 +318,33 @@ class StatisticsStore(Protocol):
 
 
 class OrderStore(Protocol):
-    """What is bought together: orders with an item, with two (a line break between) and all (an empty name)."""
+    """Counts of orders: those with an item, those with two (a line break between), and all (an empty name)."""
 
     async def newest(self, tenant: str, user_id: str, limit: int) -> list[LogRecord]:
-        """Return the newest `limit` entries of the user's log, newest first, without what an archive alone has."""
+        """Return the newest `limit` entries of the user's log, newest first, without those only in an archive."""
         ...
 
     async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
-        """Add to the counts of these names. They halve with time; the largest MAX_ORDER_COUNTS are kept."""
+        """Add to the counts of these names. Counts decay with time; the largest MAX_ORDER_COUNTS are kept."""
         ...
 
     async def counts(self, tenant: str) -> dict[str, float]:
-        """Return every count by name, as of when something was added last."""
+        """Return every count by name, as of the last addition."""
         ...
 
 
 class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     """A store as a whole. Any number of stores, in any number of processes, may work on the same data.
 
-    A store is opened with the generations that its process serves, and the tenant that they belong to; the first one
-    leads. Every append keeps their states fresh. Every method raises StorageUnavailable when the data cannot be reached
-    or the store is closed.
+    A store is opened with the generations that its process serves, and their tenant. The first generation decides the
+    results of an append, which updates the states of all of them. Every method raises StorageUnavailable when the data
+    cannot be reached or the store is closed.
 
     properties  the types of tenants' properties, and users' properties
     scenarios   the versions of tenants' scenarios
-    orders      what is bought together
-    vectors     those that tenants' shops have computed for items
-    audit       who has done what
+    orders      counts of items bought together
+    vectors     the vectors that tenants' shops have computed for items
+    audit       the audit logs of tenants
     """
 
     properties: PropertyStore
@@ -366,9 +366,9 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     async def repair(self, *, accept_loss: bool = False) -> int:
         """Rebuild users' damaged data from the log and the archive. Return the number of repaired users.
 
-        accept_loss  go on without acknowledged events that neither store nor archive have any more
+        accept_loss  continue without the acknowledged events that both store and archive have lost
 
-        raises  StorageError  when such events are lost and that is not accepted; nothing changed then
+        raises  StorageError  when such events are lost and the loss is not accepted; nothing changed
         """
         return 0  # a store whose rows stand for themselves
 
@@ -376,18 +376,18 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
 
     async def pointers(self) -> TenantPointers:
-        """Return what processes poll of the store's tenant, in one round trip."""
+        """Return the values of the store's tenant that processes poll, in one round trip."""
         ...
 
     async def secret(self) -> bytes:
-        """Return 32 random bytes, which are made once for the data and then stay the same for everybody."""
+        """Return 32 random bytes, generated once for the data and the same for all processes."""
         ...
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """Why the store rejects writes or reads until an operator fixes it, as of the last second; else None.
+        """The reason why the store rejects writes or reads until an operator acts, as of the last second; else None.
 
-        The store has other data than those that it acknowledged, or none, or would lose what it takes.
+        The store has lost acknowledged data, has other data, or would lose new data.
         """
         ...
 
@@ -396,5 +396,5 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish and answer what was accepted, then release everything. Closing twice is closing once."""
+        """Answer all accepted requests, then release all resources. Closing again changes nothing."""
         ...

@@ -19,18 +19,18 @@ Tally = tuple[str | int, ...]
 """The name of a counter, in parts."""
 
 MAX_LIVE_S = 3_600.0
-"""The longest time for which a generation is announced; a later end is one of a clock that was ahead."""
+"""The longest time for which a generation is announced. A later end comes from a clock that was ahead."""
 
 MAX_MERGED = 10_000
-"""Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
+"""The maximum number of entries of a visitor's log in a merge: one atomic step copies them, and blocks the store."""
 
 
 MAX_SEEN_ENTRIES = 10_000
-"""Newest entries of a user's log that are read for the items that the user has seen, unless the caller names others."""
+"""The number of newest log entries that are read for a user's seen items, by default."""
 
 
 MAX_PROPERTIES = 64
-"""Properties of a tenant's items, and as many of its users."""
+"""The maximum number of properties of a tenant's items, and of its users."""
 
 PropertyType = Literal["text", "number", "boolean", "time", "set"]
 PropertyValue: TypeAlias = str | float | bool | datetime | tuple[str, ...]
@@ -40,10 +40,10 @@ PropertyOwner = Literal["item", "user"]
 PropertyTypes = Mapping[PropertyOwner, Mapping[str, PropertyType]]
 """The types of the properties of a tenant's items and users, by name."""
 TypeChanges = Mapping[PropertyOwner, Mapping[str, PropertyType | None]]
-"""Types that are to be held; None takes a property back, with all its values."""
+"""Types to declare; None removes a property, with all its values."""
 
 ITEM_TIMES = ("available_from", "available_until", "published_at")
-"""Properties of every tenant's items that are times, and that no tenant declares."""
+"""Properties that the items of every tenant have without a declaration. Their type is time."""
 
 MAX_PAGE_BYTES = 4 << 20
 """Bytes of properties after which a page of changes ends."""
@@ -91,9 +91,9 @@ class LogEntry:
 class LogPage:
     """Some entries of the log, each with its tenant; those of one user in log order.
 
-    is_complete  the users of this page and of those before it have no entries in the pages that follow
+    is_complete  the users of this and earlier pages have no entries in later pages
     erased       tenants and digests of the ids of users whose entries in earlier pages no longer count
-    starts_over  the entries since the last complete page do not count either: they come again
+    starts_over  the entries since the last complete page no longer count either: they come again
     """
 
     entries: list[tuple[str, LogEntry]]
@@ -122,10 +122,10 @@ class NamedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class ItemEntry:
-    """What a tenant has set for one item. A part that was never set is None: the model directory has its value.
+    """The values that a tenant has set for an item. If a part was never set, it is None: see the model directory.
 
-    properties  values by name; None, which `put_items` takes and nothing returns, takes a property away
-    vector      as storage/items/vectors.py encodes it, or NO_VECTOR; `put_items` takes it, and `VectorStore` returns it
+    properties  values by name; None, only in arguments of `put_items`, removes a property
+    vector      encoded as in storage/items/vectors.py, or NO_VECTOR; for `put_items` alone: `VectorStore` returns them
     """
 
     item_id: str
@@ -140,8 +140,8 @@ class ItemEntry:
 class ItemCodes:
     """The codes of one item that a generation's model has not learned.
 
-    tag       the generation's
-    evidence  how many events the codes were made from; 0 when they are typical of similar items
+    tag       of the generation
+    evidence  the number of events from which the codes were made; 0 for codes typical of similar items
     history   history codes (B,), one byte each
     target    target codes (B',), one byte each
     """
@@ -156,12 +156,12 @@ class ItemCodes:
 
 @dataclass(frozen=True)
 class HeldProperties:
-    """The properties that a tenant holds. Values that are stored under a key of none of them are dead.
+    """The declared properties of a tenant. Values stored under any other key are dead.
 
     types     of the properties, by owner and name
-    keys      under which values of a property are stored where that is not its name: one that came after the nth
-              removal has ``NAME#n``, so nothing of what had that name before is ever taken for a value of it
-    removals  how many properties were taken back
+    keys      under which values are stored, of properties whose key is not the name: a property declared after the nth
+              removal has ``NAME#n``, so values of an earlier property of that name are never taken for its values
+    removals  the number of properties that were removed
     """
 
     types: PropertyTypes
@@ -170,23 +170,23 @@ class HeldProperties:
 
     @classmethod
     def parse(cls, text: str | bytes | None) -> Self:
-        """Return the value stored as this JSON, or None if nothing was stored."""
+        """Parse the stored JSON; None, where nothing is stored, gives no properties."""
         stored = json.loads(text or "{}")
         types: PropertyTypes = {"item": stored.get("item", {}), "user": stored.get("user", {})}
         return cls(types, stored["keys"], stored["removals"]) if "removals" in stored else cls(types)
 
     def to_json(self) -> str:
-        """Return the JSON from which `parse` makes it."""
+        """Return the JSON that `parse` reads."""
         apart = {"keys": self.keys, "removals": self.removals} if self.removals else {}
         return json.dumps({**self.types, **apart})
 
     def holding(self, types: TypeChanges) -> "HeldProperties":
-        """Return what is held after these changes; raise PropertyRefused."""
+        """Return the properties after these changes; raise PropertyRefused."""
         held = {owner: dict(of_owner) for owner, of_owner in self.types.items()}
         keys = {owner: dict(of_owner) for owner, of_owner in self.keys.items()}
         removals = self.removals
         changes = [(owner, *one) for owner, of_owner in types.items() for one in of_owner.items()]
-        for owner, name, given in sorted(changes, key=lambda change: change[2] is not None):  # first what makes room
+        for owner, name, given in sorted(changes, key=lambda change: change[2] is not None):  # removals make room
             known = held[owner].get(name)
             if given is None:
                 held[owner].pop(name, None)
@@ -203,12 +203,12 @@ class HeldProperties:
         return HeldProperties(held, keys, removals)
 
     def is_before(self, other: "HeldProperties") -> bool:
-        """Return whether the other one came later."""
+        """Return whether the other value is newer."""
         sizes = (sum(map(len, held.types.values())) for held in (self, other))
         return (self.removals, next(sizes)) < (other.removals, next(sizes))
 
     def taken_back_since(self, before: "HeldProperties") -> list[str]:
-        """Return the properties of items that were held before, and have none of their values from then."""
+        """Return the item properties of `before` that have lost their values since."""
         held = self.names["item"]
         return [name for key, name in before.names["item"].items() if key not in held]
 
@@ -217,11 +217,11 @@ class HeldProperties:
         return self.keys[owner].get(name, name)
 
     def by_key(self, owner: PropertyOwner, properties: Mapping[str, ValueT]) -> Mapping[str, ValueT]:
-        """Return what is given by names, by keys."""
+        """Return the values with their storage keys instead of names."""
         return {self.key(owner, name): value for name, value in properties.items()} if self.removals else properties
 
     def by_name(self, owner: PropertyOwner, stored: Mapping[str, ValueT]) -> Mapping[str, ValueT]:
-        """Return what is given by keys, by names, without what is dead."""
+        """Return the values with their names instead of storage keys, without dead ones."""
         if not self.removals:
             return stored
         names = self.names[owner]
@@ -229,7 +229,7 @@ class HeldProperties:
 
     @cached_property
     def names(self) -> Mapping[PropertyOwner, Mapping[str, str]]:
-        """The names of properties by their keys, those of every tenant too."""
+        """The names of properties by their keys, including those that every tenant has."""
         every: Mapping[PropertyOwner, Sequence[str]] = {"item": ITEM_TIMES, "user": ()}
         return {
             owner: {self.key(owner, name): name for name in (*of_owner, *every[owner])}
@@ -244,7 +244,7 @@ NO_PROPERTIES = HeldProperties({"item": {}, "user": {}})
 class ItemChanges:
     """Changed items and codes as they are now, each in the order of the last changes; `version` is the last one's.
 
-    held  the properties that were held at that moment
+    held  the tenant's properties at that moment
     """
 
     entries: Sequence[ItemEntry]
@@ -270,7 +270,7 @@ class ItemChanges:
 
 @dataclass(frozen=True, slots=True)
 class TenantPointers:
-    """What every process polls of its tenant: the active generation, the items' version, and what was declared."""
+    """The values of its tenant that every process polls."""
 
     active: NamedGeneration | None
     items_version: int
@@ -282,7 +282,7 @@ class TenantPointers:
 class Scenarios:
     """The newest version of each of a tenant's scenarios, by name.
 
-    revision  another text after every change of one of them; "" before the first
+    revision  a text that differs after every change of a scenario; "" before the first
     """
 
     revision: str
@@ -312,7 +312,7 @@ def property_type(value: PropertyValue) -> PropertyType:
 def types_to_hold(
     owner: PropertyOwner, values: Iterable[Mapping[str, PropertyValue | None]]
 ) -> dict[str, PropertyType]:
-    """Return the types that these values need the tenant's properties to have, but for those of every tenant.
+    """Return the types that these values require of their properties, except of those that every tenant has.
 
     raises  PropertyRefused  when a name has values of two types
     """
@@ -325,7 +325,7 @@ def types_to_hold(
 def add_types_to_hold(
     types: dict[str, PropertyType], owner: PropertyOwner, values: Mapping[str, PropertyValue | None]
 ) -> None:
-    """Add the types that these values need to those that others need; raise PropertyRefused."""
+    """Add the types that these values require of their properties to `types`; raise PropertyRefused."""
     for name, value in values.items():
         if value is not None:
             given = property_type(value)
@@ -340,7 +340,7 @@ def is_of_every_tenant(owner: PropertyOwner, name: str) -> bool:
 
 
 def properties_to_json(properties: Mapping[str, PropertyValue | None]) -> str:
-    """Return the JSON object of a name and a value for each property, from which `properties_from_json` makes them."""
+    """Return the properties as a JSON object, which `properties_from_json` reads."""
     return json.dumps({name: property_to_json(value) for name, value in properties.items()}, ensure_ascii=False)
 
 
@@ -350,7 +350,7 @@ def properties_from_json(text: str | bytes) -> dict[str, PropertyValue]:
 
 
 def property_to_json(value: PropertyValue | None) -> Any:
-    """Return what stands for the value in JSON, from which `property_from_json` makes it again."""
+    """Return the value as JSON has it, which `property_from_json` decodes."""
     if isinstance(value, datetime):
         return {"time": (value - EPOCH) // timedelta(microseconds=1)}
     return list(value) if isinstance(value, tuple) else value
