@@ -1,4 +1,4 @@
-"""Reading an archive from an event loop, in threads of its own and in bounded time."""
+"""Reading an archive from an event loop, in separate threads and with a time limit."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncArchiveReader:
-    """Reads the archive in a folder, or raises StorageUnavailable where none is given."""
+    """Reads the archive in a folder, or raises StorageUnavailable if there is no folder."""
 
     def __init__(self, folder: Path | Folder | None, timeout_s: float = TIMEOUT_S) -> None:
         self._reader = None if folder is None else ArchiveReader(folder)
@@ -53,7 +53,7 @@ class AsyncArchiveReader:
 
 
 async def read_manifest(folder: Path | Folder | None, timeout_s: float) -> Manifest | None:
-    """Return the archive's manifest; None where there is none, or it cannot be read in time, which is logged."""
+    """Return the archive's manifest; None if no archive is configured, or if it cannot be read in time (logged)."""
     archive = AsyncArchiveReader(folder, timeout_s)
     try:
         return await archive.read(lambda snapshot: snapshot.manifest) if archive.is_configured else None

@@ -1,6 +1,6 @@
-"""Hashes of the users and events in an archived file, by which a reader finds out what the file has.
+"""Hashes of the users and events in an archived file, from which a reader knows what the file has.
 
-A hash is 128 bits of BLAKE2b of a name, in two halves: (2, n) uint64 for n names. That is as good as the names. An
+A hash is 128 bits of BLAKE2b of a name, in two halves: (2, n) uint64 for n names. Collisions are negligible. An
 event's name is that of its entry in the log, so undos and merges have one too.
 """
 
@@ -51,7 +51,7 @@ def hashes_of_table(table: pl.DataFrame) -> Hashes:
 
 
 def merge_hashes(many: Sequence[Hashes]) -> Hashes:
-    """Return each hash of many once, in order of the first half."""
+    """Return the distinct hashes of several arrays, in order of the first half."""
     hashes = np.hstack(many)
     hashes = hashes[:, np.lexsort(hashes[::-1])]
     is_new = np.append(True, np.any(hashes[:, 1:] != hashes[:, :-1], axis=0))
@@ -69,7 +69,7 @@ def contains(hashes: Hashes, wanted: Hashes) -> NDArray[np.bool_]:
 
 
 def read_hashes(path: Path) -> Hashes:
-    """Open a file of hashes, whose pages are read as they are needed.
+    """Open a file of hashes as a memory map.
 
     raises  StorageError  when the file is damaged
     """

@@ -1,4 +1,4 @@
-"""How many users have used each item in the log, which ranks the items while there is no model.
+"""The number of users of each item in the log, which ranks the items until there is a model.
 
 The counts are not stored. Each request for them reads the log: a few columns of its archived part, and the newest
 entries of the rest. So the counts are right after a restart and in every process, and leave out erased users.
@@ -21,9 +21,9 @@ ItemCounts = dict[str, int]
 
 
 def effective_events(log: pl.LazyFrame) -> pl.LazyFrame:
-    """Return the events on items that no undo takes back, without those of merged users.
+    """Return the events on items, without undone events and without those of merged users.
 
-    The other user has copies of these. An impression is about no single item.
+    The users that they were merged into have copies of these. An impression is not about a single item.
     """
     undone = log.filter(pl.col("kind") == UNDO).select("user_id", "event_id").collect()
     merged = log.filter(pl.col("kind") == MERGE).select("user_id").collect()
@@ -42,13 +42,13 @@ def count_items(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
 
 
 def count_items_of_rows(rows: Iterable[Sequence[str | None]], types: Collection[str]) -> ItemCounts:
-    """Return the same for rows of COLUMNS."""
+    """Return what `count_items` does, for rows of COLUMNS."""
     frame = pl.DataFrame(list(rows), schema=dict.fromkeys(COLUMNS, pl.String), orient="row")
     return count_items(frame.lazy(), types)
 
 
 def count_items_of_records(records: Iterable[LogRecord], types: Collection[str]) -> ItemCounts:
-    """Return the same for what a log records."""
+    """Return what `count_items` does, for records of a log."""
     return count_items_of_rows(map(_row, records), types)
 
 
@@ -62,7 +62,7 @@ def _row(record: LogRecord) -> tuple[str | None, ...]:
 
 
 def add_counts(first: ItemCounts, second: ItemCounts) -> ItemCounts:
-    """Return the sums of the counts of two parts of a log; who is in both counts twice."""
+    """Return the sums of the counts of two parts of a log; a user in both parts counts twice."""
     return first | {item_id: first.get(item_id, 0) + count for item_id, count in second.items()}
 
 

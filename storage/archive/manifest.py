@@ -8,11 +8,11 @@
   through                                   a Unix time; everything logged before it is archived
 
 NAME is a number and the first 32 hex digits of each file's SHA-256, as 00000017-HASH-HASH: files of two writers have
-two names, and a copy can be verified. Earlier files have the number alone. TENANT is percent-encoded.
+two names, and a copy can be verified. Earlier files have only the number. TENANT is percent-encoded.
 
 A killed writer leaves files behind that the manifest does not name: nobody reads them, and the next writer removes
-them. So replacing the manifest is the only commit there is. The files and the positions of the partitions change in one
-step. A writer begins with a manifest that names itself, so that of two writers the earlier one can commit nothing more.
+them. So replacing the manifest is the only commit. The files and the positions of the partitions change in one step. A
+writer first commits a manifest with its own id; after that, an earlier writer can no longer commit.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class ArchiveFile:
 class Manifest:
     """The list of the archive's files, and the positions that they reach in the log.
 
-    archive_id  made with the archive; the log remembers it, so that no other archive is taken for it
+    archive_id  created with the archive; the log stores it, so that no other archive is mistaken for it
     positions   partition -> its newest archived entry, as "SEQ-..."; every entry up to it is in the files
     files       in the order in which they were written
-    writer      made by whoever has opened the archive for writing last
+    writer      random id of the last writer that opened the archive
     """
 
     archive_id: str
@@ -112,7 +112,7 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """Parse the text of a manifest's file.
 
-        raises  StorageError  when the text is no manifest of this version
+        raises  StorageError  when the text is not a manifest of this version
         """
         try:
             fields = json.loads(text)

@@ -24,7 +24,7 @@ from storage.records import LogEntry
 from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
 from storage.state.record_encoding import from_row
 
-SCANNED_ROWS = 2_000_000  # of the archive in memory at once when all of it is read, about 400 MB
+SCANNED_ROWS = 2_000_000  # in memory at once when the whole archive is read, about 400 MB
 READ_ATTEMPTS = 5
 FOREVER = 2**62
 PAUSE_AFTER_FAILURE_S = 5.0
@@ -47,11 +47,11 @@ class ArchiveReader:
     def read(self, query: Callable[[ArchiveSnapshot], T]) -> T:
         """Run the query on the current state of the archive.
 
-        A file that is missing was merged into another one meanwhile, so the query then runs again on the newer archive.
-        While the manifest cannot be read, the archive is what it was, whose files may still be here.
+        If a file is missing, it was merged into another one meanwhile, and the query runs again on the newer manifest.
+        While the manifest cannot be read, the last known one is used, because copies of its files may still be here.
 
         raises  StorageUnavailable  when the archive cannot be read
-                StorageError        when it is no archive of this version, or what the query raises
+                StorageError        when the archive has another version; also what the query raises
         """
         try:
             for _ in range(READ_ATTEMPTS):
@@ -65,7 +65,7 @@ class ArchiveReader:
     def finds_archive(self) -> bool:
         """Return whether there is an archive.
 
-        raises  StorageUnavailable  when nobody can tell
+        raises  StorageUnavailable  when the folder cannot be read
         """
         try:
             self._folder.read(MANIFEST)
@@ -87,7 +87,7 @@ class ArchiveReader:
             return self._snapshot
 
     def _read_manifest(self) -> Content | None:
-        """Return the manifest; None where it is the known one, or cannot be read now."""
+        """Return the manifest; None if it has not changed, or cannot be read while an older one is known."""
         if self._snapshot is not None and time.monotonic() < self._read_again_at_s:
             return None
         try:
@@ -104,7 +104,7 @@ class ArchiveReader:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedLog:
-    """The archived part of a partition's log, without what was erased or dropped."""
+    """The archived part of a partition's log, without erased and dropped entries."""
 
     through_seq: int
     table: pl.DataFrame
@@ -164,7 +164,7 @@ class ArchiveSnapshot:
         return [file for file in self._files(tenant) if contains(self._hashes(file), user)[0]]
 
     def logs(self, first: int, end: int) -> dict[int, ArchivedLog]:
-        """Return the archived logs of the partitions from the first one on, as many as fit into memory at once."""
+        """Return the archived logs of the partitions from `first` on, as many as fit into memory at once."""
         rows = sum(file.rows for file in self.manifest.files)
         end = min(end, first + max(1, end * SCANNED_ROWS // max(1, rows)))
         wanted = pl.col("partition").is_between(first, end - 1)
@@ -186,7 +186,7 @@ class ArchiveSnapshot:
         return self._holds(tenant, hashes_of_events(events))
 
     def holds_users(self, tenant: str, user_ids: Sequence[str]) -> list[bool]:
-        """Return whether anything of each user is archived, by the hashes alone."""
+        """Return whether each user has archived entries, by the hashes alone."""
         return self._holds(tenant, hashes_of_users(user_ids))
 
     def _holds(self, tenant: str, wanted: Hashes) -> list[bool]:

@@ -29,14 +29,13 @@ class TrainingEvents:
         return self._reader.finds_archive()
 
     def __len__(self) -> int:
-        """Return the number of entries, which are a few more than the events that count."""
+        """Return the number of entries, a few more than the number of events that count."""
         return self._reader.read(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
 
     def newest(self, max_rows: int) -> pl.DataFrame:
         """Return the newest whole days of events, as many as fit, at least one; each user's events in order of time.
 
-        Events that an undo takes back, and those of merged users, are not among them. Events of equal times keep the
-        order of the log.
+        Undone events and those of merged users are left out. Events of equal times keep the order of the log.
         """
 
         def read(snapshot: ArchiveSnapshot) -> pl.DataFrame:

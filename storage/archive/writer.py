@@ -67,10 +67,10 @@ class ArchiveWriter:
     @classmethod
     @contextmanager
     def open(cls, folder: Path | Folder) -> Iterator[ArchiveWriter]:
-        """Open the archive for writing, or make it, and remove what a killed writer has left unfinished.
+        """Open or create the archive for writing, and remove the unfinished files of a killed writer.
 
         raises  StorageUnavailable  when another process writes it, or the directory cannot be used
-                StorageError        when a newer lisarec has written it
+                StorageError        when another version of lisarec has written it
         """
         folder = as_folder(folder)
         try:
@@ -105,7 +105,7 @@ class ArchiveWriter:
             self._replace(files=(*kept, *new), positions=positions)
 
     def _without(self, erasures: Sequence[ErasureEntry], file: ArchiveFile) -> Sequence[ArchiveFile]:
-        """Return the file, or what is written in its place when it has rows of an erased user."""
+        """Return the file, or its replacements if it has rows of an erased user."""
         mine = [erased for erased in erasures if erased.tenant == file.tenant]
         if not mine:
             return [file]
@@ -164,7 +164,7 @@ class ArchiveWriter:
         return read_hashes(self._folder.path(file.hashes_path, file.hashes_sha256))
 
     def _write(self, tenant: str, day: str, table: pl.DataFrame, hashes: Hashes) -> ArchiveFile:
-        """Write a file that does not count yet."""
+        """Write a file that the manifest does not list yet."""
         packed, packed_hashes = BytesIO(), BytesIO()
         table = table.sort("user_id", "seq")
         table.write_parquet(packed, compression="zstd", statistics=True, row_group_size=ROW_GROUP)
@@ -188,7 +188,7 @@ class ArchiveWriter:
         return self._folder.replace(MANIFEST, manifest.to_json().encode(), version)
 
     def _claim(self) -> tuple[Manifest, Version]:
-        """Make this the archive's writer; whoever was it before can commit nothing more."""
+        """Make this the archive's writer. The previous one can no longer commit."""
         try:
             found = self._folder.read(MANIFEST)
         except FileNotFoundError:
