@@ -1,8 +1,8 @@
 """Moving the log into the archive exactly once.
 
-The positions that are archived stand in the archive's own manifest and nowhere else, so they change in one step with
-the files. An archiver that is killed before that step archives the same entries again, into other files; one that is
-killed after it goes on behind them.
+Only the archive's manifest has the archived positions, so they change in one step with the files. An archiver that is
+killed before that step archives the same entries again, into other files. After that step, it continues with the next
+entries.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TurnCounts:
 def archive_log(
     source: LogSource, writer: ArchiveWriter, now: datetime, *, keep_tail_s: float, keep_days: int | None
 ) -> TurnCounts:
-    """Run one turn: archive what is new, merge files, trim the log, drop what is too old in the archive.
+    """Run one turn: archive new entries, merge files, trim the log, drop the archive's old days.
 
-    keep_tail_s  how long events stay in the log at least
-    keep_days    how many whole days events stay in the archive; None: for ever
+    keep_tail_s  the minimum time that events stay in the log
+    keep_days    the number of whole days that events stay in the archive; None: for ever
     """
     source.claim(writer.manifest.archive_id, is_new=not writer.manifest.positions)
     archived = _archive_new_entries(source, writer)
@@ -46,7 +46,7 @@ def _archive_new_entries(source: LogSource, writer: ArchiveWriter) -> int:
     entries: list[EventEntry | ErasureEntry] = []
     positions: dict[int, str] = {}
     archived = 0
-    # the iterator goes on from the positions that it has reached, whether they are committed or not yet
+    # the iterator continues from the positions that it has reached, committed or not
     for page in source.entries(lambda number: positions.get(number) or writer.manifest.positions.get(number)):
         entries += page.entries
         positions[page.partition] = str(page.position)
@@ -64,8 +64,8 @@ def _commit(
 ) -> int:
     erasures = sum(isinstance(entry, ErasureEntry) for entry in entries)
     if erasures:
-        source.scrub()  # before the commit: an archiver killed in between scrubs twice, and not never
-    source.require(positions)  # a replica that was behind may have taken over, and numbers what comes as what it lacks
+        source.scrub()  # before the commit, so that an archiver killed in between scrubs twice rather than never
+    source.require(positions)  # after a failover to a replica that was behind, new entries get the numbers of lost ones
     writer.commit(entries, positions)
     return len(entries) - erasures
 

@@ -68,7 +68,7 @@ class RedisSource(LogSource):
         """Connect to the server, or to the cluster, of that URL.
 
         raises  ValueError          for a URL that cannot be used
-                StorageUnavailable  when the server fails, also later
+                StorageUnavailable  when the server fails, now or later
         """
         try:
             with closing(_client(url)) as client:
@@ -92,7 +92,7 @@ class RedisSource(LogSource):
             )
 
     def _read_meta(self) -> dict[bytes, bytes]:
-        """Return the hash of what is known of the data, and keep the number of partitions."""
+        """Return the hash with the data's metadata, and remember the number of partitions."""
         meta: dict[bytes, bytes] = self._redis.hgetall(self._keys.meta)
         if not {b"layout", b"partitions"} <= meta.keys():
             raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it right?")
@@ -137,7 +137,7 @@ class RedisSource(LogSource):
     def require(self, positions: Mapping[int, str]) -> None:
         meta = self._read_meta()
         if decode_lost(meta.get(LOST_FIELD.encode()), int(meta.get(b"accepted", 0))):
-            # what was logged there and not acknowledged has numbers of entries that may come back
+            # unacknowledged entries there have the numbers of lost entries, which may come back
             raise StorageUnavailable(NOTED_LOST.format(key=self._keys.meta), "wrong_store")
         with self._redis.pipeline(transaction=False) as pipe:
             for partition, position in positions.items():
@@ -176,12 +176,12 @@ class RedisSource(LogSource):
     def scrub(self) -> None:
         for number in range(self._keys.partitions):
             self._finish_erasures(self._keys.partition(number))
-        # A server that does not let this user rewrite its append-only file does so by itself one day.
+        # A server that does not let this user rewrite its append-only file eventually does so by itself.
         for server in self._servers():
             _rewrite(server)
 
     def _finish_erasures(self, partition: str) -> None:
-        """Return when the partition's log has no content of what was erased before this call."""
+        """Rewrite the partition's log until it has no content that was erased before this call."""
         awaited = erasures = self._redis.zrange(erasing_key(partition), 0, -1)
         while set(awaited).intersection(erasures):
             keys, args = rewrite_arguments(partition, erasures)
@@ -208,9 +208,9 @@ class RedisSource(LogSource):
 
 
 def _rewrite(server: Any) -> None:
-    """Have the server rewrite its append-only file, and wait until it has, if it has one and lets this user do so.
+    """Let the server rewrite its append-only file, if it has one and this user may do so; wait for the end.
 
-    raises  StorageUnavailable  when the server could not, and should be asked again
+    raises  StorageUnavailable  when the rewrite failed, and should be tried again
     """
     if not (_told(server, "INFO", "persistence") or {}).get("aof_enabled", True):
         return
@@ -226,7 +226,7 @@ def _rewrite(server: Any) -> None:
 
 
 def _told(server: Any, *command: str) -> Any:
-    """Return the reply to a command; None where the server has it for others only."""
+    """Return the reply to a command; None if this user may not run it."""
     try:
         return server.execute_command(*command)
     except ResponseError as exc:
@@ -241,7 +241,7 @@ def _begins_rewrite(server: Any) -> bool:
     except ResponseError as exc:
         if is_withheld(exc):
             raise
-        logger.info("requesting another rewrite of the append-only file: %s", exc)  # one from before may be under way
+        logger.info("requesting another rewrite of the append-only file: %s", exc)  # an earlier one may be running
         return False
     return True
 
@@ -261,7 +261,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 def _client(url: str) -> Any:
     """Return a client of the server, or of the cluster that it belongs to.
 
-    One thread sends one command after the other, for which redis-py's own client of clusters is good enough.
+    One thread sends one command after another, so redis-py's own cluster client is good enough.
     """
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -282,7 +282,7 @@ def _client(url: str) -> Any:
         except (AuthenticationError, RedisConnectionError, RedisTimeoutError) as exc:
             client.close()
             failure = exc
-        except ResponseError:  # a server that is too old, or a user who may not ask
+        except ResponseError:  # a server that is too old, or a user without the permission
             break
         else:
             client.close()
@@ -316,8 +316,8 @@ def trim_arguments(
 ) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of TRIM for the oldest entries of a partition's log.
 
-    through  SEQ of the last of them
-    events   their tenants and what they record
+    through  SEQ of the last of these entries
+    events   their tenants and records
     """
     newest_s: dict[User, int] = {}
     for tenant, event in events:

@@ -27,9 +27,9 @@ class LogSource(Protocol):
     """
 
     def attach(self) -> None:
-        """Find out how the log lies in its store, before the first read; StorageError when it cannot be read.
+        """Read the layout of the log, before its first entry is read; StorageError when it cannot be read.
 
-        `claim` does so too.
+        `claim` does this, too.
         """
         ...
 
@@ -38,14 +38,14 @@ class LogSource(Protocol):
         ...
 
     def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
-        """Yield what was logged in each partition after its position.
+        """Yield the entries of each partition after its position.
 
         raises  StorageError  when the entry at the position is not the one that was there
         """
         ...
 
     def require(self, positions: Mapping[int, str]) -> None:
-        """Raise StorageError where an entry at one of these positions is gone since it was read."""
+        """Raise StorageError if an entry at one of these positions has gone since it was read."""
         ...
 
     def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:

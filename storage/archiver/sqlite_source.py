@@ -21,11 +21,11 @@ SELECT_LOG = f"""
 SELECT seq, tenant, {RECORD_COLUMNS} FROM log WHERE seq > ? AND NOT {IS_ERASED} ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
-ERASURES = 1  # a partition of its own in the manifest's positions; the log is partition 0
+ERASURES = 1  # a separate partition in the manifest's positions; the log is partition 0
 
 
 class SQLiteSource(LogSource):
-    """The log table of an embedded store. It keeps its entries: the archive gets copies."""
+    """The log table of an embedded store. It keeps its entries; the archive gets copies."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -49,7 +49,7 @@ class SQLiteSource(LogSource):
 
     @override
     def claim(self, archive_id: str, is_new: bool) -> None:
-        pass  # Nothing is trimmed here, so any number of archives may copy the log; positions tell other data.
+        pass  # Nothing is trimmed here, so any number of archives may copy the log; positions reveal other data.
 
     @override
     def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
@@ -67,7 +67,7 @@ class SQLiteSource(LogSource):
 
     @override
     def require(self, positions: Mapping[int, str]) -> None:
-        pass  # what a commit has synced stays
+        pass  # commits are synced, so entries stay
 
     @override
     def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:
@@ -82,7 +82,7 @@ class SQLiteSource(LogSource):
         return []
 
     def _page(self, after: int) -> list[EventEntry]:
-        # the table has no time of logging; the archive's days are those of archiving
+        # the table has no logging time, so the archive's days are those of archiving
         now_ms = time.time_ns() // 1_000_000
         rows = self._db.execute(SELECT_LOG, (after, PAGE))
         return [EventEntry(tenant, 0, seq, now_ms, from_row(columns)) for seq, tenant, *columns in rows]
