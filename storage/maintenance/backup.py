@@ -1,4 +1,4 @@
-"""A back-up of log and items in one file, from which any kind of store can be restored.
+"""A backup of the log and the items in one file, from which any kind of store can be restored.
 
 A gzip file of JSON lines: a header, then for each tenant with items {"property_types": [tenant, PropertyTypes]},
 {"scenario": [tenant, name, versions]} for each scenario, {"audit": [tenant, fields of an AuditEntry]} for each entry,
@@ -6,8 +6,8 @@ A gzip file of JSON lines: a header, then for each tenant with items {"property_
 changed, {"item_vector": [tenant, item id, vector in base64]} for each that has one, and
 {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in hex. Then
 come {"user": [tenant, user id, properties]} for each user who has some, each entry of the log as in
-storage/state/record_encoding.py, each user's in log order, and last the number of entries. It has no states, since they
-are folded from the log, and nothing that was erased.
+storage/state/record_encoding.py, each user's in log order, and last the number of entries. It has no states, because
+they are folded from the log, and no erased data.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
     """Write the log and the items as of some time after the call. Return the number of entries.
 
-    Other processes may go on meanwhile. Each user's log is complete. The file appears when all of it is on disk.
+    Other processes may continue meanwhile. Each user's log is complete. The file appears when all of it is on disk.
 
     raises  StorageError, OSError
     """
@@ -110,16 +110,16 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
 async def restore(
     store: UserStore, path: Path, *, resume: bool = False, on_progress: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Fill an empty store with a back-up; return the number of its entries.
+    """Fill an empty store with a backup; return the number of its entries.
 
-    An interrupted call can be repeated with `resume`, since event ids count once: then the store may have entries.
+    An interrupted call can be repeated with `resume`, because event ids count once; the store may then have entries.
 
-    raises  StorageError  when the store has entries, the file is no complete back-up, or the store fails
+    raises  StorageError  when the store has entries, the file is not a complete backup, or the store fails
     """
     if not resume and not await _is_empty(store):
         raise StorageError("the store already has users; restore into an empty store, or continue with --resume")
     await store.accept_loss()  # services remember what the store held before
-    items = list(_read_items(path))  # reads the whole file: a torn one is refused before anything is restored
+    items = list(_read_items(path))  # reads the whole file, so a truncated one is refused before anything is restored
     for tenant, of_tenant in groupby(items, itemgetter(0)):
         await _restore_items(store, tenant, [item for _, item in of_tenant])
     merges: dict[tuple[str, str], str] = {}
@@ -140,7 +140,7 @@ async def restore(
 
 
 def _recorded_merge(tenant: str, event: LogRecord) -> dict[tuple[str, str], str]:
-    """The merge that an entry shows, as {(tenant, visitor): user}; empty for most entries.
+    """Return the merge that an entry shows, as {(tenant, visitor): user}; empty for most entries.
 
     A visitor's log ends in an entry that names the user. A copy in the user's log names the visitor, which matters
     when the visitor's log was read before the merge.
@@ -168,7 +168,7 @@ async def _restore_items(store: UserStore, tenant: str, items: Sequence[ItemReco
 
 
 async def _restore_scenario(store: ScenarioStore, tenant: str, scenario: Scenario) -> None:
-    """Add the versions that an interrupted call has not."""
+    """Add the versions that an interrupted call has not added."""
     known = len(await store.versions(tenant, scenario.name))
     for version in scenario.versions[known:]:
         while not await store.add(tenant, scenario.name, version, believed=await store.revision(tenant)):
@@ -176,7 +176,7 @@ async def _restore_scenario(store: ScenarioStore, tenant: str, scenario: Scenari
 
 
 async def _restore_audit(audit: AuditLog, tenant: str, entries: Sequence[AuditEntry]) -> None:
-    """Append the entries that an interrupted call has not."""
+    """Append the entries that an interrupted call has not appended."""
     known = {entry.to_json() async for entry in _audit_entries(audit, tenant)}
     missing = [entry for entry in entries if entry.to_json() not in known]
     for begin in range(0, len(missing), BATCH):
@@ -237,12 +237,12 @@ async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
 
 
 def _read_events(path: Path) -> Iterator[tuple[str, LogRecord]]:
-    """The entries of the log; StorageError when the file is no complete back-up."""
+    """Return the entries of the log; StorageError when the file is not a complete backup."""
     return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, LogRecord))
 
 
 def _read_items(path: Path) -> Iterator[tuple[str, ItemRecord]]:
-    """What is in no log; StorageError when the file is no complete back-up."""
+    """Return the records outside the log; StorageError when the file is not a complete backup."""
     return ((tenant, entry) for tenant, entry in _read_lines(path) if not isinstance(entry, LogRecord))
 
 
@@ -336,7 +336,7 @@ ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
 
 
 def _from_earlier_json(value: Any) -> tuple[str, LogRecord]:
-    """Return tenant and record of an entry in an earlier version's back-up, where each has the fields of an event.
+    """Return tenant and record of an entry in an earlier version's backup, where each has the fields of an event.
 
     An undo has the type "!undo" and the undone id as its item; a merge has the type "!into" and the other user as its
     item. Codes stand behind the type of an event: "TYPE!TAGCODES!TAGCODES", in hex, the tag of 16 digits.
@@ -353,14 +353,14 @@ def _from_earlier_json(value: Any) -> tuple[str, LogRecord]:
 
 
 def _with_items(record: LogRecord) -> LogRecord:
-    """Return an entry of an earlier version's back-up, where an impression's item are the ids with spaces between."""
+    """Return an entry of an earlier version's backup, where an impression's item is its ids with spaces between."""
     if not isinstance(record, Event) or record.type != IMPRESSION:
         return record
     return replace(record, item_id="", items=tuple(record.item_id.split(" ")))
 
 
 def _from_earlier_item(entry: ItemEntry) -> ItemCodes | None:
-    """Return the codes in an item of an earlier version's back-up; None when they cannot be read.
+    """Return the codes in an item of an earlier version's backup; None when they cannot be read.
 
     The item's id is "ITEM!TAG", and its title "EVIDENCE BIAS HISTORY TARGET": tag and codes in hex.
     """

@@ -1,12 +1,12 @@
 """Folding the whole log into the states of another generation, while the old one is served.
 
-Nothing has to stop for it. Every state says how far into the user's log it reaches. So a state lacks what is logged
-during a rebuild, or between it and the switch, and the next read of the state folds that. For the same reason a rebuild
-can be killed at any time and run again: it only ever brings states further.
+Services keep running meanwhile. Every state records its position in the user's log. Events that are logged during a
+rebuild, or between it and the switch, are therefore folded by the next read of the state. For the same reason a rebuild
+can be killed at any time and run again: it only moves states forward.
 
-A generation may extend another one, as that of a model whose training went on from the other one. Then the states of
-users who touched only items that the other one had learned are taken over, and only the others are folded. A state says
-whether its user touched others.
+A generation may extend another one, for example if the training of its model continued from the other model. Then the
+states of users whose items the other model had all learned are copied, and only those of other users are folded. A
+state records whether its user has other items.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +21,7 @@ from storage.state.compiled_fold import EventColumns, fold_many
 from storage.state.event import Event, Merge, Undo, digest
 from storage.state.generation import Generation
 
-FEW = 0.01  # of the users: reading the logs of so many one by one takes no longer than reading the log of all
+FEW = 0.01  # of the users: reading the logs of this share one by one takes no longer than reading the whole log
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ async def rebuild(
 
     It needs memory for the users of one partition, or for one user in the embedded store.
 
-    before  a generation with states. If the new one extends it, these are taken over, and only the other users who have
-            one are folded, whose ids are then in memory
+    before  a generation with states. If the new one extends it, its states are copied, and only those that cannot be
+            copied are folded; the ids of their users are held in memory
     """
     if before is None or not generation.extends(before):
         return await _fold_log(store, generation, on_progress, tenant)
@@ -70,7 +70,7 @@ async def rebuild(
 async def _carry_over(
     store: UserStore, generation: Generation, before: Generation, on_progress: Callable[[Rebuilt], None]
 ) -> tuple[int, set[str]]:
-    """Take over the states that may be; return of how many users, and the users who have to be folded."""
+    """Copy the states that can be copied; return their number, and the users who have to be folded."""
     carried, left = 0, set[str]()
     async for states in store.generations.states(before.tag):
         taken = []
@@ -94,7 +94,7 @@ async def _fold_log(
     kept: Rebuilt = NOTHING,
     only: Collection[str] | None = None,
 ) -> Rebuilt:
-    """Fold the log of the tenant's users, all of them or only these; `kept` is what was done before."""
+    """Fold the log of the tenant's users, all of them or only these; `kept` is the progress so far."""
     users = _UserStates(generation)
     async for page in store.log():
         if page.starts_over:
@@ -126,7 +126,7 @@ class _UserStates:
         self._rows: dict[tuple[str, str], int] = {}
         self._through_seq: dict[tuple[str, str], int] = {}
         self._empty = np.array([generation.empty()])
-        self._states = np.repeat(self._empty, 2)  # of fewer, numba would compile the fold again: see `fold_encoded`
+        self._states = np.repeat(self._empty, 2)  # with fewer, numba would compile the fold again: see `fold_encoded`
 
     def __len__(self) -> int:
         return len(self._through_seq)

@@ -1,4 +1,4 @@
-"""Takes the vectors of all items of a tenant away, so that the shop may put those of another model."""
+"""Removes the vectors of all items of a tenant, so that the shop can put those of another model."""
 
 from storage.items.vectors import NO_VECTOR, VECTORS_PAGE
 from storage.protocol import UserStore
@@ -6,10 +6,10 @@ from storage.records import ItemEntry
 
 
 async def drop_vectors(store: UserStore, tenant: str) -> int:
-    """Take the vectors of the tenant's items away; return how many there were. It may be repeated.
+    """Remove the vectors of the tenant's items; return how many there were. It may be repeated.
 
-    Those that are put meanwhile go, too: each put stands behind all earlier changes, which this goes through to the
-    last one. Services read of each such item that it has changed.
+    Vectors that are put meanwhile are removed, too: each put is the newest change, and this call reads changes up to
+    the newest one. Services see each of these items as changed.
     """
     dropped, version = 0, 0
     while (changes := await store.item_changes(tenant, version, VECTORS_PAGE)).version > version:
