@@ -18,7 +18,7 @@ from storage.state.generation import Generation
 from storage.state.record_encoding import EVENT, UNDO, to_row
 
 BEING_ERASED = "the user is being erased; try again later"
-# A state that lacks more entries of the log than this is caught up in a thread of its own: no writer waits for it.
+# A state that lacks more log entries than this catches up in a separate thread, so that no writer waits for it.
 MAX_MISSING_ENTRIES = 1000
 
 INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
@@ -51,7 +51,7 @@ class Append:
 
 
 Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
-"""A result for each event; and the users and generations whose states are far behind, which were left as they are."""
+"""A result for each event; and the users and generations whose states are far behind, and were not changed."""
 
 
 def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result | StorageBusy]:
@@ -81,14 +81,14 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
             elif owners[user_id] in to_fold:
                 values[owners[user_id]] = state.value
         folded, outcomes_here = _fold(generation, values, new)
-        outcomes = outcomes or outcomes_here  # what the first generation tells
+        outcomes = outcomes or outcomes_here  # those of the first generation
         replace(db, generation, tenant, folded, seqs)
     outcome = iter(outcomes)
     results = (next(outcome) if one else DUPLICATE for one in is_new)
     answers: list[Result | StorageBusy] = []
     for one in appends:
         answers.append((list(islice(results, len(one.events))), behind))
-        behind = []  # the first one tells
+        behind = []  # only in the first answer
     return answers
 
 
@@ -102,9 +102,9 @@ def _append_others(db: sqlite3.Connection, appends: Sequence[Append], erased: se
 def _deduplicate(
     db: sqlite3.Connection, tenant: str, posted: Sequence[Event | Undo], owners: Mapping[str, str]
 ) -> tuple[list[Event | Undo], list[bool]]:
-    """Return the events as they stand in the logs of their users' owners, and whether each is new there.
+    """Return the events, readdressed to the users that theirs were merged into, and whether each is new in that log.
 
-    An event that is twice among them is new once.
+    Of events with the same id, only the first is new.
     """
     events = [
         event if owners[event.user_id] == event.user_id else readdressed(event, owners[event.user_id])

@@ -1,4 +1,4 @@
-"""Statements for many rows: SQLite executes them with a batch of the rows at a time."""
+"""Statements for many rows, which SQLite executes in batches."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ def execute_in_batches(
     after: Sequence[Any] = (),
     sizes: Sequence[int] = (64, 8, 1),
 ) -> list[Any]:
-    """Execute a statement for all of the rows, in order, with a batch of them at a time; return all result rows.
+    """Execute a statement for all of the rows, in order and in batches; return all result rows.
 
-    Each statement releases the interpreter's lock, and then waits until another thread gives it back. So a hundred rows
-    in a few statements cost far less than in a hundred. Batches have a few sizes only, so that SQLite prepares few
-    statements.
+    Each statement releases the interpreter's lock, and then waits until another thread gives it back. So a few
+    statements for a hundred rows cost far less than a hundred statements. Batches have only a few sizes, so that SQLite
+    prepares few statements.
 
     sql     has {rows} where VALUES of a batch's rows belong
-    before  parameters that precede the rows' ones in the statement
-    after   parameters that follow them
+    before  parameters that precede those of the rows in the statement
+    after   parameters that follow those of the rows
     sizes   of the batches, the largest first and the last one 1
     """
     results: list[Any] = []

@@ -1,4 +1,4 @@
-"""Catching up: states that are far behind their logs are folded apart, so that no writer waits for them."""
+"""Catching up: a separate thread folds states that are far behind their logs, so that no writer waits for them."""
 
 import logging
 import sqlite3
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class CatchUpThread:
-    """A thread that folds what states lack, one user at a time, on a connection of its own."""
+    """A thread that folds the missing entries of states, one user at a time, on its own connection."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -29,7 +29,7 @@ class CatchUpThread:
         self._closed = False
 
     def start(self, tenant: str, user_id: str, generation: Generation) -> None:
-        """Fold what the user's state lacks, unless that is under way; later reads find it saved."""
+        """Start folding the missing entries of the user's state, unless that is running. Later reads find it saved."""
         key = (tenant, user_id, generation.tag)
         if key in self._under_way:
             return

@@ -13,7 +13,7 @@ from storage.state.record_encoding import COLUMNS, EVENT
 
 OTHER_COLUMNS = ", ".join(column for column in COLUMNS if column not in ("user_id", "event_id"))
 
-# As `readdressed` in storage/state/corrections.py does. One statement, in which other threads go on.
+# Does what `readdressed` in storage/state/corrections.py does, in one statement, during which other threads run.
 COPY_LOG = f"""
 INSERT INTO log (tenant, user_id, event_id, {OTHER_COLUMNS})
 SELECT tenant, :target, iif(instr(event_id, '/'), event_id, :posted_for || '/' || event_id), {OTHER_COLUMNS}
@@ -26,7 +26,7 @@ INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)
 ON CONFLICT (tenant, user_id) DO UPDATE SET target = excluded.target
 """
 
-# The user's values stay, and the visitor's fill what is missing.
+# The user's values stay, and those of the visitor that are missing are added.
 MERGE_PROPERTIES = """
 INSERT INTO user_properties (tenant, user_id, properties)
 SELECT tenant, :target, properties FROM user_properties WHERE tenant = :tenant AND user_id = :visitor
@@ -35,7 +35,7 @@ ON CONFLICT DO UPDATE SET properties = json_patch(excluded.properties, propertie
 
 DELETE_SOME = "DELETE FROM log WHERE seq IN (SELECT seq FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
 
-ERASED_AT_ONCE = 250  # log entries, some milliseconds in which nobody else writes
+ERASED_AT_ONCE = 250  # log entries; other writers wait for some milliseconds
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
@@ -71,9 +71,9 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
 
 
 def begin_erasure(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
-    """Hide the logs of the user and of everybody who has become the user, and delete their states and properties.
+    """Hide the logs of the user and of everybody who was merged into the user, and delete their states and properties.
 
-    From then on nobody reads the logs nor appends to them, until `erase_some` has deleted them.
+    From then on, until `erase_some` has deleted the logs, nobody can read them or append to them.
     """
     target = resolve_alias(db, tenant, user_id)
     if target == ERASED:
@@ -89,7 +89,7 @@ def begin_erasure(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
 
 
 def erase_some(db: sqlite3.Connection, tenant: str) -> bool:
-    """Delete some entries of the tenant's users who are being erased; return whether that leaves any."""
+    """Delete some entries of the tenant's users who are being erased; return whether any are left."""
     left = ERASED_AT_ONCE
     while left > 0:
         found = db.execute("SELECT user_id FROM aliases WHERE tenant = ? AND target = ? LIMIT 1", (tenant, ERASED))
@@ -100,7 +100,7 @@ def erase_some(db: sqlite3.Connection, tenant: str) -> bool:
         if deleted < left:
             _delete_states_and_properties(
                 db, tenant, row[0]
-            )  # one may have been saved since, by who had read the log before
+            )  # a reader that had read the log before may have saved one
             db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, row[0]))
         left -= max(1, deleted)
     return True

@@ -1,4 +1,4 @@
-"""The connections to one SQLite file: some that read, and one whose thread writes."""
+"""The connections to one SQLite file: several for reading, and one for writing, with its own thread."""
 
 import asyncio
 import queue
@@ -21,7 +21,7 @@ FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
 READERS = 2
 SLOW_READ_S = 0.001
-REFUSED_AFTER_SLOW = 32  # reads: a disk that is slow now holds the event loop up once for so many of them
+REFUSED_AFTER_SLOW = 32  # reads: a slow disk blocks the event loop only once in this many
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Database:
 
     @property
     def waiting(self) -> int:
-        """The size of all writes that wait."""
+        """The total size of all queued writes."""
         return self._writer.waiting
 
     @property
@@ -75,13 +75,13 @@ class Database:
         return self._readers.run(self._require_usable(query))
 
     def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run a query of some microseconds here and now; return None where `read` has to run it."""
+        """Run a query of some microseconds in the caller's thread; return None if `read` has to run it."""
         return self._inline.run(self._require_usable(query))
 
     def read_page(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
-        """Run a query that reads a page of something long.
+        """Run a query that reads one page of a long result.
 
-        All pages are read one after the other, so that they delay each other and no short query.
+        All pages are read one after another, so that they delay each other but no short query.
         """
         return self._long_reader.run(self._require_usable(query))
 
@@ -92,15 +92,15 @@ class Database:
         return query
 
     def write(self, work: Callable[[sqlite3.Connection], T], *, size: int = 1) -> "asyncio.Future[T]":
-        """Run the work in the transaction of the next group; its result comes when it is durable.
+        """Run the work in the transaction of the next group. Its result arrives when it is durable.
 
-        size  how much the work counts among what waits, in events
+        size  the size of the work in the queue, in events
         """
         self._require_open()
         return asyncio.wrap_future(self._writer.submit(work, size))
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Do the same as `write` for the store's own threads, which also finish their work while it closes."""
+        """Do the same as `write` for the store's own threads, which may finish their work while the store closes."""
         return self._writer.submit(work, 1)
 
     def refuse_calls(self) -> None:
@@ -108,12 +108,12 @@ class Database:
         self._closed = True
 
     async def empty_log(self, timeout_s: float) -> bool:
-        """Empty the write-ahead log; return whether that is done by then, else it goes on in the background."""
+        """Empty the write-ahead log; return whether that is done in time, else it continues in the background."""
         emptied = asyncio.wrap_future(self._checkpoints.empty_log())
         return emptied in (await asyncio.wait([emptied], timeout=timeout_s))[0]
 
     async def close(self) -> None:
-        """Finish and answer what was accepted, then close every connection."""
+        """Answer all accepted requests, then close every connection."""
         self.refuse_calls()
         await asyncio.to_thread(self._close)
 
@@ -158,7 +158,7 @@ class _Readers:
         return asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def close(self) -> None:
-        """Finish what was begun, and close the connections."""
+        """Finish the queries, and close the connections."""
         self._threads.shutdown()
         with suppress(queue.Empty):
             while True:
@@ -166,9 +166,9 @@ class _Readers:
 
 
 class InlineReader:
-    """Runs short queries where they are asked, on an event loop, with a connection of its own that waits for no lock.
+    """Runs short queries on the caller's event loop, with its own connection, which waits for no lock.
 
-    It refuses what has to wait, and a number of queries after one that was slow: these are for the readers' threads.
+    It refuses queries that would have to wait, and some queries after a slow one. The readers' threads run these.
     """
 
     def __init__(self, connection: sqlite3.Connection, files: OpenFiles) -> None:
@@ -176,10 +176,10 @@ class InlineReader:
         self._connection = connection
         self._files = files
         self._in_use = threading.Lock()  # event loops of several threads may share the store
-        self._refusals = 0  # that are left
+        self._refusals = 0  # still to make
 
     def run(self, query: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Return the result of the query; None where a thread has to run it."""
+        """Return the result of the query; None if a thread has to run it."""
         if self._refusals > 0:
             self._refusals -= 1
             return None
@@ -191,14 +191,14 @@ class InlineReader:
                 self._files.forget_other_contents(self._connection)
             return query(self._connection)
         except sqlite3.Error:
-            return None  # the thread waits for locks, and says what is wrong
+            return None  # the thread waits for locks, and reports errors
         finally:
             if time.perf_counter() - begin_s > SLOW_READ_S:
                 self._refusals = REFUSED_AFTER_SLOW
             self._in_use.release()
 
     def close(self) -> None:
-        """Close the connection, once nobody reads."""
+        """Close the connection when no query is running."""
         with self._in_use:
             self._connection.close()
 
@@ -207,15 +207,15 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open a connection whose commits are synced to disk."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")  # what is moved or deleted leaves no copy behind in the pages
+    connection.execute("PRAGMA secure_delete = ON")  # moved or deleted data leave no copy behind in the pages
     connection.execute("PRAGMA cache_size = -32768")  # KiB
     connection.execute("PRAGMA wal_autocheckpoint = 8192")  # pages; a checkpoint syncs the whole file once more
-    connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")  # of a log that is begun anew
+    connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")  # of a log that is restarted
     return connection
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Use a write-ahead log. SQLite does not wait by itself when several processes make the file at once."""
+    """Use a write-ahead log. SQLite does not wait by itself when several processes create the file at once."""
     give_up_at = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The tables of logs and aliases in the embedded store: which log an event belongs to, and what is in it."""
+"""The tables of logs and aliases in the embedded store: which log an event belongs to, and its entries."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 LOG_PAGE = 2_000  # entries of the whole log that are read at once, some 20 ms
 NEWEST_PAGE = 1_000  # entries of one user
-ERASED = ""  # whom a user has become who is being erased: nobody reads or appends to what is left of the log
+ERASED = ""  # target of a user who is being erased: nobody reads the rest of the log or appends to it
 NO_LIMIT = -1
 NEWEST = 2**63 - 1  # above every sequence number
 
@@ -38,7 +38,7 @@ SELECT_ENTRY = f"""
 SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
 """  # noqa: S608, the columns are a constant
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
-# One row for a page: between rows other threads of Python take turns, which takes longer than reading them.
+# One row for a page: other Python threads run between rows, which takes longer than reading the rows.
 SELECT_SEEN = """
 SELECT json_group_array(json_array(seq, event_id, item_id, type, timestamp_us, json(CASE WHEN ? THEN items END))) FROM (
     SELECT seq, event_id, item_id, type, timestamp_us, items FROM log WHERE tenant = ? AND user_id = ? AND seq < ?
@@ -69,7 +69,7 @@ WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 
 
 class PageReader(Protocol):
-    """What reads something short at once, and pages of something long one after the other."""
+    """Runs short queries at once, and queries for pages of long results one after another."""
 
     def read(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         """Run a query of some milliseconds."""
@@ -81,28 +81,28 @@ class PageReader(Protocol):
 
 
 def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
-    """Return the user whom this one has become by a merge, ERASED while being erased, else the same id."""
+    """Return the user that this one was merged into, ERASED during an erasure, else the same id."""
     row = db.execute("SELECT target FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, user_id)).fetchone()
     return user_id if row is None else str(row[0])
 
 
 def log_event(db: sqlite3.Connection, tenant: str, event: LogRecord) -> int | None:
-    """Log the event, or correction, and return its sequence number; None when the log has its id already.
+    """Log the event, or correction, and return its sequence number; None when the log already has its id.
 
-    The unique index decides: it has to be written anyway, and unlike the ring of a state it knows every id.
+    The unique index decides: it has to be written anyway, and unlike the ring of ids in a state it has every id.
     """
     cursor = db.execute(INSERT_EVENT, (tenant, *to_row(event)))
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
 def users_without_log(db: sqlite3.Connection, tenant: str, user_ids: Iterable[str]) -> set[str]:
-    """Return those of the users who have no log, and have become nobody else."""
+    """Return the users who have no log, and were not merged into another user."""
     rows = [(user_id,) for user_id in user_ids]
     return {user_id for (user_id,) in execute_in_batches(db, SELECT_WITHOUT_LOG, rows, after=[tenant, tenant])}
 
 
 def log_length(db: sqlite3.Connection, tenant: str, user_id: str, limit: int) -> int:
-    """Return how many entries the log has of the user, or of whom they became, counted up to `limit`."""
+    """Return how many log entries the user, or the one they were merged into, has, counted up to `limit`."""
     (entries,) = db.execute(COUNT_ENTRIES, (tenant, resolve_alias(db, tenant, user_id), limit)).fetchone()
     return int(entries)
 
@@ -139,7 +139,7 @@ def newest_entries(db: sqlite3.Connection, tenant: str, limit: int) -> list[tupl
 
 
 def archive_position(seq: int, tenant: str, record: LogRecord) -> str:
-    """Return what an archive notes of an entry, so that the log can be recognised by it."""
+    """Return the position that an archive notes of an entry, by which the log can be recognised."""
     return f"{seq}-{event_hash(f'{tenant}/{record.user_id}/{record.entry_id}'):016x}"
 
 
@@ -154,7 +154,7 @@ def holds_archived(db: sqlite3.Connection, position: str) -> bool:
 
 
 async def log_pages(reader: PageReader) -> AsyncIterator[LogPage]:
-    """Iterate over the log of every user, in pages between which others read."""
+    """Iterate over the log of every user, in pages, with other reads in between."""
     tenant, user_id = "", ""
     while True:
         page = await reader.read_page(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]

@@ -58,7 +58,7 @@ CREATE TABLE generations (
 );
 """
 
-# Which users were erased, and how far the log went then: copies of the log elsewhere, as an archive, erase them too.
+# The users who were erased, and the end of the log then. Copies of the log, such as an archive, erase them too.
 ERASURES_SCHEMA = """
 CREATE TABLE erasures (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -68,7 +68,7 @@ CREATE TABLE erasures (
 );
 """
 
-# A chain of merges is one hop: when a user becomes another one, the aliases that point at the user move along.
+# A chain of merges is one hop: when a user is merged into another one, the aliases that point at the user are moved.
 ALIASES_SCHEMA = """
 CREATE TABLE aliases (
     tenant TEXT NOT NULL,
@@ -106,7 +106,7 @@ CREATE TABLE item_codes (
 CREATE UNIQUE INDEX item_codes_by_version ON item_codes (tenant, version);
 """
 
-# Apart from the items, so that what reads these does not go through vectors of 2 kB.
+# A separate table, so that reading items does not scan vectors of 2 kB.
 VECTORS_SCHEMA = """
 CREATE TABLE item_vectors (
     tenant TEXT NOT NULL,
@@ -176,7 +176,7 @@ CREATE TABLE scenarios (
 CREATE INDEX scenarios_by_name ON scenarios (tenant, name);
 """
 
-# Triggers keep it as it is: whoever has the file may drop them, and nobody changes an entry by mistake.
+# Triggers prevent changes by mistake. Whoever has the file can drop them.
 AUDIT_SCHEMA = """
 CREATE TABLE audit (
     tenant TEXT NOT NULL,

@@ -1,4 +1,4 @@
-"""The table of states in the embedded store: reading states, folding what they lack, and saving them."""
+"""The table of states in the embedded store: reading states, folding their missing entries, and saving them."""
 
 import logging
 import sqlite3
@@ -17,7 +17,7 @@ from storage.state.generation import Generation
 
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
 READ_AT_ONCE = 256  # states, about 1 MB
-SHORT_LOG = 128  # entries, which take as long to read as the way into the thread that reads them
+SHORT_LOG = 128  # entries; reading them takes as long as the switch to the thread that reads them
 
 SELECT_STATES = """
 SELECT batch.column1, coalesce(aliases.target, batch.column1),
@@ -31,7 +31,7 @@ LEFT JOIN states ON states.tenant = ? AND states.user_id = coalesce(aliases.targ
 
 COUNT_MISSING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
 
-# A newer state that another process has saved meanwhile stays, and no state of a log that is gone is saved.
+# Keeps a newer state that another process has saved meanwhile, and saves no state of a log that is gone.
 SAVE_STATE = """
 INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day)
 SELECT :tenant, :user_id, :generation, :through_seq, :value, :day
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 class StoredState:
     """A stored state.
 
-    user_id      whose it is: the user of that name, or the one whom they have become by a merge
+    user_id      the user of that id, or the one that they were merged into
     newest_seq   the newest sequence number of the user's log; 0: no log
     through_seq  that of the last entry in the state; 0: none
     """
@@ -83,7 +83,7 @@ class StoredState:
 
 @dataclass(slots=True)
 class CurrentState:
-    """The fold of a user's whole log; its value is None where the stored state lacks too much to fold it now."""
+    """The fold of a user's whole log; its value is None if the stored state lacks too many entries to fold them now."""
 
     stored: StoredState
     value: bytes | None
@@ -94,8 +94,8 @@ def current_states(
 ) -> dict[str, CurrentState]:
     """Return the users' states as of now; those that lack more than `max_missing` entries are not folded.
 
-    What another stored state lacks is folded: the whole log for a new generation or layout, the rest of the log where a
-    process that serves another generation has appended.
+    The missing entries of the others are folded: the whole log for a new generation or layout, or the rest
+    of the log if a process that serves another generation has appended.
     """
     states: dict[str, CurrentState] = {}
     for user_id, stored in stored_states(db, generation, tenant, user_ids).items():
@@ -141,7 +141,7 @@ def _misses_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, 
 def stored_states(
     db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str]
 ) -> dict[str, StoredState]:
-    """Return what is stored of each user; the empty state where that is nothing or unreadable."""
+    """Return the stored state of each user; the empty state if there is none or it is unreadable."""
     states: dict[str, StoredState] = {}
     for user_id, target, newest_seq, through_seq, value in _stored_rows(db, generation, tenant, user_ids):
         if value is not None and not generation.fits(value):
@@ -158,7 +158,7 @@ def _stored_rows(db: sqlite3.Connection, generation: Generation, tenant: str, us
 
 
 async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events: EventFilter, limit: int) -> SeenItems:
-    """Return the items as `log.read_seen_items` does; those of a short log with the state, by one read for both."""
+    """Return the items as `log.read_seen_items` does; for a short log with the state, in one read."""
     if events.state_of is not None:
         short = partial(_seen_of_short_log, tenant=tenant, user_id=user_id, events=events, limit=limit)
         if (seen := await reader.read(short)) is not None:
@@ -171,7 +171,7 @@ def _seen_of_short_log(
 ) -> SeenItems | None:
     """Return the items of a log of at most SHORT_LOG entries, or of so many that count; None for a longer one.
 
-    A state that lacks entries of its log stays unread: `current_states` folds them.
+    A state that lacks entries of its log is left out: `current_states` folds them.
     """
     assert events.state_of is not None
     (stored,) = stored_states(db, events.state_of, tenant, [user_id]).values()
@@ -228,7 +228,7 @@ def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: 
 def drop_idle(db: sqlite3.Connection, before_day: int) -> int:
     """Remove some states that were last written before that day; return how many.
 
-    States of a day that has not come yet, which a clock that was ahead has left, are of today from now on.
+    States that a clock that was ahead has dated in the future get today's date.
     """
     db.execute(REDATE, (today(), today(), DROPPED_AT_ONCE))
     sql = "DELETE FROM states WHERE rowid IN (SELECT rowid FROM states WHERE written_day < ? LIMIT ?)"

@@ -107,9 +107,9 @@ class SQLiteStore(UserStore):
         state_ttl_days: int | None = None,
         archive_dir: Path | Folder | None = None,
     ) -> "SQLiteStore":
-        """Open the store in the directory, or make it there. Without a generation it takes no events.
+        """Open or create the store in the directory. Without a generation it accepts no events.
 
-        archive_dir  of the archive that has copies of the log, for `require_archived`
+        archive_dir  the archive with copies of the log, for `require_archived`
 
         raises  StorageUnavailable  when the directory or file cannot be used
                 StorageError        when a newer or an earlier lisarec has written the file
@@ -126,7 +126,7 @@ class SQLiteStore(UserStore):
 
         database = await asyncio.to_thread(open_database)
         with suppress(StorageError):
-            await _finish_erasures(database, tenant)  # that a killed process has begun
+            await _finish_erasures(database, tenant)  # those that a killed process has begun
         return cls(database, generations, state_ttl_days, tenant, archive_dir)
 
     @property
@@ -237,7 +237,7 @@ class SQLiteStore(UserStore):
         return outcome
 
     async def _fold_corrected(self, tenant: str, user_id: str) -> None:
-        """Start folding a log that was corrected before the next read needs its states."""
+        """Start folding a corrected log, before the next read needs its states."""
         target = await self._database.read(lambda db: resolve_alias(db, tenant, user_id))
         for generation in self._served:
             self._catch_up.start(tenant, target, generation)
@@ -296,7 +296,7 @@ class SQLiteStore(UserStore):
         )
 
     async def require_archived(self) -> None:
-        """Raise StorageError where the log lacks what the archive has of it, unless that was accepted."""
+        """Raise StorageError if the log lacks entries that the archive has, unless the loss was accepted."""
         await _require_archived(self._database, self._archive_dir)
 
     @override
@@ -349,7 +349,7 @@ async def _accept_archive(database: Database, archive_dir: Path | Folder | None)
 
 async def _finish_erasures(database: Database, tenant: str) -> None:
     while await database.write(lambda db: corrections.erase_some(db, tenant)):
-        await asyncio.sleep(ERASE_PAUSE_S)  # others write, too
+        await asyncio.sleep(ERASE_PAUSE_S)  # so that others can write, too
 
 
 async def _erase(database: Database, tenant: str, user_id: str) -> None:

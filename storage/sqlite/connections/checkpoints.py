@@ -1,4 +1,4 @@
-"""Keeping the write-ahead log short, and without copies of what was erased."""
+"""Keeping the write-ahead log short, and free of erased data."""
 
 import logging
 import sqlite3
@@ -10,18 +10,18 @@ from storage.sqlite.connections.open_files import OpenFiles
 
 MAX_LOG_BYTES = 64 << 20  # SQLite's own checkpoints begin at half of it
 TURN_S = 0.5
-MAX_WAIT_MS = 20  # for readers, in each turn; nobody can write meanwhile
+MAX_WAIT_MS = 20  # for readers, in each turn, which blocks writers
 WARN_AFTER_TURNS = 20
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointThread:
-    """A thread that checks the files, and empties the write-ahead log when that is asked for or the log is long.
+    """A thread that checks the files, and empties the write-ahead log on request or when it is long.
 
-    SQLite's own checkpoints never wait for readers. Where some reader is always there, each copies what it can and none
-    begins the log anew. This thread waits for them, but only for a moment in each turn: readers of this program take
-    milliseconds, and one of another program may take hours. It owns the connection.
+    SQLite's own checkpoints never wait for readers. If there is always a reader, each copies what it can, but none
+    restarts the log. This thread waits for readers, but only briefly in each turn: readers of this program take
+    milliseconds, while those of another program may take hours. The thread owns the connection.
     """
 
     def __init__(self, connection: sqlite3.Connection, files: OpenFiles) -> None:
@@ -36,7 +36,7 @@ class CheckpointThread:
         self._thread.start()
 
     def empty_log(self) -> Future[None]:
-        """Empty the log, in as many turns as that takes, so that all that is committed now is in the database alone."""
+        """Empty the log, in as many turns as needed, so that all current commits are only in the database."""
         emptied: Future[None] = Future()
         with self._changed:
             self._asked.append(emptied)
@@ -63,11 +63,11 @@ class CheckpointThread:
         self._check_files()
         if self._files.failure is None:
             self._connection.close()
-        else:  # the last one to be closed would copy the log into files that are not its own, and remove it
+        else:  # closing the last connection would copy the log into other files than its own, and remove it
             threading.Thread(target=_wait_for_ever, args=(self._connection,), daemon=True).start()
 
     def _check_files(self) -> None:
-        with suppress(sqlite3.Error):  # the files tell why
+        with suppress(sqlite3.Error):  # `check` finds the reason
             self._files.forget_other_contents(self._connection)
             self._files.read_number(self._connection)
         self._files.check()
@@ -88,7 +88,7 @@ class CheckpointThread:
 
     def _is_emptied(self) -> bool:
         try:
-            # the most of it, while others write
+            # copies most of it while others write
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             (is_busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as exc:

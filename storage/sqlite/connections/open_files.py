@@ -1,17 +1,17 @@
 """Checks that the files of an open database are still those at its path, and have all commits.
 
-What is written to a file that was removed, replaced or overwritten goes well, and is gone with the process. Three
-things tell such a file:
+Writes to a file that was removed, replaced or overwritten succeed, but are lost when the process ends. Three things
+reveal such a file:
 
   identity   A file that was removed or replaced has another inode at its path.
-  number     Every commit has the next number, in the first page of the database: `PRAGMA application_id`. It never goes
-             back, neither as a connection reads it nor in the main file. Checkpoints copy it there: the main file has
-             that of the last commit before those in the write-ahead log, and once all of the log is copied, the last
-             one of these.
+  number     Every commit has the next number, in the first page of the database: `PRAGMA application_id`. It never
+             decreases, neither for a connection nor in the main file, to which checkpoints copy it. The main file has
+             the number of the last commit before the write-ahead log, and once all of the log is copied, that of the
+             last commit in the log.
   last frame The write-ahead log has the frame that its index names as the last one. The formats of both are documented
              at https://www.sqlite.org/walformat.html and stay.
 
-The number has 32 bits and begins anew after its end, so of two numbers the newer one is less than half a turn ahead.
+The number has 32 bits and wraps around, so the newer of two numbers is less than half a turn ahead.
 """
 
 import os
@@ -47,16 +47,16 @@ class OpenFiles:
         self._identities = [_identity(part) for part in self._paths]
         self._main, self._log, self._index = map(_share_descriptor, self._paths)
         self._shared = list(self._identities)  # whose descriptors are to be released
-        self._newest: int | None = None  # number of a commit that a connection has seen, or made
+        self._newest: int | None = None  # number of a commit that a connection has read or made
         self._newest_in_main = _number_in(self._main)
         self._is_behind = False  # a connection sees less than the newest one
         self._restored = 0  # how often the right contents came back
-        self._forgotten: dict[int, int] = {}  # by connection: how often they had come back when it forgot others
+        self._forgotten: dict[int, int] = {}  # by connection: `_restored` when it last dropped its cache
         self.failure: StorageUnavailable | None = None
         self.has_failed = False
 
     def close(self) -> None:
-        """Release the files, when no connection of this object has them open any more."""
+        """Release the files. Call it when no connection of this object has them open any more."""
         while self._shared:
             _release_descriptor(self._shared.pop())
 
@@ -69,13 +69,13 @@ class OpenFiles:
             return 0
 
     def require_same(self) -> None:
-        """Raise StorageUnavailable where the files are not those that were opened, with all that was committed."""
+        """Raise StorageUnavailable unless the files are those that were opened, with all commits."""
         self.check()
         if self.failure is not None:
             raise self.failure
 
     def check(self) -> None:
-        """Note in `failure` whether something was removed, replaced or overwritten; what was put back is as before."""
+        """Set `failure` if a file was removed, replaced or overwritten; clear it when the right files are back."""
         try:
             failure = self._moved() or self._overwritten()
         except OSError as exc:
@@ -93,7 +93,7 @@ class OpenFiles:
 
     def read_number(self, connection: sqlite3.Connection) -> int:
         """Return the number of the newest commit that the connection sees, and note whether it is behind others."""
-        known = self._newest  # first: others go on
+        known = self._newest  # read first: others go on
         (signed,) = connection.execute("PRAGMA application_id").fetchone()
         number = int(signed) % TURN
         self._is_behind = known is not None and is_newer(known, number)
@@ -106,7 +106,7 @@ class OpenFiles:
             self._newest = number
 
     def forget_other_contents(self, connection: sqlite3.Connection) -> None:
-        """Have the connection read again what it may have read of files that were overwritten and put back."""
+        """Drop the connection's cache, which may have pages of files that were overwritten and put back."""
         if self.failure is not None or self._forgotten.get(id(connection), 0) != self._restored:
             connection.execute("PRAGMA shrink_memory")
             self._forgotten[id(connection)] = self._restored
@@ -130,12 +130,12 @@ class OpenFiles:
         return None
 
     def _difference(self, index: bytes) -> StorageUnavailable | None:
-        """Return what is wrong, unless somebody was writing meanwhile, so that the index is another one afterwards."""
+        """Return what is wrong. It does not count if the index has changed afterwards, because somebody was writing."""
         known = self._newest_in_main
         header, same_header, copied = INDEX.unpack(index.ljust(INDEX.size, b"\0"))
         page_bytes, frames, checksum, salt = INDEX_HEADER.unpack(header)
         if header != same_header:
-            return None  # somebody is
+            return None  # somebody is writing
         number = _number_in(self._main)
         if frames:
             log = _Log(self._log, page_bytes, salt)
@@ -154,7 +154,7 @@ class OpenFiles:
 
 
 class _Log:
-    """A write-ahead log, from its beginning on: frames with another salt are of an earlier one."""
+    """A write-ahead log. Frames with another salt belong to an earlier log."""
 
     def __init__(self, descriptor: int, page_bytes: int, salt: bytes) -> None:
         self._descriptor = descriptor
@@ -162,12 +162,12 @@ class _Log:
         self._salt = salt
 
     def ends_with(self, frames: int, checksum: bytes) -> bool:
-        """Return whether it has as many frames, and the last one has this checksum, in the machine's order of bytes."""
+        """Return whether it has this many frames, and the last one has this checksum, in native byte order."""
         in_order = struct.pack(">II", *struct.unpack("=II", checksum))
         return self._frame_header(frames)[8:] == self._salt + in_order
 
     def number_before(self) -> int | None:
-        """Return the number of the last commit before the log; None where no commit in it tells."""
+        """Return the number of the last commit before the log; None if no commit in the log reveals it."""
         first = self.first_number(range(1, MAX_FRAMES))
         return None if first is None else (first - 1) % TURN
 
@@ -190,12 +190,12 @@ class _Log:
 
 
 def is_newer(number: int, other: int) -> bool:
-    """Return whether the one number was given after the other one."""
+    """Return whether `number` was given after `other`."""
     return 0 < (number - other) % TURN < TURN // 2
 
 
 def require_log_of_database(path: Path) -> None:
-    """Raise StorageUnavailable where the write-ahead log beside a database was begun over a newer one."""
+    """Raise StorageUnavailable if the write-ahead log beside a database was begun over a newer database."""
     log = path.with_name(path.name + PARTS[1])
     if not path.exists() or not log.exists():
         return
@@ -224,7 +224,7 @@ def _number_in(main: int) -> int:
 
 
 def _share_descriptor(path: Path) -> int:
-    """Return a descriptor of the file. Closing any ends all locks of this process on the file, so it has just one."""
+    """Return the process's only descriptor of the file: closing any would end all its locks on the file."""
     identity = _identity(path)
     with _descriptors_lock:
         if identity not in _descriptors:

@@ -1,4 +1,4 @@
-"""Group commit: a sync costs far more than an event, so one thread commits everything that waits together."""
+"""Group commit: a sync costs far more than an event, so one thread commits all queued requests together."""
 
 import copy
 import errno
@@ -47,7 +47,7 @@ class _Request:
 
 
 class WriterThread:
-    """A thread that runs everything that waits in one transaction and then answers it; it owns the connection."""
+    """A thread that runs all queued requests in one transaction and then answers them; it owns the connection."""
 
     def __init__(self, connection: sqlite3.Connection, max_waiting: int, files: OpenFiles) -> None:
         self._connection = connection
@@ -63,7 +63,7 @@ class WriterThread:
 
     @property
     def waiting(self) -> int:
-        """The size of all requests that wait."""
+        """The total size of all queued requests."""
         return self._waiting_size
 
     def submit(self, work: Callable[[sqlite3.Connection], T], size: int) -> Future[T]:
@@ -80,7 +80,7 @@ class WriterThread:
         return answer
 
     def close(self) -> None:
-        """Accept nothing more; return when everything accepted is answered."""
+        """Refuse new requests; return when all accepted ones are answered."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -92,7 +92,7 @@ class WriterThread:
                 self._commit_and_answer([one for one in group if one.answer.set_running_or_notify_cancel()])
 
     def _next_group(self) -> list[_Request]:
-        """Everything that waits; empty only when closed."""
+        """Return all queued requests; none only when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             group, self._waiting, self._waiting_size = self._waiting, [], 0
@@ -102,7 +102,7 @@ class WriterThread:
         try:
             results = self._commit(group)
         except Exception as exc:
-            # A failure of the database concerns everybody; any other may come from a single request.
+            # A failure of the database concerns all requests; any other may come from a single one.
             if len(group) == 1 or isinstance(exc, sqlite3.OperationalError | StorageUnavailable):
                 _fail(group, exc)
             else:
@@ -118,7 +118,7 @@ class WriterThread:
     def _commit(self, group: list[_Request]) -> list[Any]:
         """Run the group in one transaction: all of it is durable, or nothing happened.
 
-        raises  StorageUnavailable  where the files are no longer those that were opened; it may have happened in others
+        raises  StorageUnavailable  when the files are no longer those that were opened; others may have the commit
         """
         if self._files.has_failed:
             self._files.forget_other_contents(self._connection)
@@ -126,7 +126,7 @@ class WriterThread:
         try:
             results = [result for run in _runs(group) for result in self._results(run)]
             number = self._files.count_commit(self._connection)
-            self._files.require_same()  # where they are gone already, nothing happens
+            self._files.require_same()  # if they are already gone, nothing is committed
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
@@ -143,7 +143,7 @@ class WriterThread:
 
 
 def _runs(group: list[_Request]) -> list[list[_Request]]:
-    """The requests in order, where consecutive appends that can be combined form one run."""
+    """Return the requests in order, where consecutive appends that can be combined form one run."""
     runs: list[list[_Request]] = []
     for request in group:
         if runs and isinstance(request.work, Append) and request.work.combines_with(runs[-1][-1].work):
@@ -170,7 +170,7 @@ def storage_error(cause: Exception) -> StorageError:
 
 
 def failure_cause(failure: Exception) -> FailureCause:
-    """Return what a failure of SQLite, or of the file system, means to operators."""
+    """Return the cause of a failure of SQLite, or of the file system, as operators know it."""
     if isinstance(failure, OSError):
         return CAUSES_OF_OS_ERRORS.get(failure.errno or 0, "unreachable")
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:

@@ -17,11 +17,11 @@ from storage.sqlite.items.tenant_values import ORDER_CLOCK, named_value, set_nam
 from storage.sqlite.log import newest_of_user, resolve_alias
 from storage.state.event import LogRecord
 
-COUNTS_AT_ONCE = 500  # some 3 ms in which nobody else writes
+COUNTS_AT_ONCE = 500  # other writers wait for some 3 ms
 SELECT_KNOWN = "SELECT name, trend FROM order_counts WHERE tenant = ? AND name IN ({rows})"
 SELECT_COUNTS = "SELECT name, trend FROM order_counts WHERE tenant = ? AND trend BETWEEN ? AND ?"
 DELETE_DAMAGED = "DELETE FROM order_counts WHERE tenant = ? AND trend NOT BETWEEN ? AND ?"
-# In the order in which Redis lets go of them.
+# In the order in which the Redis store drops them.
 DELETE_LOWEST = f"""
 DELETE FROM order_counts WHERE tenant = ? AND name IN (
     SELECT name FROM order_counts WHERE tenant = ? ORDER BY trend DESC, name DESC LIMIT -1 OFFSET {MAX_ORDER_COUNTS}

@@ -66,7 +66,7 @@ class SQLiteProperties(PropertyStore):
 
 
 def _declare(db: sqlite3.Connection, tenant: str, types: TypeChanges) -> PropertyRefused | None:
-    """Hold these types; return why none of them is held, if that is so."""
+    """Declare these types; return why, if they are refused."""
     held = hold_types(db, tenant, types)
     return held if isinstance(held, PropertyRefused) else None
 
@@ -78,7 +78,7 @@ def _put(
     properties: Mapping[str, PropertyValue | None],
     types: TypeChanges,
 ) -> PropertyRefused | StorageBusy | None:
-    """Set a user's properties; return why nothing is set, if it is not."""
+    """Set a user's properties; return why, if nothing was set."""
     target = resolve_alias(db, tenant, user_id)
     if target == ERASED:
         return StorageBusy(BEING_ERASED)

@@ -55,7 +55,7 @@ def _revision(db: sqlite3.Connection, tenant: str) -> str:
 
 
 def _scenarios(db: sqlite3.Connection, tenant: str) -> Scenarios:
-    revision = _revision(db, tenant)  # before the versions: what is newer then is read again
+    revision = _revision(db, tenant)  # before the versions: newer ones are then read again
     return Scenarios(revision, dict(db.execute(SELECT_NEWEST, (tenant,))))
 
 

@@ -75,7 +75,7 @@ SCENARIOS_REVISION = "scenarios-revision"
 KEYS_SEEN = "keys-seen"  # a text, see KeysSeen in storage/items/audit.py
 TREND_CLOCK = "trend-clock"
 ORDER_CLOCK = "order-clock"
-ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
+ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive whose entries the log may lack
 
 
 def items_version(db: sqlite3.Connection, tenant: str) -> int:
@@ -93,7 +93,7 @@ def put_items(
     try:
         types = types_to_hold("item", [entry.properties for entry in entries])
     except PropertyRefused as refused:
-        return refused  # one that is raised would have the others of the group begin again
+        return refused  # raising it would make the other requests of the group run again
     held = hold_types(db, tenant, {"item": types})
     if isinstance(held, PropertyRefused):
         return held
@@ -131,14 +131,14 @@ def put_item_codes(db: sqlite3.Connection, tenant: str, codes: Sequence[ItemCode
 
 def item_changes(db: sqlite3.Connection, tenant: str, after: int, limit: int) -> ItemChanges:
     """Return the first changes whose versions are above `after`, at most `limit`."""
-    db.execute("BEGIN")  # no property may be taken back, and no change be missed, between two statements
+    db.execute("BEGIN")  # so that no property is removed, and no change missed, between the two statements
     try:
         held = held_properties(db, tenant)
         rows = db.execute(SELECT_CHANGES, {"tenant": tenant, "after": after, "limit": limit})
         changes = ((version, _changed(held, *columns)) for version, *columns in _of_a_page(rows))
         return ItemChanges.of(changes, after, held)
     finally:
-        db.execute("ROLLBACK")  # it has only read
+        db.execute("ROLLBACK")  # nothing was written
 
 
 def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
@@ -157,12 +157,12 @@ def item_tenants(db: sqlite3.Connection) -> list[str]:
 
 
 def held_properties(db: sqlite3.Connection, tenant: str) -> HeldProperties:
-    """Return the properties that the tenant holds."""
+    """Return the properties of the tenant."""
     return HeldProperties.parse(named_value(db, tenant, PROPERTY_TYPES))
 
 
 def hold_types(db: sqlite3.Connection, tenant: str, types: TypeChanges) -> HeldProperties | PropertyRefused:
-    """Hold these types of properties; return all that are held, or why none of these is."""
+    """Declare these types of properties; return all properties, or why these are refused."""
     held = held_properties(db, tenant)
     try:
         holding = held.holding(types)
@@ -176,7 +176,7 @@ def hold_types(db: sqlite3.Connection, tenant: str, types: TypeChanges) -> HeldP
 def patch_of(
     held: HeldProperties, owner: PropertyOwner, properties: Mapping[str, PropertyValue | None], stored: str | None
 ) -> str:
-    """Return the JSON that sets these properties, and takes away what is dead of those that are stored."""
+    """Return the JSON patch that sets these properties, and removes the dead ones that are stored."""
     dead = json.loads(stored or "{}").keys() - held.names[owner].keys() if held.removals else ()
     return properties_to_json({**dict.fromkeys(dead), **held.by_key(owner, properties)})
 

@@ -11,7 +11,7 @@ from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import TREND_CLOCK, named_value, set_named_value
 
-VISITS_AT_ONCE = 500  # some 3 ms in which nobody else writes, and little of what may wait
+VISITS_AT_ONCE = 500  # other writers wait for some 3 ms; and few, compared to the queue
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
 SELECT_VISITORS = "SELECT item_id, recent FROM visitors WHERE tenant = ? AND item_id IN ({rows})"
 SELECT_HIGHEST = """

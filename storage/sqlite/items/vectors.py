@@ -39,7 +39,7 @@ class SQLiteVectors(VectorStore):
 
 
 def refused_vector(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry]) -> VectorRefused | None:
-    """Return why the vectors of these entries cannot be set, if they cannot."""
+    """Return why, if the vectors of these entries cannot be set."""
     given = [numbers_in(entry.vector) for entry in entries if entry.vector]
     if not given:
         return None
@@ -48,7 +48,7 @@ def refused_vector(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEn
 
 
 def put_vectors(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry]) -> None:
-    """Set the vectors of these entries, one after the other."""
+    """Set the vectors of these entries, one after another."""
     for entry in entries:
         if entry.vector == NO_VECTOR:
             db.execute(DELETE, (tenant, entry.item_id))
