@@ -22,7 +22,7 @@ from storage.errors import StorageUnavailable
 from storage.folders.place import Place
 
 PAUSE_AFTER_FAILURE_S = 5.0
-FOLLOW_JUMPS_AFTER_S = 3_600.0  # a clock that is wrong for less drops nothing
+FOLLOW_JUMPS_AFTER_S = 3_600.0  # a clock that is wrong for less time drops nothing
 TURN_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800)
 
 
@@ -63,12 +63,12 @@ class ArchiverMetrics:
         )
 
     def listen(self, host: str, port: int) -> None:
-        """Answer GET /metrics in a thread of its own; OSError when the address cannot be listened on."""
+        """Serve GET /metrics in a separate thread; OSError when the address is not available."""
         start_http_server(port, host, self.registry)
 
     @contextmanager
     def turn(self, source: LogSource) -> Iterator[Callable[[TurnCounts], None]]:
-        """Measure one turn, and give the function that takes its counts."""
+        """Measure one turn. Yields a function that records its counts."""
         began_s = time.time()
         try:
             with self._turn_seconds.time():
@@ -92,7 +92,7 @@ def run_archiver(
 ) -> None:
     """Archive for ever, or once.
 
-    report  gets a line for each turn, and for each failure that is waited out
+    report  is called with a line for each turn, and for each failure after which it retries
     raises  StorageUnavailable  when the only turn fails
             StorageError        when log and archive do not belong together
     """
@@ -127,7 +127,7 @@ def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics
 
 
 def open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
-    """Open the log of the store that the settings name; StorageUnavailable when it cannot be read, also later."""
+    """Open the log of the store that the settings name; StorageUnavailable when it cannot be read, now or later."""
     if settings.redis_url is None:
         return SQLiteSource.open(settings.data_dir)
     return RedisSource.open(settings.redis_url_with_password, settings.redis_prefix)

@@ -36,7 +36,7 @@ async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int
 
 
 async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress: Callable[[int], None]) -> int:
-    """Write the file on this machine first, since an upload would be held up by the store, and the store by it."""
+    """Write the file on this machine first, because the store and an upload would slow each other down."""
     folder = open_folder(out.parent, settings.cache_dir)
     if await asyncio.to_thread(folder.has, out.name):
         raise ValueError(f"'{out}' exists already; choose another name with --out")
@@ -51,7 +51,7 @@ async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress
 async def restore(
     settings: StoreSettings, file: Place, model: Place, *, resume: bool, on_progress: Callable[[int], None]
 ) -> int:
-    """Fill the store with a back-up, fold it for the model, and return its number of entries.
+    """Fill the store with a backup, fold it for the model, and return its number of entries.
 
     raises  ArtifactError, StorageError, ValueError, OSError
     """

@@ -29,7 +29,7 @@ from storage.state.event import Event
 HOST = "127.0.0.1"
 DIRECTORY = Path("var/demo")
 EPOCHS = 2  # the third would add 0.003 to NDCG@10
-EVENTS = 10_000  # of the data, logged before the start; half a second
+EVENTS = 10_000  # of the data, logged before the start, in half a second
 BATCH = 500
 
 
@@ -43,7 +43,7 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     data = data or _generate_shop(directory / "shop", console)
     model, state = _empty_directory(directory / "models") / "demo", _empty_directory(directory / "state")
     train_quickly(data, model, console)
-    # only this machine may use the demo, whatever the environment says
+    # only this machine may use the demo, whatever is set in the environment
     settings = Settings(
         model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port
     )

@@ -29,7 +29,7 @@ from storage.state.generation import Generation
 async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
     """Fold the store's whole log into the states of the model's generation.
 
-    The states of the active model are taken over where the model was trained from that one, and they stay as they are.
+    If the model's training continued from the active model, the active model's states are copied where possible.
 
     raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
     """
@@ -47,12 +47,12 @@ async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[
 
 
 async def _trained_from(loaded: Artifact, place: Place, store: UserStore, settings: StoreSettings) -> Generation | None:
-    """Return the generation of the active model, if the model was trained from that one and it is there; else None."""
+    """Return the generation of the active model, if this model continued from it and it can be loaded; else None."""
     active, training = await store.generations.active(), loaded.config.training
     if active is None or not isinstance(training, TrainConfig) or training.warm_from != active.tag.hex():
         return None
     for models in (models_of(settings), models_at(place.parent, settings)):
-        with suppress(ValueError, OSError):  # it is not there, or cannot be read: then everything is folded
+        with suppress(ValueError, OSError):  # if it is missing or unreadable, everything is folded
             found = await asyncio.to_thread(models.load, active.name)
             if found.tag == training.warm_from:
                 return generation_of(found)

@@ -29,11 +29,11 @@ from model.data.readers import YES_OR_NO, categories_in, read_item_table
 from model.data.table import VECTOR, Table
 from storage.records import ITEM_TIMES, PropertyType
 
-BATCH = 500  # of the 1,000 that a request may have
-BATCH_BYTES = 1 << 19  # of the 1 MiB that a body may have
+BATCH = 500  # a request may have 1,000
+BATCH_BYTES = 1 << 19  # a body may have 1 MiB
 
 FIELDS = ("item_id", "title", "categories", "available", VECTOR)
-VECTOR_DIGITS = 5  # of each number: more than the service keeps
+VECTOR_DIGITS = 5  # of each number, more than the service stores
 TRUTH = {"true": True, "false": False}
 JSON_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
-    """Return the types of the service's properties; none where the key may not read them, or nothing answers."""
+    """Return the types of the service's properties; none if the key may not read them, or no service answers."""
     require_http_url(url)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
@@ -63,9 +63,9 @@ def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
 def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
     """Return the items of a table as ``POST /v1/items`` takes them; an empty cell changes nothing.
 
-    Columns without a meaning of their own are properties, and `vector` has lists, or JSON arrays, of numbers.
+    The cells of `vector` are lists, or JSON arrays, of numbers. Columns that are not FIELDS are properties.
 
-    types  of properties; the cells of a column decide on any other one, see `column_type`
+    types  of properties; the cells of a column determine any other type, see `column_type`
 
     raises  DataError  which names the line
     """
@@ -138,7 +138,7 @@ def _warn_of_times(table: Table, name: str) -> None:
 
 
 def _warn(table: Table, name: str, is_odd: pl.Series, what: str, way_out: str) -> None:
-    """Warn that a column is not of a type, and say what to do, if there is an odd cell."""
+    """If there is an odd cell, warn that the column does not have a type, and say what to do."""
     if is_odd.any():
         cells, row = table.frame[name], int(is_odd.arg_true()[0])
         logger.warning(
@@ -158,7 +158,7 @@ def _warn(table: Table, name: str, is_odd: pl.Series, what: str, way_out: str) -
 def column_type(cells: pl.Series) -> PropertyType:
     """Return the type that all cells of a column fit: the first of boolean, number and time, else set or text.
 
-    Numbers are as JSON has them, so that codes such as 007 stay texts; a set has a cell with a "|".
+    Numbers have the form of JSON numbers, so codes such as 007 stay texts. A set has a cell with a "|".
     """
     known = cells.filter(cells.is_not_null() & (cells != ""))
     if known.str.to_lowercase().is_in(list(TRUTH)).all():
@@ -177,7 +177,7 @@ def _value(cell: str, type_: PropertyType) -> str | bool | list[str]:
 
 
 def _batches(items: list[ItemJson]) -> Iterator[tuple[int, list[ItemJson]]]:
-    """Yield the items of each request, and how many come before."""
+    """Yield the items of each request, and the number of items before them."""
     begin, size = 0, 0
     for place, item in enumerate(items):
         item_size = len(json.dumps(item))
@@ -199,9 +199,10 @@ def send(
 ) -> int:
     """Post the items; return how many of them no model has learned yet.
 
-    key      one that may write the catalogue, where the service has keys
-    raises   ReplayError  when the service refuses an item, or stays away for longer than the patience; the items
-                          before are noted, and sending all of them again changes nothing about them
+    key          an API key that may write the catalogue, if the service has keys
+    retry_for_s  how long the service may be unreachable or busy
+    raises       ReplayError  when the service refuses an item, or is unreachable for longer. Earlier items are set;
+                              sending all of them again does not change them
     """
     require_http_url(url)
     unknown = 0

@@ -18,8 +18,8 @@ EventJson = dict[str, str | float]
 
 BATCH_LIMIT = 1000  # events the service takes in one request
 TIMEOUT_S = 30.0
-RETRY_FOR_S = 60.0  # how long a service may stay away before the replay gives up
-START_FOR_S = 20.0  # how long one may take to start
+RETRY_FOR_S = 60.0  # how long a service may be unreachable before the replay gives up
+START_FOR_S = 20.0  # how long a service may take to start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 
@@ -30,7 +30,7 @@ class ReplayError(Exception):
 
 @dataclass
 class ReplayCounts:
-    """How the service counted the events. A batch that was sent twice may count duplicates of itself."""
+    """The service's counts of the events. If a batch was sent twice, its events may count as duplicates, too."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -42,7 +42,7 @@ class ReplayCounts:
 def histories(interactions: Interactions, hold_out: int = 0) -> Iterator[list[EventJson]]:
     """Yield each user's events, as ``POST /v1/events`` takes them, without the user's last ``hold_out`` events.
 
-    The ids follow from the data alone, so a replay may be repeated and nothing counts twice.
+    The ids depend only on the data, so a replay may be repeated and nothing counts twice.
     """
     namespace = uuid5(NAMESPACE_URL, interactions.sha256)
     for begin, end in pairwise(interactions.starts.tolist()):
@@ -77,10 +77,10 @@ async def replay(
     retry_for_s: float = RETRY_FOR_S,
     on_sent: Callable[[int], None] = lambda events: None,
 ) -> ReplayCounts:
-    """Post the histories, each user's events in order and in one request at a time.
+    """Post the histories, each user's events in order and one request at a time.
 
     histories   the events of one user each
-    key         an API key that may write events, where the service has keys
+    key         an API key that may write events, if the service has keys
     on_sent     called after each request with the number of acknowledged events
     retry_for_s  how long the service may be unreachable or busy; until then the same events are sent again
     raises      ReplayError when the service refuses events, or is unreachable for longer
@@ -108,9 +108,9 @@ async def replay(
 
 
 def wait_for_service(url: str, say: Callable[[str], None]) -> None:
-    """Wait a little for a service that is being started; say so where it is not there yet.
+    """Wait up to START_FOR_S for a service that is starting; report the wait with `say`.
 
-    raises  ReplayError  when nobody answers
+    raises  ReplayError  when no service answers
     """
     require_http_url(url)
     give_up_s, pause_s = time.monotonic() + START_FOR_S, FIRST_PAUSE_S
@@ -134,7 +134,7 @@ def _not_there(url: object, exc: httpx.TransportError) -> ReplayError:
 
 
 def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:
-    """Take whole users from the waiting histories, so that one sender has all events of a user."""
+    """Take whole histories, so that one sender has all events of a user."""
     pending: list[EventJson] = []
     for history in waiting:
         pending += history
@@ -208,7 +208,7 @@ def require_http_url(url: str) -> None:
 
 
 async def _require_service(client: httpx.AsyncClient) -> None:
-    """Fail at once where no service answers; retries are for a service that answered before."""
+    """Fail at once if no service answers; retries are for a service that answered before."""
     try:
         await client.get("/healthz")
     except httpx.TransportError as exc:

@@ -1,1 +1,1 @@
-"""Data directories: downloads, a synthetic shop, and how both are written."""
+"""Data directories: public data sets, a synthetic shop, mapped tables, and copies from a bucket."""

@@ -19,7 +19,7 @@ from storage.folders.place import ObjectUrl, open_folder
 def local_copy(url: ObjectUrl, cache: Path) -> Path:
     """Return a directory with the files of the data directory or archive, or of one tenant of an archive.
 
-    The directory is this process's alone, and stays as it is until that has ended.
+    Only this process uses the directory, which stays unchanged until the process ends.
 
     raises  StorageError  when an archive cannot be read
             OSError       when a file cannot be copied
@@ -46,7 +46,7 @@ def own_directory(parent: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     making = os.open(parent, os.O_RDONLY)
     try:
-        fcntl.flock(making, fcntl.LOCK_EX)  # nobody removes what is made and not held yet
+        fcntl.flock(making, fcntl.LOCK_EX)  # so that nobody removes a directory between its creation and its lock
         for other in parent.iterdir():
             _remove_unless_held(other)
         directory = Path(mkdtemp(dir=parent))

@@ -74,7 +74,7 @@ def find(name: str) -> PublicSet:
 
 
 def git_blob_id(content: bytes) -> str:
-    """Return the id under which git keeps these bytes, in hex."""
+    """Return git's id of these bytes, in hex."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Shops' tables as data directories: copies with the columns, times and numbers that everything else reads."""
+"""Shops' tables as data directories: copies with the standard columns, times and numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MAX_LOST_SHARE = 0.1  # of the lines of a table, without a warning
 
 
 def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
-    """Return a directory that has the tables as a data directory has them, and what was left out of them.
+    """Return a data directory with these tables, and a description of the lines that were left out.
 
-    A directory that nothing is mapped in is returned as it is. A copy is this process's alone, until that has ended.
+    Without a mapping, the given directory itself is returned. Only this process uses a copy, until the process ends.
 
-    raises  DataError  which says all that is wrong with the tables
-            OSError    where the copy cannot be written
+    raises  DataError  which lists all problems of the tables
+            OSError    when the copy cannot be written
     """
     if mapping.is_plain and not data.is_file():
         return data, []
@@ -30,7 +30,7 @@ def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path
 
 
 def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
-    """Do the same for a table of items."""
+    """Do what `data_directory` does, for a table of items."""
     if mapping.is_plain:
         return file, []
     found = {"items": examine_items(file, mapping)}
@@ -39,13 +39,13 @@ def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path
 
 
 def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:
-    """Return the findings for which the table cannot be read, those of lines too where none is left."""
+    """Return the findings that stop a table. Those of lines do if lines may not be skipped, or none is left."""
     may_skip = mapping.skips_bad_lines and not found.is_lost
     return [one for one in found.findings if one.stops and not (one.count and may_skip)]
 
 
 def warnings(found: Iterable[Examination]) -> list[str]:
-    """Return what to print of the tables that much is left out of."""
+    """Return a warning for each table of which much is left out."""
     return [
         f"warning: {one.path}: {one.lost_share:.0%} of the lines are unreadable and are skipped"
         for one in found
@@ -54,7 +54,7 @@ def warnings(found: Iterable[Examination]) -> list[str]:
 
 
 def in_words(finding: Finding) -> str:
-    """Return a finding with its count, its examples and what to do."""
+    """Return a finding as a text: its count, its examples and its fix."""
     lines = "" if not finding.count else "1 line: " if finding.count == 1 else f"{finding.count:,} lines: "
     examples = f" ({'; '.join(finding.examples)})" if finding.examples else ""
     return f"{lines}{finding.problem}{examples}{f' -> {finding.fix}' if finding.fix else ''}"

@@ -1,6 +1,6 @@
 """A small synthetic shop: goods, shoppers and their clicks, for the demo and the tests.
 
-Shoppers go through a range in the order in which one needs its goods (tent, sleeping bag, camping stove ...), mostly
+Shoppers go through a range in the order in which people need its goods (tent, sleeping bag, camping stove ...), mostly
 stay in one or two departments, and mostly keep to one finish (blue, steel, paperback ...). So a model can learn from
 the last item, from the whole history, and from both together.
 """
@@ -20,8 +20,8 @@ OPENING_S = 1_735_689_600  # 1 January 2025
 OPEN_DAYS = 300
 SECONDS_PER_DAY = 86_400
 
-START_SHARES = (0.6, 0.2, 0.1, 0.1, 0.0, 0.0)  # of the good of a range that a shopper begins with
-FINISH_LOYALTY = 0.8  # how often a shopper takes the favourite finish
+START_SHARES = (0.6, 0.2, 0.1, 0.1, 0.0, 0.0)  # how often a shopper begins with each good of a range
+FINISH_LOYALTY = 0.8  # how often a shopper chooses the favourite finish
 NEXT_SHARE = 0.85  # the others skip a good
 CHANGE_SHARE = 0.15  # how often a shopper looks at another range in between
 

@@ -18,7 +18,7 @@ Row = tuple[object, ...]
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give an empty directory, which becomes ``target`` when the block ends without an exception, else is removed.
+    """Yield an empty directory, which becomes ``target`` when the block succeeds, and is removed otherwise.
 
     raises  FileExistsError  when ``target`` exists
     """

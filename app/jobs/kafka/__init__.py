@@ -1,1 +1,1 @@
-"""Events from and for topics of Apache Kafka, and of every broker that speaks its protocol."""
+"""Reads events from topics, and publishes the log to one: Apache Kafka, and every broker that speaks its protocol."""

@@ -1,4 +1,4 @@
-"""Which recommendation an event came of: what its id is signed for, by names, and the item's place."""
+"""The recommendation that led to an event: the names of what its id is signed for, and the item's place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_AGAIN_AFTER_S = 60.0
 
 
 class Attribution:
-    """Reads recommendation ids of every tenant, with what the store knows of generations, experiments and scenarios."""
+    """Decodes recommendation ids of every tenant, with the store's names of generations, experiments and scenarios."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
@@ -25,12 +25,12 @@ class Attribution:
         self._read()
 
     def of(self, tenant: str, event: Event) -> Mapping[str, str | int | None] | None:
-        """Return generation, experiment, scenario and place; None when no list of a service had the item there.
+        """Return generation, experiment, scenario and place; None if no list of the service had the item at that place.
 
-        Several items have no one place, so an impression of them gets None.
+        An impression of several items has no single place, so it gets None.
 
-        A generation that was dropped, an experiment that has ended, and a scenario that gave way to another one have no
-        name any more.
+        The name is None for a generation that was dropped, an experiment that has ended, and a scenario that was
+        replaced by another one.
         """
         if event.recommendation_id is None or len(event.items) > 1:
             return None
@@ -42,7 +42,7 @@ class Attribution:
             self._scenarios.keys()
         )
         if missing - self._missed or (missing and time.monotonic() > self._read_at_s + READ_AGAIN_AFTER_S):
-            self._missed |= missing  # what is new is read at once, and what is gone not for every event
+            self._missed |= missing  # new names are read at once, and missing ones not for every event
             self._read()
         return {
             "generation": self._generations.get(place.generation),

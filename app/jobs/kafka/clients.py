@@ -1,4 +1,4 @@
-"""What all clients of the brokers share: addresses, a file of properties, failures and signals."""
+"""Shared by all Kafka clients: the configuration, and the handling of failures and signals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 def client_config(brokers: str, properties: Path | None) -> dict[str, Any]:
     """Return the configuration of every client.
 
-    properties  lines of NAME=VALUE, as librdkafka knows them: TLS, passwords, time-outs
-    raises      ValueError  when a line is something else
+    properties  a file with lines of NAME=VALUE, librdkafka's settings: TLS, passwords, time-outs
+    raises      ValueError  when a line has another form
     """
     return {**(_read(properties) if properties else {}), "bootstrap.servers": brokers, "error_cb": _log_error}
 
@@ -47,7 +47,7 @@ def _log_error(error: KafkaError) -> None:
 def until_signalled() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and SIGINT set.
 
-    raises  KafkaFailure  when the clients refuse their configuration, or the brokers what they do
+    raises  KafkaFailure  when the client reports a failure
     """
     stopping = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,10 +1,10 @@
-"""Moves the records of topics into a service, each once, however often it is killed.
+"""Moves the records of topics into a service, each exactly once, however often it is killed.
 
-Two threads share the work. This one reads records and parses them, and speaks for the group; the other one, of an
-executor, settles one batch at a time: it posts the events, and writes the dead letters. A batch is settled when the
-service has acknowledged its events and the brokers its dead letters. Only then its offsets are stored, which
-librdkafka commits once a second, when partitions leave and when the consumer closes. Whoever is killed before reads
-the same records again, with the same ids, which the service knows.
+Two threads share the work. The caller's thread reads and parses records, and keeps the membership of the group. An
+executor's thread settles one batch at a time: it posts the events, and writes the dead letters. A batch is settled when
+the service has acknowledged its events and the brokers its dead letters. Only then are its offsets stored. librdkafka
+commits them once a second, when partitions leave and when the consumer closes. A consumer that was killed before that
+reads the same records again, with the same ids, which the service recognises.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ POLL_S = 0.2
 REVOKE_WAIT_S = 5.0  # for the batch in flight, so that the next owner does not read it again
 STATISTICS_MS = 2_000
 
-# what an operator may set otherwise
+# operators may change these
 DEFAULTS = {
     "auto.offset.reset": "earliest",
     "partition.assignment.strategy": "cooperative-sticky",
     "queued.max.messages.kbytes": 16_384,
 }
-# what the promises rest on
+# the delivery guarantees depend on these
 REQUIRED = {"enable.auto.commit": True, "auto.commit.interval.ms": 1_000, "enable.auto.offset.store": False}
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ConsumerPlan:
-    """What is read, and how much at a time: up to so many records, or what came in so many seconds."""
+    """The topics, and the size of a batch: up to `batch_size` records, or those of `linger_s` seconds."""
 
     topics: Sequence[str]
     group: str
@@ -53,7 +53,7 @@ class ConsumerPlan:
 
 
 class Batch(NamedTuple):
-    """Records that were read together: events in JSON, and what are none."""
+    """Records that were read together: events in JSON, with their records, and dead letters."""
 
     records: Sequence[Message]
     events: Sequence[bytes]
@@ -114,7 +114,7 @@ class EventConsumer:
         self._settle = settle
         self._metrics = metrics
         self._settling: Settling | None = None
-        self._early: list[Message] = []  # came while partitions were about to be paused
+        self._early: list[Message] = []  # arrived while partitions were about to be paused
 
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is requested; then commit the processed batches.
@@ -139,7 +139,7 @@ class EventConsumer:
                 self._consumer.close()
 
     def _read(self) -> list[Message]:
-        """Return the next records: at most a batch, of at most the time of a batch."""
+        """Return the next records: at most a batch, after at most `linger_s` seconds."""
         early, self._early = self._early, []
         found = self._consumer.consume(max(1, self._plan.batch_size - len(early)), self._plan.linger_s)
         return [*early, *filter(self._is_record, found)]
@@ -155,7 +155,7 @@ class EventConsumer:
     def _finish(self) -> None:
         """Wait until the batch in flight is settled, and store its offsets.
 
-        Meanwhile nothing is read, but the group hears of this member.
+        Meanwhile nothing is read, but polls keep this member in the group.
         """
         if self._settling is None:
             return
@@ -172,7 +172,7 @@ class EventConsumer:
         self._store()
 
     def _store(self) -> None:
-        """Store the offsets of the batch that is settled; raise what has ended it otherwise."""
+        """Store the offsets of the settled batch; raise the exception that it failed with."""
         if self._settling is None:
             return
         settling, self._settling = self._settling, None
@@ -198,7 +198,7 @@ class EventConsumer:
         self._forget(partitions)
 
     def _forget(self, partitions: list[TopicPartition]) -> None:
-        """Drop what is left of partitions that leave; one that left paused would still be so when it comes back."""
+        """Drop records of partitions that leave, and resume these: else one would still be paused when it returns."""
         self._consumer.resume(partitions)
         gone = {(one.topic, one.partition) for one in partitions}
         self._early = [record for record in self._early if (record.topic(), record.partition()) not in gone]
@@ -214,7 +214,7 @@ def _ends(done: Future[None], timeout_s: float) -> bool:
 
 
 def settle_with(service: EventService, dead_letters: DeadLetters, metrics: ConsumerMetrics) -> Callable[[Batch], None]:
-    """Return what settles a batch: its events are logged or refused, and what is refused becomes a dead letter."""
+    """Return a function that settles a batch: it posts the events, and writes refused ones as dead letters."""
 
     def settle(batch: Batch) -> None:
         with metrics.batch_seconds.time():

@@ -1,4 +1,4 @@
-"""Dead letters: records that are no events, kept in a topic of their own with the reason."""
+"""Dead letters: records that are not valid events, written to a separate topic with the reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class DeadLetter(NamedTuple):
-    """A record that is no event, and why."""
+    """A record that is not a valid event, and the reason."""
 
     record: Message
     reason: str
 
 
 class DeadLetters:
-    """Writes dead letters, each with its key, value and headers, and headers that say where it was and why."""
+    """Writes dead letters: each with its key, value and headers, and with headers for its origin and the reason."""
 
     def __init__(self, config: Mapping[str, Any], topic: str, stopping: threading.Event) -> None:
         self._producer = Producer(
@@ -63,7 +63,7 @@ class DeadLetters:
             failed.append((letter, exc.args[0]))
 
     def _again(self, letter: DeadLetter, error: KafkaError) -> tuple[DeadLetter, bytes | None]:
-        """Return what to write instead of what failed: a record that is too large goes without its value."""
+        """Return what to write after a failure: a record that is too large goes without its value."""
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return letter, None
         if error.name() != "_MSG_TIMED_OUT":

@@ -6,4 +6,4 @@ class KafkaFailure(Exception):
 
 
 class Stopped(Exception):
-    """The command was told to end."""
+    """The command was asked to stop."""

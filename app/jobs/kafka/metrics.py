@@ -46,7 +46,7 @@ class ConsumerMetrics:
             self._rebalances.labels(change)
 
     def listen(self, host: str, port: int) -> None:
-        """Answer GET /metrics in a thread of its own; OSError when the address cannot be listened on."""
+        """Serve GET /metrics in a separate thread; OSError when the address is not available."""
         start_http_server(port, host, self.registry)
 
     def count(self, outcome: Outcome, records: int) -> None:
@@ -62,11 +62,11 @@ class ConsumerMetrics:
         self._rebalances.labels(change).inc(partitions)
 
     def pause(self, is_paused: bool) -> None:
-        """Note whether partitions are paused."""
+        """Record whether partitions are paused."""
         self._paused.set(is_paused)
 
     def read_lag(self, statistics: Any) -> None:
-        """Take the lags out of librdkafka's statistics: of the stored offset, else the committed, else the first."""
+        """Read the lags from librdkafka's statistics: of the stored offset, else the committed one, else the first."""
         self._lag.clear()
         for topic, of_topic in statistics["topics"].items():
             for number, partition in of_topic["partitions"].items():

@@ -43,8 +43,8 @@ def run_publisher(
 ) -> int:
     """Publish new entries periodically, or once (None). Return the number of entries.
 
-    raises  StorageUnavailable  when the log cannot be read the only time
-            KafkaFailure        when the log no longer has what comes next, or the brokers refuse what is written
+    raises  StorageUnavailable  when the log cannot be read, without `every_s`
+            KafkaFailure        when the log lacks the next entries, or the brokers refuse a message
     """
     published = 0
     with until_signalled() as stopping:
@@ -72,7 +72,7 @@ def run_publisher(
 
 
 class PositionsFile:
-    """How far each partition of the log is published; a file that is only replaced as a whole."""
+    """A file with the published position of each partition of the log. It is only replaced as a whole."""
 
     def __init__(self, path: Path, topic: str) -> None:
         self._path = path
@@ -117,10 +117,10 @@ class LogPublisher:
         self._failure: KafkaError | None = None
 
     def publish(self, source: LogSource, attribution: Attribution) -> int:
-        """Publish what the log has behind the positions; return the number of entries.
+        """Publish the log's entries after the positions; return their number.
 
-        raises  Stopped       when the command ends before
-                KafkaFailure  when the brokers refuse something
+        raises  Stopped       when the command ends first
+                KafkaFailure  when the brokers refuse a message
         """
         published = undelivered = 0
         reached: dict[int, str] = {}
@@ -145,7 +145,7 @@ class LogPublisher:
         self._failure = error or self._failure
 
     def _settle(self, reached: Mapping[int, str]) -> None:
-        """Wait until the brokers have everything, then move the positions."""
+        """Wait until the brokers have all messages, then save the positions."""
         while self._producer.flush(FLUSH_S):
             if self._stopping.is_set():
                 raise Stopped

@@ -1,4 +1,4 @@
-"""Records of a topic as events: JSON, Avro or Protobuf, each with an id that follows from the record."""
+"""Converts records of a topic to events: JSON, Avro or Protobuf, each with an id that follows from the record."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Decode: TypeAlias = Callable[[bytes], Any]
 
 
 class PoisonRecord(ValueError):
-    """The record is no event; the message says why, in one sentence without what the record holds."""
+    """The record is not an event. The message says why, in one sentence without the record's content."""
 
 
 def decode_json(value: bytes) -> Any:
-    """Parse a record in JSON; PoisonRecord when it is none."""
+    """Parse a record in JSON; PoisonRecord when it is not JSON."""
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
@@ -33,9 +33,9 @@ def decode_json(value: bytes) -> Any:
 
 
 def avro_decoder(schema: Path) -> Decode:
-    """Return what parses records in Avro without a header, which were all written with this schema.
+    """Return a parser of Avro records without a header, all written with this schema.
 
-    raises  ValueError  when the file is no schema of a record
+    raises  ValueError  when the file is not a valid schema
     """
     from fastavro import parse_schema, schemaless_reader
     from fastavro.schema import SchemaParseException, UnknownType
@@ -49,7 +49,7 @@ def avro_decoder(schema: Path) -> Decode:
         stream = BytesIO(value)
         try:
             fields = schemaless_reader(stream, parsed, None)
-        except Exception as exc:  # the library says of strange bytes what its parts happen to raise
+        except Exception as exc:  # for invalid bytes the library raises whatever its parts raise
             raise PoisonRecord(f"is not valid Avro for the schema: {type(exc).__name__}") from None
         if stream.read(1):
             raise PoisonRecord("is not valid Avro for the schema: it is longer")
@@ -61,9 +61,9 @@ def avro_decoder(schema: Path) -> Decode:
 
 
 def protobuf_decoder(descriptors: Path, message_type: str) -> Decode:
-    """Return what parses records of one type of Protobuf without a header.
+    """Return a parser of Protobuf records of one type without a header.
 
-    descriptors   what ``protoc --include_imports --descriptor_set_out`` has written
+    descriptors   the output of ``protoc --include_imports --descriptor_set_out``
     message_type  full name, with the package
     raises        ValueError  when the file does not describe that type
     """
@@ -91,7 +91,7 @@ def protobuf_decoder(descriptors: Path, message_type: str) -> Decode:
 
 
 def _json_value(content: Any) -> Any:
-    """Return a time as seconds since the epoch, a repeated field as a list, and everything else as it is."""
+    """Return a time as seconds since the epoch, a repeated field as a list, and everything else unchanged."""
     if isinstance(content, datetime):
         return content.timestamp()
     if isinstance(content, MutableSequence):
@@ -105,10 +105,10 @@ def _json_value(content: Any) -> Any:
 def event_of(record: Message, decode: Decode) -> bytes:
     """Return the record as an event of ``POST /v1/events``, in JSON.
 
-    What its value does not say comes from the record, and so is the same whenever it is read again: the user from the
-    key, the time from the record's time, the id from `derived_id`.
+    Missing fields come from the record, so they are the same whenever it is read again: the user from the key, the
+    time from the record's time, the id from `derived_id`.
 
-    raises  PoisonRecord  when it has no value, or one that is no object
+    raises  PoisonRecord  when the record has no value, or its value is not an object
     """
     value = record.value()
     if value is None:
@@ -138,10 +138,10 @@ def _text(key: bytes) -> str:
 
 
 def derived_id(record: Message, time_ms: int) -> str:
-    """Return the id of an event without one: a hash of topic, partition and offset behind the record's time.
+    """Return the id of an event without one: the record's time, followed by a hash of topic, partition and offset.
 
-    As a UUIDv7 it is known for new without a look into the archive, and a topic that is made anew, whose offsets begin
-    again, has other ids.
+    As it is a UUIDv7, a store knows that it is new without reading the archive. If a topic is created again, and its
+    offsets start again, the ids differ.
     """
     place = f"{record.topic()}/{record.partition()}/{record.offset()}"
     if time_ms in UUID7_TIMES_MS:

@@ -15,7 +15,7 @@ from app.jobs.kafka.service import EventService
 
 
 class ServiceAccess(NamedTuple):
-    """Where the service is, and a key that may write events."""
+    """The URL of the service, and an API key that may write events."""
 
     url: str
     key: str | None

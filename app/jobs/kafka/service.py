@@ -15,7 +15,7 @@ from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, error_message
 
 MAX_RETRY_AFTER_S = 60.0
 WAITED_OUT = frozenset({408, 429})  # and all of 5xx
-# what an event of the request is to blame for, or how many there are
+# caused by an event of the request, or by the number of events
 REFUSALS = frozenset(
     {"invalid_json", "invalid_events", "body_too_large", "too_many_events", "too_many_new_users_at_once"}
 )
@@ -85,7 +85,7 @@ class EventService:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _refused(self, answer: httpx.Response) -> dict[int, str]:
-        """Return the reasons for events that the answer names, by position; none where it names no events."""
+        """Return the reasons for the events that the answer names, by position; none if it names no events."""
         error = _json(answer).get("error")
         if not isinstance(error, dict) or error.get("code") not in REFUSALS:
             raise KafkaFailure(f"{self._client.base_url} answers {answer.status_code}: {error_message(answer)}")

@@ -1,1 +1,1 @@
-"""Lists for all users at once, such as those of an e-mail."""
+"""Lists for all users at once, for example for an e-mail campaign."""

@@ -29,16 +29,16 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class ListCounts:
-    """How many users have a list; `short` counts those with fewer items than were wanted, empty lists among them."""
+    """The number of users with a list; `short` counts those with fewer items than requested, including empty lists."""
 
     users: int = 0
     short: int = 0
 
 
 class ListParts:
-    """The parts, in a directory beside the file that is to be written.
+    """The parts, in a directory next to the output file.
 
-    k  how many items a list has where there are enough
+    k  the number of items of a list, if there are enough
     """
 
     def __init__(self, out: Path, plan: str, k: int) -> None:
@@ -64,22 +64,22 @@ class ListParts:
 
     @property
     def users(self) -> int:
-        """How many users have a list."""
+        """The number of users with a list."""
         return self._on_disk.users + len(self._made)
 
     def lacks(self, user_ids: Sequence[str]) -> list[str]:
-        """Return those of the users who have no list yet."""
+        """Return the users who have no list yet."""
         is_done = contains(self._done, hashes_of_users(user_ids))
         return [one for one, done in zip(user_ids, is_done, strict=True) if not done and one not in self._made]
 
     def add(self, lists: Mapping[str, Recommendations]) -> None:
-        """Add lists by user; as soon as there are enough for a part they are on disk."""
+        """Add lists by user, and write them to disk as soon as there are enough for a part."""
         self._made.update(lists)
         if len(self._made) >= PART_USERS:
             self._write()
 
     def finish(self) -> ListCounts:
-        """Make one file of all parts, which appears when it is whole, and remove them."""
+        """Merge all parts into one file, which appears when it is complete, and remove the parts."""
         if self._made:
             self._write()
         unfinished = self._directory / self._out.name

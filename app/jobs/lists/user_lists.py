@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListPlan:
-    """Which lists are made, and for whom.
+    """The lists to make, and the users to make them for.
 
     wishes    fields of requests for recommendations, such as `scenario` and `k`
     since_us  only users with an event since this time, in microseconds since the epoch
@@ -103,14 +103,14 @@ async def _once_reached(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
 
 
 async def _require_active(service: Service) -> None:
-    """Raise ValueError unless this process serves the model that is active."""
+    """Raise ValueError unless this process serves the active model."""
     active, served = (await service.store.pointers()).active, service.switcher.current.named
     if active is not None and active.tag != served.tag:
         raise ValueError(f"cannot load the active model {active.name!r}; pass its folder as --models-dir")
 
 
 async def _users_of_log(store: EventStore, tenant: str, plan: ListPlan) -> AsyncIterator[str]:
-    """Iterate over the plan's users, each once, with memory for those of one partition."""
+    """Iterate over the plan's users, each once, with the users of one partition in memory."""
     newest_us: dict[str, int] = {}
     async for page in store.log():
         if page.starts_over:
@@ -123,7 +123,7 @@ async def _users_of_log(store: EventStore, tenant: str, plan: ListPlan) -> Async
                 case Event(user_id=user_id, timestamp_us=event_us) if owner == tenant:
                     newest_us[user_id] = max(newest_us.get(user_id, event_us), event_us)
                 case Merge(user_id) if owner == tenant:
-                    newest_us.pop(user_id, None)  # whom this user has become has copies of the events
+                    newest_us.pop(user_id, None)  # the user that this one was merged into has copies of the events
         if page.is_complete:
             for user_id, event_us in newest_us.items():
                 if plan.is_for(user_id, event_us):
@@ -144,7 +144,7 @@ async def _in_groups(users: AsyncIterator[str]) -> AsyncIterator[list[str]]:
 class _ListMaker:
     """Recommends to users whose states are up to date.
 
-    k  how many items a list has where there are enough
+    k  the number of items of a list, if there are enough
     """
 
     def __init__(self, service: Service, tenant: str, wishes: Mapping[str, object], metrics: Metrics) -> None:
@@ -155,7 +155,7 @@ class _ListMaker:
         self.k = self._requests([ANYBODY])[0].k
 
     async def lists_of(self, user_ids: Sequence[str]) -> dict[str, Recommendations]:
-        """Return the lists of those of the users who have a log, by user; raise StorageUnavailable."""
+        """Return the lists of the users who have a log, by user; raise StorageUnavailable."""
         known, failed_reads = await self._with_states(user_ids), self._metrics.store.failed_reads
         lists = await self._service.switcher.recommender.recommend(self._requests(known)) if known else []
         if self._metrics.store.failed_reads > failed_reads:
@@ -163,7 +163,7 @@ class _ListMaker:
         return dict(zip(known, lists, strict=True))
 
     async def _with_states(self, user_ids: Sequence[str]) -> list[str]:
-        """Return the users who have states, which all go as far as the log now, however much they lacked."""
+        """Bring the users' states up to date, however many entries they lack. Return the users who have states."""
         gone: set[str] = set()  # erased since the log was read
         for served in self._service.switcher.served():
             states = await self._service.store.states(self._tenant, user_ids, served.generation)
@@ -171,7 +171,7 @@ class _ListMaker:
         return [user_id for user_id in user_ids if user_id not in gone]
 
     def _requests(self, user_ids: Sequence[str]) -> Sequence[RecommendationRequest]:
-        """Return the requests for the users' lists; raise ValueError where there cannot be any."""
+        """Return the requests for the users' lists; raise ValueError if they are invalid."""
         requests = [RecommendationRequest.model_validate({**self._wishes, "user_id": one}) for one in user_ids]
         try:
             return self._service.scenarios.resolve(requests, self._service.switcher.experiment)

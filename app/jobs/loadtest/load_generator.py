@@ -1,8 +1,8 @@
-"""An open-loop load generator: requests go out when they are due, however slow the responses are.
+"""An open-loop load generator: it sends each request when it is due, however slow the responses are.
 
 The latency of a request counts from the time at which it was due, so a service that stalls also pays for the requests
-that should have been sent meanwhile. The generator is one thread with plain sockets, since on one machine its CPU time
-is taken from the service.
+that should have been sent meanwhile. The generator is one thread with plain sockets, because on one machine it takes
+CPU time from the service.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class BenchError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """The service that is measured: an address of each process, and item ids of its catalogue."""
+    """The measured service: the address of each process, and item ids of its catalogue."""
 
     addresses: list[Address]
     item_ids: list[str]
@@ -70,7 +70,7 @@ class Row:
     events_p99_ms: float
     errors: dict[str, int]  # by status, 0 for no response
     unannounced: int  # refusals without Retry-After
-    service_us: float  # CPU time for each request, as the next two
+    service_us: float  # CPU time per request, like the next two
     redis_us: float
     generator_us: float
     resident_mb: list[int]  # of each process
@@ -84,7 +84,7 @@ class Row:
 def enlarged_service(
     model: Path, items: int, codes: synthetic_catalogue.Codes, processes: int, *, on_redis: bool
 ) -> Iterator[BenchTarget]:
-    """Run `lisarec serve` on an empty store, with the model's weights and a catalogue of this size.
+    """Run `lisarec serve` on an empty store, with the model's weights and a catalogue of `items` items.
 
     raises  BenchError, ArtifactError, ValueError
     """
@@ -102,7 +102,7 @@ def enlarged_service(
 
 
 def disk_sync_ms() -> tuple[float, float]:
-    """Return how long the disk takes to sync 4 kB: median and 90th percentile. Every event waits for such a sync."""
+    """Return the time that the disk takes to sync 4 kB: median and 90th percentile. Every event waits for a sync."""
     times_s = []
     with TemporaryFile() as file:
         for _ in range(SYNCS):
@@ -118,7 +118,7 @@ def disk_sync_ms() -> tuple[float, float]:
 def running_target(url: str) -> BenchTarget:
     """Return the target for a running service, whose store keeps the events.
 
-    raises  ReplayError, ValueError  when the URL is no address, or no service answers there
+    raises  ReplayError, ValueError  when the URL is invalid, or no service answers there
     """
     require_http_url(url)
     try:
@@ -130,7 +130,7 @@ def running_target(url: str) -> BenchTarget:
 
 
 class RateSweep:
-    """Gives the service users with a history, then measures one rate after another."""
+    """Creates users with a history in the service, then measures one rate after another."""
 
     def __init__(self, service: BenchTarget, connections: int = CONNECTIONS) -> None:
         self._service = service
@@ -179,7 +179,7 @@ class RateSweep:
         return [int(value) >> 20 for value in self._metric_of_processes("process_resident_memory_bytes")]
 
     def until_overloaded(self, rate: float, seconds: float, p90_ms: float) -> Iterator[Row]:
-        """Measure rates that grow by a quarter, up to the first that the service does not keep up with."""
+        """Measure rates that grow by a quarter, up to the first one that the service cannot keep up with."""
         while True:
             row = self.measure(rate, seconds)
             yield row
@@ -224,9 +224,9 @@ class RateSweep:
 
 @contextmanager
 def running_redis(directory: Path) -> Iterator[str]:
-    """Run a Redis as docker-compose.yml does, with the same start, configuration and users, and give its URL.
+    """Run Redis as docker-compose.yml does, with the same start, configuration and users. Yields its URL.
 
-    raises  BenchError  where it cannot be started
+    raises  BenchError  when it cannot be started
     """
     program = shutil.which("redis-server", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
     if program is None or not (REDIS_FILES / "redis.conf").is_file():

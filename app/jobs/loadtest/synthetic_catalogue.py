@@ -1,4 +1,4 @@
-"""Writes a trained model with a catalogue of another size, to measure the cost of size. Its quality means nothing."""
+"""Writes a trained model with a catalogue of another size, to measure speed and memory. Its quality is meaningless."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Codes = Literal["trained", "random"]
 
 
 def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed: int = 0) -> None:
-    """Write a model directory with the weights of a trained one and so many items, in rounds of the trained items.
+    """Write a model directory with the weights of a trained one and `items` items, in rounds of the trained items.
 
     trained  each round copies the trained items; a copy keeps the coarse half of its codes and takes the fine half
-             from an item that is like it, so that scores lie as close together as a shop's
-    random   every code is drawn anew, which leaves no structure
+             from similar items, so that scores are as close together as in a shop
+    random   every code is random, which leaves no structure
 
     The followers and complements of a copy are those of its original, in the same round; so is its interval.
     """
@@ -58,7 +58,7 @@ def item_id(number: int) -> str:
 
 
 def _in_round(others: NDArray[np.int32], rounds: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the copies of other items (N, K) that belong to the same rounds (N, 1); -1 beyond the last one."""
+    """Return the copies of other items (N, K) that belong to the same rounds (N, 1); -1 beyond the last item."""
     shifted = others + rounds
     return np.where((others >= 0) & (shifted < len(others)), shifted, -1).astype(np.int32)
 

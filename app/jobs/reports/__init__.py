@@ -1,1 +1,1 @@
-"""Reports for people: HTML pages, tables, plots and progress."""
+"""Reports for people: HTML pages, tables, plots and progress displays."""

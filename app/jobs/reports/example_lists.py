@@ -1,4 +1,4 @@
-"""Histories of some users beside the lists that models make for them, for people to judge by eye."""
+"""Histories of some users next to the models' lists for them, for people to judge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 10  # items of a list, and newest events of a history
 
 
 def example_lists(report: Report, items: ItemTable, seed: int) -> Html | None:
-    """Return a section with the lists of users that the seed draws; None where only some candidates were ranked."""
+    """Return a section with the lists of users drawn with the seed; None if only some candidates were ranked."""
     variants = [report.first, *report.others]
     if any(variant.results[0].recommended is None for variant in variants):
         return None

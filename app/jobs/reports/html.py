@@ -1,4 +1,4 @@
-"""HTML from Python: only what ``tag`` returns is markup; all other text is escaped."""
+"""HTML from Python: only the results of ``tag`` are markup; all other text is escaped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 PLOT_WIDTHS = {"on-wide": 680, "on-narrow": 320}  # pixels
 SHADES = ("first", "second", "third", "fourth")  # of the lines of a plot
-LONGEST_WORD = 14  # characters, that a cell keeps whole
+LONGEST_WORD = 14  # characters of the longest word that a cell does not break
 MARKUP = re.compile(r"<[^>]*>")
 
 
@@ -40,9 +40,9 @@ def section(title: str, *children: Html) -> Html:
 
 
 def figure(draw: Callable[[int], Html], caption: str, legend: Iterable[str] = ()) -> Html:
-    """Return a plot with what it shows, drawn once for wide screens and once for narrow ones; one of them is seen.
+    """Return a plot with a caption, drawn once for wide screens and once for narrow ones; only one of them is visible.
 
-    draw    makes the plot in a width in pixels
+    draw    draws the plot in a given width, in pixels
     legend  names of the lines, at most four
     """
     plots = [tag("div", draw(width), class_=f"plot {name}") for name, width in PLOT_WIDTHS.items()]
@@ -52,19 +52,19 @@ def figure(draw: Callable[[int], Html], caption: str, legend: Iterable[str] = ()
 
 
 def details(numbers: Html) -> Html:
-    """Return a table of numbers that opens when it is asked for."""
+    """Return a collapsed table of numbers, which opens on a click."""
     return tag("details", tag("summary", "The numbers"), numbers)
 
 
 def with_note(text: str, note: str) -> Html:
-    """Return a text with a quieter one below it, if that is not empty."""
+    """Return a text with a note below it, if the note is not empty."""
     return concatenated(tag("span", text), *([tag("small", note)] if note else []))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str | None = None) -> Html:
-    """Return a table whose rows become cards where they have too little room; a row's first cell is its heading.
+    """Return a table whose rows become cards on narrow screens; a row's first cell is its heading.
 
-    The roles say again what the elements are, because browsers forget it of elements that are shown as cards.
+    The roles repeat what the elements are, because browsers drop the roles of elements that are displayed as cards.
     """
     heads = [tag("th", name, scope="col", role="columnheader", class_=_fit(name)) for name in columns]
     body = [tag("tr", *_cells(row, columns), role="row") for row in rows]
@@ -84,6 +84,6 @@ def _cells(row: Sequence[str], columns: Sequence[str]) -> list[Html]:
 
 
 def _fit(cell: str) -> str | None:
-    """Return the class of a cell with a word so long that it has to break; all others keep theirs whole."""
+    """Return the class of a cell with a word so long that it has to break; None for other cells."""
     text = MARKUP.sub(" ", cell) if isinstance(cell, Html) else cell
     return "breaks" if any(len(word) > LONGEST_WORD for word in text.split()) else None

@@ -1,4 +1,4 @@
-"""The progress of long jobs: a bar on a terminal; elsewhere a line, whenever none was printed for a while."""
+"""The progress of long jobs: a bar on a terminal; elsewhere a line whenever nothing was printed for a while."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.progress import Progress, ProgressColumn, Task, TextColumn, TimeElapse
 from rich.text import Text
 from typing_extensions import override
 
-SILENCE_S = 20.0  # the longest one of a job whose output is no terminal; logs are watched for 30 s
+SILENCE_S = 20.0  # the longest one of a job whose output is not a terminal, so that 30 s of a log always have a line
 
 
 class ShareColumn(ProgressColumn):
-    """How much of the task is done; empty where nothing is, or where nobody knows the total."""
+    """The completed share of the task; empty at 0, or if the total is unknown."""
 
     @override
     def render(self, task: Task) -> Text:
@@ -42,7 +42,7 @@ class JobProgress(Progress):
     """Shows a bar for every task on a terminal.
 
     Elsewhere it prints the texts of the columns as a line for every task, whenever nothing was printed for
-    ``silence_s`` seconds. What is printed by ``say`` breaks the silence, too.
+    ``silence_s`` seconds. Lines of ``say`` count as printed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class JobProgress(Progress):
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def break_silence(self) -> None:
-        """Print how far the tasks are, if nothing was printed for so long that it is time to."""
+        """Print the progress of the tasks, if nothing was printed for ``silence_s`` seconds."""
         if self.get_time() - self._spoke_s < self._silence_s:
             return
         for task in self.tasks:
@@ -108,7 +108,7 @@ def announced(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def counted(noun: str, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show how many of something a job has done, such as users, and for how long; yields a function to say it with."""
+    """Show a count of a job's progress, such as users, and its duration. Yields a function that sets the count."""
     columns = TextColumn(f"{{task.completed:,}} {noun}"), TimeElapsedColumn()
     with JobProgress(*columns, console=console) as progress:
         task = progress.add_task(noun, total=None)

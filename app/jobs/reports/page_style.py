@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from app.jobs.reports.html import SHADES
 
-CARD_COLUMN_REM = 6.25  # what a column needs beside others; in less room, rows become cards
+CARD_COLUMN_REM = 6.25  # the minimum width of a column; if there is less, rows become cards
 
 CARD = """
   {0} thead {{ clip-path: inset(50%); height: 1px; overflow: hidden; position: absolute; width: 1px; }}
@@ -54,7 +54,7 @@ SHADE = """
 
 
 def style_for(column_counts: Iterable[int]) -> str:
-    """Return the style sheet of a page whose tables have so many columns."""
+    """Return the style sheet of a page whose tables have these numbers of columns."""
     cards = [
         f"@container (max-width: {CARD_COLUMN_REM * count}rem) {{{CARD.format(f'.columns-{count}')}}}\n"
         for count in sorted(set(column_counts))

@@ -1,4 +1,4 @@
-"""How long each phase of a job took, and how much memory its process had at most."""
+"""The duration of each phase of a job, and the peak memory of its process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 MIB = 1 << 20
-BLOCK_BYTES = 1024  # in which Linux counts the memory of a process
+BLOCK_BYTES = 1024  # the unit in which Linux reports the peak memory of a process
 
 
 class PhaseTimes:
-    """Adds up the seconds of phases, which come one after the other and again.
+    """Adds up the seconds of phases, which run one after another and may run again.
 
     seconds  of each phase that has ended, in the order in which they began
     """
@@ -24,13 +24,13 @@ class PhaseTimes:
         self._begin_s = 0.0
 
     def begin(self, phase: str) -> None:
-        """End the phase of now, and begin this one; nothing happens where it is the same."""
+        """End the current phase, and begin this one; do nothing if it is the same."""
         if phase != self._phase:
             self.end()
             self._phase, self._begin_s = phase, self._get_time()
 
     def end(self) -> None:
-        """End the phase of now, if there is one."""
+        """End the current phase, if there is one."""
         if self._phase is not None:
             passed_s = self._get_time() - self._begin_s
             self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + passed_s
@@ -56,5 +56,5 @@ class PhaseTimes:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has had since its start."""
+    """Return the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about the quality of models: it loads nothing and runs no script."""
+"""A self-contained HTML page about the quality of models, which loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TABLE_CLASS = re.compile(r'class="columns-(\d+)"')
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made a report, and when.
+    """The origin of a report.
 
-    command  as a shell takes it
+    command  the command line that made it
     made_at  with its time zone
     version  of lisarec
     """
@@ -48,7 +48,7 @@ class Provenance:
 
 
 def write_page(directory: Path, report: Report, models: Sequence[AnyModel], made: Provenance, seed: int = 0) -> Path:
-    """Write ``index.html`` into the directory, made where it is missing; the other arguments are those of ``page``."""
+    """Write ``index.html`` into the directory, which is created if needed; other arguments are those of ``page``."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "index.html"
     file.write_text(page(report, models, made, seed), encoding="utf-8")
@@ -56,9 +56,9 @@ def write_page(directory: Path, report: Report, models: Sequence[AnyModel], made
 
 
 def page(report: Report, models: Sequence[AnyModel], made: Provenance, seed: int = 0) -> str:
-    """The whole document.
+    """Return the whole document.
 
-    models  the report's; codewords and losses are those of the first, if it is one that is served
+    models  the report's models; codewords and losses are those of the first one
     seed    draws the users whose lists are shown
     """
     numbers = report.to_json()
@@ -150,7 +150,7 @@ def _by_item_frequency(report: Report) -> Html:
 
 
 def _compared(report: Report) -> dict[str, Result]:
-    """The best baseline and the first seed of every model, of which those that a plot has lines for come first."""
+    """Return the first seed of every model, and the best baseline; those for which a plot has lines come first."""
     models = {standing.name: standing.variant.results[0] for standing in report.leaderboard.models}
     best = report.best_baseline
     named = list((models | ({best.name: best} if best else {})).items())
@@ -184,7 +184,7 @@ def _bucket_plot(compared: dict[str, list[Bucket]], x_title: str, property_name:
 def _line_plot(
     series: Sequence[tuple[str, Sequence[Point]]], title: str, x_title: str, caption: str, from_zero: bool = True
 ) -> Html:
-    """Return a figure of the first series, and of what the others are called."""
+    """Return a figure of the first MOST_LINES series, with the names of the others in the caption."""
     shown, others = series[:MOST_LINES], [name for name, _ in series[MOST_LINES:]]
     left_out = f" Not drawn: {', '.join(others)}." if others else ""
 

@@ -35,7 +35,7 @@ def other_models_table(numbers: dict[str, Any]) -> Table:
 
 
 def other_models_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of the first model and the others; of several seeds it has the means."""
+    """Return the headings and rows of a table of the first model and the others; several seeds have their means."""
     judged = [named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10")]
     means = {name: each["mean"] for name, each in numbers.get("spread", {}).items()} or numbers["metrics"]
     headings = ["", "seeds", *judged, *(f"first minus it, {metric}" for metric in judged)]
@@ -49,7 +49,7 @@ def other_models_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str
 
 
 def verdicts_of(numbers: dict[str, Any]) -> list[str]:
-    """Return what the comparison with each other model shows, a sentence each."""
+    """Return the verdict of the comparison with each other model, one sentence each."""
     return [str(other["verdict"]) for other in numbers.get("other_models", {}).values()]
 
 
@@ -66,12 +66,12 @@ def baselines_table(numbers: dict[str, Any]) -> Table:
 
 
 def margin_text(margin: dict[str, Any]) -> str:
-    """Return by how much the model is better, with the interval."""
+    """Return the difference to the other model, with its interval, as text."""
     return f"{margin['difference']:+.4f} ({interval_text(margin['interval_95'], '+.4f')})"
 
 
 def interval_text(interval: tuple[float, float] | None, form: str = ".4f") -> str:
-    """Return the bounds of an interval as text; nothing where there is none."""
+    """Return the bounds of an interval as text; empty if there is none."""
     return "" if interval is None else " to ".join(format(bound, form) for bound in interval)
 
 
@@ -90,5 +90,5 @@ def number_text(value: float) -> str:
 
 
 def named(numbers: dict[str, Any], metric: str) -> str:
-    """The metric's name with its protocol, e.g. ``hr_at_10_full``."""
+    """Return the metric's name with its protocol, e.g. ``hr_at_10_full``."""
     return next(str(name) for name in numbers["metrics"] if name.startswith(f"{metric}_"))

@@ -1,4 +1,4 @@
-"""All models and baselines of an evaluation in one plot and one table, and metric by metric."""
+"""All models and baselines of an evaluation in one plot and one table, and a table of all metrics."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def _value(standing: Standing, name: str) -> Html:
 
 
 def _of_lists(standing: Standing, report: Report) -> dict[str, float]:
-    """Return what the lists of the first seed are like; nothing where only some candidates were ranked."""
+    """Return the beyond-accuracy metrics of the first seed's lists; none if only some candidates were ranked."""
     recommended = standing.variant.results[0].recommended
     return {} if recommended is None else beyond_accuracy(recommended, report.trial.counts)

@@ -1,6 +1,6 @@
 """Plots as inline SVG. Colours are classes that the page's style sheet fills, so they follow light and dark.
 
-A plot is as wide as it is told, in pixels, so that its text has the same size on a telephone as on a large screen.
+Each plot is drawn for a given width in pixels, so that its text has the same size on a phone as on a large screen.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 32, 44
 BAR_HEIGHT, BAR_THICKNESS = 40, 14  # a bar stands below its label
 APART = 6  # between the marks of several lines, so that their whiskers do not overlap
 CELL_HEIGHT = 20
-VALUE_SPACE, CHARACTER = 60, 7.5  # widths of a bar's value, and of a character at most
-LABEL_SPACE = 40  # that a label of the horizontal axis takes
+VALUE_SPACE, CHARACTER = 60, 7.5  # widths of a bar's value, and of the widest character
+LABEL_SPACE = 40  # width of a label of the horizontal axis
 LABEL_WIDTH, LINE = 120, 13
 FILE_STYLE = """
 text { fill: #57606a; font: 12px sans-serif; } .grid { stroke: #b9c0c8; } .first.fill { fill: #0b62c4; }
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A named value at an amount of the horizontal axis."""
+    """A named value and its position on the horizontal axis."""
 
     label: str
     amount: float
@@ -51,14 +51,14 @@ class Spot(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """The vertical axis of a plot, by the values at its bottom and its top."""
+    """The vertical axis of a plot, given by the values at its bottom and its top."""
 
     low: float
     high: float
 
     @classmethod
     def around(cls, values: Sequence[float], from_zero: bool) -> Axis:
-        """Return an axis from 0, or just below the least value, to a round number above the largest."""
+        """Return an axis from 0, or from the smallest value rounded down, to a round number above the largest."""
         low = 0.0 if from_zero else math.floor(min(values))
         span = max(values, default=0) - low or 1.0
         power = 10.0 ** math.floor(math.log10(span))
@@ -66,7 +66,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def within(cls, values: Sequence[float]) -> Axis:
-        """Return an axis from just below the least value to just above the largest, in hundredths."""
+        """Return an axis from just below the smallest value to just above the largest, in hundredths."""
         return cls(math.floor(min(values) * 100 - 0.5) / 100, math.ceil(max(values) * 100 + 0.5) / 100)
 
     def y(self, value: float) -> float:
@@ -122,7 +122,7 @@ def lines(
 
 
 def scatter(spots: Sequence[Spot], title: str, x_title: str) -> Html:
-    """Return a plot of named values over a logarithmic axis, as a file of its own with its colours."""
+    """Return a plot of named values over a logarithmic axis, as a standalone file with its own colours."""
     axis = Axis.within([spot.value for spot in spots])
     powers = [math.log2(spot.amount) for spot in spots]
     first, last = math.floor(min(powers)), math.ceil(max(powers) + 0.5)
@@ -144,7 +144,7 @@ def scatter(spots: Sequence[Spot], title: str, x_title: str) -> Html:
 
 
 def heat_map(shares: NDArray[np.floating], title: str, row_name: str, column_name: str, width: int = WIDTH) -> Html:
-    """Return a grid of shares (rows, columns), darkest at the largest of them."""
+    """Return a grid of shares (rows, columns); the largest share has the strongest colour."""
     rows, columns = shares.shape
     largest, cell = max(float(shares.max()), 1e-12), (width - LEFT - RIGHT) / columns
     parts = []
@@ -184,7 +184,7 @@ def _frame(labels: Sequence[str], axis: Axis, x_title: str, width: int) -> list[
 
 
 def _mark(x: float, y: float, shade: str, note: Html) -> Html:
-    """Return a mark of the line's own form, for readers to whom the colours look the same."""
+    """Return a mark whose shape tells the line, for readers who cannot distinguish the colours."""
     if shade == "first":
         return tag("circle", note, cx=_number(x), cy=_number(y), r=4, class_="first fill")
     if shade == "second":

@@ -1,4 +1,4 @@
-"""The progress of a training: a bar for the whole of it, and a line for every epoch."""
+"""The progress of a training: a bar for the whole training, and a line for every epoch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PHASES = {  # by the first word of a stage
 class TrainingProgress:
     """A context manager that shows the stage, the progress and the time left of a training.
 
-    The time left is that to the last epoch; early stopping ends a training sooner. A successful training prints how
-    long each phase took.
+    The time left is that until the last epoch; early stopping ends a training sooner. A successful training prints the
+    duration of each phase.
 
-    phases  of the training
+    phases  the durations of the training's phases
 
     patience  the number of epochs without an improvement on validation after which training stops
     """
@@ -40,7 +40,7 @@ class TrainingProgress:
     ) -> None:
         self._epochs = epochs
         self._patience = patience
-        self._ended = 0  # epochs that were finished in this run
+        self._ended = 0  # the last epoch that was finished in this run
         columns = TextColumn("{task.description}", markup=False), BarColumn(), ShareColumn(), TimeLeftColumn()
         self._bar = JobProgress(*columns, console=console, is_transient=True, get_time=get_time)
         self._task = self._bar.add_task("preparing", start=False, total=epochs)
@@ -83,7 +83,7 @@ class TrainingProgress:
         """Show the progress of the epoch."""
         self.phases.begin(EPOCHS)
         completed = epoch + share
-        if not self._has_begun:  # a training that is resumed has done some epochs before
+        if not self._has_begun:  # a resumed training has completed some epochs before
             self._has_begun = True
             self._bar.update(self._task, done_before=completed)
             self._bar.start_task(self._task)

@@ -1,1 +1,1 @@
-"""`lisarec retrain`: one round, the loop around it, its report and its metrics."""
+"""`lisarec retrain`: a round, the loop of rounds, their report and their metrics."""

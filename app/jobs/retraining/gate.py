@@ -1,8 +1,8 @@
-"""The gate of a round: whether the new model may replace the one that is served, and by which metric that is decided.
+"""The gate of a round: decides whether the new model may replace the active one, and by which metric.
 
-NDCG@10 asks how well the held-out events are predicted, whatever they are worth. Value-weighted HR@10 asks which share
-of their value is among the first ten: it counts an event of 100 a hundred times as much as one of 1. Where held-out
-events have values both are measured; the operator chooses which of them decides.
+NDCG@10 measures how well the held-out events are predicted, regardless of their value. Value-weighted HR@10 is the
+share of their value among the first ten items: an event with value 100 counts a hundred times as much as one with value
+1. If held-out events have values, both are measured, and the operator chooses which one decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from model.metrics import Interval, difference_interval_95, metrics, value_difference_interval_95, value_hit_rate
 
-MIN_VALUED_EVENTS = 50  # that are held out; a few large ones would decide by chance
+MIN_VALUED_EVENTS = 50  # among the held-out ones; with fewer, a few large values would decide by chance
 
 Criterion = Literal["ndcg", "value"]
 Ranks = NDArray[np.int64]
@@ -26,7 +26,7 @@ Values = NDArray[np.float64]
 class ModelComparison:
     """Whether the new model may replace the served one, and the metrics of both.
 
-    valued_events  how many of the held-out events have a value above 0; the metrics of value are None where none has
+    valued_events  the number of held-out events with a value above 0; if there are none, the metrics of value are None
     decided_by     the metric that decided
     """
 

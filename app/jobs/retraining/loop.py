@@ -1,4 +1,4 @@
-"""The trainer's loop: one round of retraining, or one again and again."""
+"""The trainer's loop: one round of retraining, or a round at every interval."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NICENESS = 10
 def run_trainer(
     settings: StoreSettings, plan: RetrainingPlan, every_s: float | None, console: Console, metrics: TrainerMetrics
 ) -> RoundOutcome:
-    """Retrain once, or every `every_s` seconds; a failed round is reported and tried again.
+    """Retrain once, or every `every_s` seconds, where a failed round is reported and tried again.
 
-    raises  StorageError, ValueError, OSError  when the one round fails
+    raises  StorageError, ValueError, OSError  when a single round fails
     """
     os.nice(NICENESS)
     use_threads()
@@ -58,19 +58,19 @@ def run_trainer(
 
 
 def due_in_s(models: ModelRegistry, every_s: float) -> float:
-    """Return the seconds until the next round; 0 where one was interrupted."""
+    """Return the seconds until the next round; 0 if one was interrupted."""
     last = TrainerReport.read(models.folder).last
     if last is None or (models.work / WORK / ROUND).exists():
         return 0.0
     waits_for_first = last["outcome"] == "waiting" and last["served"] == empty_model.TAG.hex()
     pause_s = min(POLL_EVERY_S, every_s) if waits_for_first else every_s
     passed_s = time.time() - datetime.fromisoformat(last["at"]).timestamp()
-    return max(0.0, pause_s - max(0.0, passed_s))  # a clock that was ahead then must not make the pause longer
+    return max(0.0, pause_s - max(0.0, passed_s))  # a clock that was ahead at the time must not make the pause longer
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other trainers from working in the models folder.
+    """Prevent other trainers from working in the models folder.
 
     raises  ValueError  when another one does
     """

@@ -1,4 +1,4 @@
-"""The trainer's metrics: how rounds ended, when the last one did, and how old the newest model is."""
+"""The trainer's metrics: the outcomes of rounds, the time of the last one, and the age of the newest model."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class TrainerMetrics:
             self._value.labels(model).set(math.nan)
 
     def listen(self, host: str, port: int) -> None:
-        """Serve GET /metrics in a thread of its own.
+        """Serve GET /metrics in a separate thread.
 
         raises  OSError  when the address is in use
         """
         start_http_server(port, host, self.registry)
 
     def begin(self, folder: Path, report: TrainerReport, every_s: float) -> None:
-        """Record what earlier trainers have done."""
+        """Record the results of earlier trainers."""
         self._every.set(every_s)
         self._succeeded.set(
             time.time() if report.last is None else datetime.fromisoformat(report.last["at"]).timestamp()

@@ -18,14 +18,15 @@ WORK, ROUND, REPORT, LOCK = ".retraining", "round.json", "retrain.json", ".retra
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """How a round ended. The metrics are those of the new model, and of the served one or of popular items.
+    """The outcome of a round. The metrics are those of the new model, and of the served one or of popular items.
 
     served         tag of the model that was served when the round began
-    valued_events  how many of the questions have a value; where none has, there are no metrics of value
-    decided_by     the metric that decided; None where nothing was compared
-    is_warm        whether the new model went on from the served one; None where there is no new model
-    phases_s       seconds that the phases of the round took, in the process that ended it
-    peak_bytes     the most memory that this process has had
+    questions      the number of held-out events in the comparison
+    valued_events  the number of these events with a value; if there are none, the metrics of value are None
+    decided_by     the metric that decided; None if nothing was compared
+    is_warm        whether the new model continued from the served one; None if there is no new model
+    phases_s       seconds of each phase of the round, in the process that ended it
+    peak_bytes     the peak memory of this process
     """
 
     outcome: Literal["activated", "refused", "waiting"]
@@ -61,7 +62,7 @@ class TrainerReport:
     def read(cls, folder: Folder) -> TrainerReport:
         """Return the report of the models folder; an empty one if there is none.
 
-        raises  ValueError  when the file is no report
+        raises  ValueError  when the file is not a report
                 OSError     when it cannot be read
         """
         try:

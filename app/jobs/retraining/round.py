@@ -1,15 +1,16 @@
-"""One round of retraining: train the next generation, and activate it if it is no worse than the served one.
+"""One round of retraining: train the next generation, and activate it if it passes the gate.
 
-A round has four steps. It may be killed in each of them, and the next start continues it. Its files are in
-MODELS/.retraining, where `round.json` says that the data are complete:
+A round has four steps. It may be killed in any of them, and the next start continues it. Its files are in
+MODELS/.retraining, where the presence of `round.json` means that the data are complete:
 
   prepare   write the archive's events as training data, and the past: those before the held-out ones
   try       train a model on the past, and compare it with the served one on the held-out events
-  train     train a model on all events, if the first one is no worse
-  go live   move the model to MODELS/NAME, signed where there is a key, fold all events for it, activate it, and remove
+  train     train a model on all events, if the first one passes
+  go live   move the model to MODELS/NAME, signed if there is a key, fold all events for it, activate it, and remove
             older models
 
-MODELS/retrain.json has the outcome of the last round, and the models that the trainer has made. It removes no others.
+MODELS/retrain.json has the outcome of the last round, and the models that the trainer has made. The trainer removes no
+other models.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class RetrainingPlan:
     """The options of a round.
 
     max_loss   the largest accepted loss, as a share of the active model's quality, if the loss is not significant
-    criterion  what that quality is: NDCG@10, or the value-weighted hit rate where enough events have values
-    memory     bytes that the process may take while it trains; None: as many as it needs
-    warm       whether to go on from the served model, but for every `full_every`-th model
+    criterion  the measure of quality: NDCG@10, or value-weighted HR@10 if enough events have values
+    memory     the memory limit of the process during training, in bytes; None for no limit
+    warm       whether to continue from the active model, except for every `full_every`-th model
     """
 
     preset: str = "lisa-mini"
@@ -97,7 +98,7 @@ class RetrainingPlan:
     users_sample: float = 1.0
 
     def config(self, lift: Lift | None, *, is_warm: bool = False) -> Config:
-        """Return the configuration of a training on all of its data, which do not include the held-out events."""
+        """Return the configuration of a training on all events of its data directory."""
         shape, training = preset(self.preset)
         about: dict[str, Any] = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
         if lift is not None:
@@ -164,7 +165,7 @@ class RetrainingRound:
         return self._go_live(served)
 
     def _served_model(self) -> Artifact | None:
-        """Return the model that is served; None where there is none yet."""
+        """Return the active model, else the one that a process serves; None if there is none yet."""
         known = asyncio.run(self._known_generations())
         chosen = [one for one in known if one.is_active] or [one for one in known if one.is_live]
         names = [one.named for one in chosen if one.named.tag != empty_model.TAG]
@@ -184,7 +185,7 @@ class RetrainingRound:
     # ---- steps
 
     def _has_new_model(self, served: Artifact | None) -> bool:
-        """Return whether the round's model is in the models folder, and is active or still to replace this one."""
+        """Return whether the round's model is in the models folder, and is active or to replace the served one."""
         notes = self._read_notes()
         if "name" not in notes or not model_directory.exists(self._folder / notes["name"]):
             return False
@@ -195,7 +196,7 @@ class RetrainingRound:
         return notes.get("plan") == asdict(self._plan) and notes.get("served") == _tag(served)
 
     def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
-        """Write the data of a round from the archive, and return None; or return what the round has to wait for."""
+        """Write the data of a round from the archive, and return None; or return the outcome if it has to wait."""
         self._clear()
         archived = TrainingEvents(self._archive, self._settings.tenant)
         entries = len(archived) if archived.exist() else 0
@@ -222,7 +223,7 @@ class RetrainingRound:
         return None
 
     def _write_data(self, directory: Path, events: pl.DataFrame, of_store: ItemsById) -> None:
-        """Write a data directory, with what the store knows of items over the table in the archive's folder."""
+        """Write a data directory. The store's item data override the table of items in the archive's folder."""
         directory.mkdir(parents=True)
         columns = ("user_id", "item_id", "type", "value", "order_id")
         table = events.select(*columns, timestamp=pl.col("timestamp_us") / 1e6)
@@ -238,7 +239,7 @@ class RetrainingRound:
         )
 
     def _train(self, name: str, lift: Lift | None, start: Artifact | None) -> Artifact:
-        """Return a model trained on these data, which an earlier run may have trained."""
+        """Return a model trained on these data, by this run or an earlier one."""
         out = self._work / name / "model"
         if model_directory.exists(out):
             return model_directory.load(out)
@@ -325,7 +326,7 @@ class RetrainingRound:
         return RoundOutcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **details)
 
     def _costs(self) -> dict[str, Any]:
-        """Return what the round has cost this process, and print it."""
+        """Return the time and memory that the round took in this process, and print the time."""
         if self._phases.seconds:
             print_line(self._console, f"time of the round: {self._phases}")
         seconds = {phase: round(one, 1) for phase, one in self._phases.seconds.items()}
@@ -342,9 +343,9 @@ class RetrainingRound:
 
 
 def _signing_key(settings: StoreSettings) -> Ed25519PrivateKey | None:
-    """Return the key that signs the new model; None where models need no signature.
+    """Return the key that signs the new model; None if there is none, and models need no signature.
 
-    raises  SignatureError  when what it would sign could not be served
+    raises  SignatureError  when services would reject the signature
     """
     key_file, keys_file = settings.model_signing_key_file, settings.model_keys_file
     key = None if key_file is None else read_signing_key(key_file)
@@ -365,7 +366,7 @@ def _served_ranks(test: HoldoutComparison, served: Artifact | None, past: pl.Dat
 def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> tuple[Artifact, Lift]:
     """Return the model with the lift that is best on the held-out events, and that lift.
 
-    The best one depends on the data, and training on all events leaves no validation to choose it.
+    The best lift depends on the data, and training on all events leaves no validation events to choose it.
     """
     usual = Lift(**model.metrics["lift"])
     best = chosen_lift(validation.lifted_ranks(model, usual), usual).lift
@@ -374,7 +375,7 @@ def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> tuple[Art
 
 
 def _trained_at_ms(models: ModelRegistry, served: Artifact | None) -> int:
-    """Return when the model was ready: later events cannot have been in its training."""
+    """Return the time at which the model was ready: later events cannot be in its training data."""
     return 0 if served is None else int((models.path(served.name) / MANIFEST).stat().st_mtime * 1000)
 
 

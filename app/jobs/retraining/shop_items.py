@@ -29,7 +29,7 @@ ItemsById: TypeAlias = Mapping[str, dict[str, Any]]
 
 
 async def items_of_store(settings: StoreSettings, item_ids: Collection[str]) -> ItemsById:
-    """Return titles, categories and vectors that were put of these items; raises StorageError."""
+    """Return the titles, categories and vectors in the store of these items; raises StorageError."""
     found: dict[str, dict[str, Any]] = {}
     wanted, tenant, changes = frozenset(item_ids), settings.tenant, ItemChanges([], 0)
     async with opened_store(settings) as store:
@@ -51,11 +51,11 @@ async def items_of_store(settings: StoreSettings, item_ids: Collection[str]) -> 
 
 
 def put_over_file(directory: Path, of_store: ItemsById) -> None:
-    """Put what the store knows of items over the table of items of a data directory, which it may lack.
+    """Write the store's item data over the table of items of a data directory, which may not exist.
 
-    Vectors are those of the store, if it has any, and else those of the file: all have as many numbers.
+    Vectors are those of the store, if it has any, and else those of the file, because all must have the same dimension.
 
-    raises  DataError  when the file is no table of items
+    raises  DataError  when the file is not a table of items
     """
     if not of_store:
         return
