@@ -1,4 +1,4 @@
-"""A Prometheus histogram that buffers observations, since single ones cost ten times as much."""
+"""A Prometheus histogram that buffers observations, because writing single ones costs ten times as much."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Makes the instruments of a process, and remembers what they are: prometheus_client tells of those that were used."""
+"""Creates the metrics of a process, and remembers them all: prometheus_client lists only those that were used."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ class DeclaredMetric(NamedTuple):
 class Instruments:
     """Makes counters, gauges and buffered histograms in one registry.
 
-    declared  what was made, in order
+    declared  the metrics, in the order of their creation
     """
 
     def __init__(self) -> None:
@@ -29,26 +29,26 @@ class Instruments:
         self._buffered: list[BufferedHistogram] = []
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
-        """Make a counter, which Prometheus sees under the name with ``_total`` behind it."""
+        """Create a counter. Prometheus adds ``_total`` to its name."""
         self.declared.append(DeclaredMetric(f"{name}_total", "counter", documentation, tuple(labels)))
         return Counter(name, documentation, labels, registry=self.registry)
 
     def gauge(
         self, name: str, documentation: str, labels: Sequence[str] = (), mode: Literal["livesum", "livemax"] = "livesum"
     ) -> Gauge:
-        """Make a gauge, whose values of several living workers are added up, or of which the largest counts."""
+        """Create a gauge. Of several living workers, the values are summed, or the largest is reported."""
         self.declared.append(DeclaredMetric(name, "gauge", documentation, tuple(labels)))
         return Gauge(name, documentation, labels, registry=self.registry, multiprocess_mode=mode)
 
     def histogram(
         self, name: str, documentation: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> Histogram:
-        """Make a histogram; `buffered` makes what observes it, or one of its series."""
+        """Create a histogram. `buffered` returns the object that observes it, or one of its series."""
         self.declared.append(DeclaredMetric(name, "histogram", documentation, tuple(labels)))
         return Histogram(name, documentation, labels, buckets=buckets, registry=self.registry)
 
     def buffered(self, histogram: Histogram, buckets: Sequence[float]) -> BufferedHistogram:
-        """Make a buffer in front of the histogram, or of one of its series."""
+        """Create a buffer for the histogram, or for one of its series."""
         buffered = BufferedHistogram(histogram, buckets)
         self._buffered.append(buffered)
         return buffered

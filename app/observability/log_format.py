@@ -1,4 +1,4 @@
-"""Log format: text for people, or one JSON object a line. In neither can a logged value begin a line of its own."""
+"""Log formats: text for people, or one JSON object per line. In both, a logged value cannot start a new line."""
 
 import json
 import logging
@@ -14,14 +14,14 @@ from app.observability import tracing
 
 LogFormat = Literal["text", "json"]
 MAX_LINES_PER_SECOND = 10
-OWN_LOGGERS = ("app", "lisarec", "model", "storage", "uvicorn")  # in an installation, all of ours in lisarec
+OWN_LOGGERS = ("app", "lisarec", "model", "storage", "uvicorn")  # in an installation, all our loggers are below lisarec
 
-# What ends a line somewhere, steers a terminal, or reverses the order of what is read.
+# Characters that end a line, control a terminal, or reverse the order of the text.
 UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def configuration(level: str, log_format: LogFormat) -> dict[str, Any]:
-    """Return the argument of logging.config.dictConfig: the service's lines from that level on, else warnings only."""
+    """Return the argument of logging.config.dictConfig: our lines from that level on, and others' warnings."""
     own = {name: {"level": level.upper()} for name in OWN_LOGGERS}
     return {
         "version": 1,
@@ -40,7 +40,7 @@ def configure(level: str, log_format: LogFormat) -> None:
 
 
 class DropInvalidRequests(logging.Filter):
-    """Drops the server's line about each malformed request: clients could fill the log. The metrics count them."""
+    """Drops the server's lines about malformed requests, with which clients could fill the log."""
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
@@ -48,7 +48,7 @@ class DropInvalidRequests(logging.Filter):
 
 
 class RateLimitFilter(logging.Filter):
-    """Drops lines that one place of the code logs more than MAX_LINES_PER_SECOND times a second, as when Redis is away.
+    """Drops lines that one place in the code logs more than MAX_LINES_PER_SECOND times a second, e.g. without Redis.
 
     The metrics count such events; more lines would only rotate older ones out of the log's files.
     """

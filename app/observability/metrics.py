@@ -1,8 +1,8 @@
-"""The metrics that Prometheus reads: requests, events, store, engine and the generations served.
+"""The metrics for Prometheus: requests, events, store, engine and the served generations.
 
-Several worker processes behind one port write their numbers into files that they share (prometheus_client's
-multiprocess mode), and the one that is scraped reports for all of them. Counters and histograms outlive a worker that
-dies, gauges do not. A single process keeps its numbers in memory.
+Several worker processes behind one port write their numbers into shared files (prometheus_client's multiprocess mode),
+and the worker that is scraped reports for all of them. Counters and histograms outlive a worker that dies, gauges do
+not. A single process keeps its numbers in memory.
 """
 
 import logging
@@ -36,7 +36,7 @@ EVENT_OUTCOMES: tuple[EventOutcome, ...] = get_args(EventOutcome)
 
 
 class Metrics:
-    """The metrics of one app, by subject, in a registry of its own: two apps in one process share no numbers.
+    """The metrics of one app, by subject, in its own registry: two apps in one process share no numbers.
 
     shared_dir  where the workers of one service keep their numbers. PROMETHEUS_MULTIPROC_DIR must name it too, before
                 prometheus_client is imported. None: this process is the only one
@@ -339,9 +339,9 @@ class GenerationMetrics:
         self._switches[outcome].inc()
 
     def set_served(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:
-        """Record the generation that the tenant is served from now on."""
+        """Record the generation that serves the tenant from now on."""
         if (before := self._served.get(tenant)) is not None:
-            before.set(0)  # several processes cannot take a series back
+            before.set(0)  # with several processes, a series cannot be removed
         self._served[tenant] = self._processes.labels(tenant, generation, tag)
         self._served[tenant].set(1)
         self._state_bytes.labels(tenant).set(state_bytes)

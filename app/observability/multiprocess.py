@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 def living_workers(shared_dir: Path) -> list[int]:
-    """Return the ids of the workers that write there, and drop the gauges of dead ones; their counters stay."""
+    """Return the process ids of living workers, and drop the gauges of dead ones; their counters stay."""
     workers = {int(file.stem.rpartition("_")[2]) for file in shared_dir.glob("*.db")}
     living = {pid for pid in workers if _is_alive(pid)}
     for dead in workers - living:
@@ -34,7 +34,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class WorkerNumbers(Collector):
-    """Collects the numbers of all workers; a file that a worker has just made has none yet."""
+    """Collects the numbers of all workers, and skips files that are still empty."""
 
     def __init__(self, shared_dir: Path) -> None:
         self._shared_dir = shared_dir
@@ -48,7 +48,7 @@ class WorkerNumbers(Collector):
 def _has_numbers(file: Path) -> bool:
     try:
         return file.stat().st_size > 0
-    except FileNotFoundError:  # of a worker that died
+    except FileNotFoundError:  # it belonged to a worker that died
         return False
 
 

@@ -16,4 +16,4 @@ class Trace:
 
 
 current: ContextVar[Trace | None] = ContextVar("current", default=None)
-"""The request that a task works for; None where it works for none or for several."""
+"""The request that the current task works for; None if it works for none or for several."""

@@ -6,7 +6,7 @@ UNKNOWN = "of a folder that is not installed"
 
 
 def own_version() -> str:
-    """Return the version that is installed, or words where none is."""
+    """Return the installed version, or UNKNOWN if lisarec is not installed."""
     try:
         return version("lisarec")
     except PackageNotFoundError:
