@@ -1,1 +1,1 @@
-"""What requests may say and what answers look like, one file for each resource."""
+"""The schemas of requests and answers, one file for each resource."""

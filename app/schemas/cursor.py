@@ -1,7 +1,7 @@
-"""Cursors: an opaque text that names the items of earlier pages, so that no later page shows them again.
+"""Cursors: opaque texts with the items of earlier pages, so that no later page shows them again.
 
-A cursor holds nothing but item ids. It is read as carefully as a list of items to exclude, since it amounts to one.
-The service keeps nothing between pages.
+A cursor contains only item ids. It is validated like a list of items to exclude, because it has the same effect. The
+service stores nothing between pages.
 """
 
 import zlib
@@ -14,25 +14,25 @@ from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import are_ids
 
-PACKED, PLAIN = b"\x01", b"\x02"  # what comes behind it: the ids compressed, or as they are
+PACKED, PLAIN = b"\x01", b"\x02"  # the first byte; after it come the ids, compressed or plain
 MIN_COMPRESSED_BYTES = 1024  # compressing shorter texts is not worth the time
-MAX_ITEMS = 10_000  # that all pages together show
-MAX_BYTES = MAX_ITEMS * 513  # ids of 128 characters of 4 bytes, each with what separates it from the next
+MAX_ITEMS = 10_000  # on all pages together
+MAX_BYTES = MAX_ITEMS * 513  # ids of 128 characters of 4 bytes, each with a separator
 
 
 class BadCursor(ValueError):
-    """The text is not the cursor of any page."""
+    """The text is not a cursor."""
 
 
 def cursor_after(shown: Iterable[str]) -> str:
-    """Return the cursor behind the items shown, at most MAX_ITEMS of them."""
+    """Return the cursor after these shown items, at most MAX_ITEMS."""
     text = "\n".join(shown).encode()
     payload = PLAIN + text if len(text) < MIN_COMPRESSED_BYTES else PACKED + zlib.compress(text, level=1)
     return urlsafe_b64encode(payload).rstrip(b"=").decode()
 
 
 def shown_before(cursor: str) -> Sequence[str]:
-    """Return the ids of the items shown, in order; none for the empty text. The ids may be anything.
+    """Return the ids of the shown items, in order; none for the empty text. The ids are not validated.
 
     raises BadCursor
     """
@@ -41,7 +41,7 @@ def shown_before(cursor: str) -> Sequence[str]:
     try:
         payload = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         text = payload[1:] if payload[:1] == PLAIN else _decompress(payload)
-        if text.count(b"\n") >= MAX_ITEMS:  # before there is a text of each
+        if text.count(b"\n") >= MAX_ITEMS:  # before they are split
             raise BadCursor
         return text.decode().split("\n")
     except (ValueError, zlib.error) as exc:

@@ -1,4 +1,4 @@
-"""Rules of a list that go by the user's own events: which types of them leave their items out, and for how long."""
+"""Rules that leave items out of a list because of the user's own events: types of events, and for how long."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,14 @@ _matches = re.compile(_PATTERN).fullmatch
 
 
 class EventRule(NamedTuple):
-    """Types of events that leave their items out; `within` is a text such as 90d, None for ever."""
+    """Types of events that leave their items out; `within` is a text such as 90d, or None for no time limit."""
 
     types: Sequence[str]
     within: str | None
 
 
 def longest_within_s(rules: Iterable[EventRule]) -> dict[str, float]:
-    """Return for how long an event of each type leaves its item out, so that all rules hold, in seconds."""
+    """Return how many seconds an event of each type leaves its item out, so that all rules hold."""
     longest: dict[str, float] = {}
     for types, within in rules:
         within_s = inf if within is None else int(within[:-1]) * UNITS_S[within[-1]]
@@ -39,7 +39,7 @@ def _within(text: str) -> str:
 
 
 def _split(value: object) -> object:
-    """Return the types in texts of a query string, each of which may have several with commas between them."""
+    """Return the types in the texts of a query string, each of which may list several, separated by commas."""
     return [name for text in value for name in str(text).split(",")] if isinstance(value, list) else value
 
 

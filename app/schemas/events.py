@@ -1,4 +1,4 @@
-"""Events that are posted, the sealed states of visitors who keep them themselves, and the answers."""
+"""Requests with events, sealed states that visitors keep themselves, and the answers."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -21,12 +21,12 @@ from storage.state.portable_state import PortableState
 MAX_SHOWN = 50  # items of one impression
 MAX_EVENTS = 1_000  # of one request
 MAX_PUBLIC_EVENTS = 100  # of one request with a page's key, which everybody can read
-MAX_PUBLIC_NEW_USERS = 20  # among them
+MAX_PUBLIC_NEW_USERS = 20  # in such a request
 MAX_VALUE = 1e9  # of one event, so that no sum of them is infinite
 
 
 def _value(value: float, info: ValidationInfo) -> float:
-    """Return what an event is worth, from 0 to the context's ``max_value``."""
+    """Return the value of an event, from 0 to the context's ``max_value``."""
     assert info.context is not None
     most = info.context["max_value"]
     if not 0 <= value <= most:
@@ -50,7 +50,7 @@ def _of_impression(items: list[str] | None, info: ValidationInfo) -> list[str] |
 
 
 def _item_or_items(item_id: str | None, info: ValidationInfo) -> str | None:
-    """Make sure that there is an item, or items if these are valid; not both."""
+    """Require an item or, in an impression, items; not both. Invalid items have their own error."""
     if "items" in info.data and (item_id is None) == (info.data["items"] is None):
         raise PydanticCustomError("item_or_items", "is required, or items in an event of type impression, but not both")
     return item_id
@@ -58,7 +58,7 @@ def _item_or_items(item_id: str | None, info: ValidationInfo) -> str | None:
 
 ShownItems = Annotated[list[Id], Field(min_length=1, max_length=MAX_SHOWN, fail_fast=True), AfterValidator(_different)]
 
-# not `oneOf`, which generators of clients take for the whole schema
+# not `oneOf`, which client generators mistake for the whole schema
 ITEM_OR_ITEMS: dict[str, Any] = {
     "if": {"required": ["items"], "properties": {"items": {"type": "array"}}},
     "then": {"required": ["type"], "properties": {"item_id": {"type": "null"}, "type": {"const": IMPRESSION}}},
@@ -119,7 +119,7 @@ class EventCounts(BaseModel):
 
 
 class SealedState:
-    """A sealed state as it was sent, and what is in it once it is opened."""
+    """A sealed state as it was sent, and its content once it is opened."""
 
     __slots__ = ("opened", "text")
 

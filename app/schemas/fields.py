@@ -1,4 +1,4 @@
-"""Field types of requests: each validates raw JSON or a query string, and refuses in plain words."""
+"""Field types of requests: each validates raw JSON or a query string, with errors in plain words."""
 
 import json
 import re
@@ -33,16 +33,16 @@ MAX_K = 1_000
 MAX_BASKET = 50
 MAX_ROTATION_DAYS = 365
 MAX_CATEGORY_CHARS = 256
-MAX_CATEGORIES = 100  # that an item must have all of
+MAX_CATEGORIES = 100  # in `categories_all`
 MAX_BOOSTS = 20  # categories
-MAX_BOOST = 20.0  # either way; e to its power times any odds is more than enough
+MAX_BOOST = 20.0  # in either direction: multiplying the odds by e to the power of 20 is more than enough
 MAX_EXPRESSION_CHARS = 2_000
 MAX_BOOST_EXPRESSIONS = 8
 MAX_PARAMS = 32
 MAX_PARAM_TEXTS = 100  # or numbers, in a list
 MAX_PARAM_CHARS, MAX_PARAMS_CHARS = 1_024, 10_000  # of one text, and of all together
-ENCODED_SLASH = "\x1f"  # of a path, where app/http/middleware/request_path.py has decoded the rest
-MAX_COMPARED = 32  # letters of an unknown name
+ENCODED_SLASH = "\x1f"  # an encoded slash of a path; app/http/middleware/request_path.py decodes the rest
+MAX_COMPARED = 32  # letters of an unknown name; longer ones get no suggestion
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
 
 Param: TypeAlias = "bool | float | str | tuple[str, ...] | tuple[float, ...]"
@@ -57,7 +57,7 @@ _RFC_3339 = re.compile(
 
 
 def is_id(value: object) -> TypeGuard[str]:
-    """Return whether the value is a valid `Id`. Printable ones, which almost all are, need no expression."""
+    """Return whether the value is a valid `Id`. Most ids are printable, and need no regular expression."""
     return (
         type(value) is str
         and 0 < len(value) <= MAX_ID_CHARS
@@ -88,7 +88,7 @@ def _no_path_step(value: str) -> str:
 
 
 def _with_slashes(value: object) -> object:
-    """Return a part of a path with the slashes that it had encoded."""
+    """Return a part of a path, with its encoded slashes restored."""
     return value.replace(ENCODED_SLASH, "/") if isinstance(value, str) else value
 
 
@@ -151,7 +151,7 @@ def _plain_number(value: object) -> object:
 
 
 def _boost(value: object) -> dict[str, float] | tuple[str, ...]:
-    """Return the score boost of each category, or expressions. A refusal names none, since that would echo them."""
+    """Return the score boost of each category, or expressions. An error names none, so it does not echo the request."""
     if isinstance(value, str | list | tuple):
         return _expressions(value)
     if not isinstance(value, dict) or len(value) > MAX_BOOSTS or not all(map(_is_boost, value.items())):
@@ -178,7 +178,7 @@ def _expressions(value: str | Sequence[object]) -> tuple[str, ...]:
 
 
 def parse_params(value: object) -> dict[str, Param]:
-    """Return the parameters of expressions, which a query string has as JSON. A refusal echoes none of them."""
+    """Return the parameters of expressions, which a query string has as JSON. An error echoes none of them."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -276,7 +276,7 @@ Name = Annotated[
     AfterValidator(_no_path_step),
     WithJsonSchema({"type": "string", "pattern": DOCUMENTED_NAME}),
 ]
-# fail_fast: one bad id is reason enough; a list of a million would else collect a million errors
+# fail_fast: one bad id is enough; a list of a million could otherwise collect a million errors
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Basket = Annotated[list[Id], Field(max_length=MAX_BASKET, fail_fast=True)]
 Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
@@ -371,7 +371,7 @@ class Closed(BaseModel):
 
 
 def _meant(unknown: str, names: Sequence[str]) -> str:
-    """Return which of the names are alike, if any are. Few are compared: a body may have 1,000 unknown ones."""
+    """Return a suggestion of similar names, if any. Few names are compared: a body may have 1,000 unknown ones."""
     like = [name for name in names if name[0] == unknown[:1]] if len(unknown) <= MAX_COMPARED else []
     close = get_close_matches(unknown, like, 2)
     return f", did you mean {' or '.join(close)}?" if close else ""

@@ -1,4 +1,4 @@
-"""Items: lists of them, search, and what a shop says of an item."""
+"""Items: lists of items, search, and the data that a shop sets for an item."""
 
 from typing import Annotated, Any
 
@@ -81,7 +81,7 @@ class SearchQuery(Closed):
     )
 
     def for_user(self) -> PersonalSearch | None:
-        """Return what ranks the items for the user; None without a user."""
+        """Return the request that ranks the items for the user; None without a user."""
         if self.user_id is None:
             return None
         return PersonalSearch(user_id=self.user_id, k=self.limit, exclude_seen="none", text=self.query)

@@ -1,4 +1,4 @@
-"""What a list goes by properties for: how many items with the same text it may have, and what weighs its scores."""
+"""Settings of a list that use properties: the maximum number of items with the same text, and the objective."""
 
 import re
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ class Objective(BaseModel):
 
 
 def _max_per(value: object) -> dict[str, int]:
-    """Return the limit of each property. A refusal echoes none of them."""
+    """Return the limit of each property. An error echoes none of them."""
     if isinstance(value, list) and len({str(one).partition(":")[0] for one in value}) == len(value):
         value = dict(map(_limit_of_text, value))
     if not isinstance(value, dict) or len(value) > MAX_LIMITS or not all(map(_is_limit, value.items())):
@@ -40,7 +40,7 @@ def _max_per_texts(texts: list[str]) -> list[str]:
 
 
 def _objective(value: object) -> Objective:
-    """Return the objective in an object or a text. A refusal echoes none of it."""
+    """Return the objective in an object or a text. An error echoes none of it."""
     if isinstance(value, Objective):
         return value
     if isinstance(value, str) and (found := _match_objective(value)) is not None:

@@ -1,4 +1,4 @@
-"""What operators ask for: the served model, statistics of recommendations, experiments, the audit log and health."""
+"""Schemas for operators: the served model, statistics of recommendations, experiments, the audit log and health."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ MAX_SHARE = 1_000_000.0
 
 
 def _shares(value: object) -> dict[str, float]:
-    """Return the share of users of each model. A refusal names no model, since that would echo the request."""
+    """Return the share of users of each model or scenario. An error names none, so it does not echo the request."""
     if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
         raise PydanticCustomError(
             "no_shares",
@@ -91,7 +91,7 @@ class PlaceStats(BaseModel):
 
 
 ListOutcome = Literal["full", "filled", "short", "empty"]
-"""Whether a list had as many items as were asked for, had them by its fallback alone, had fewer, or none."""
+"""Whether a list had all requested items, had them only because of its fallback, had fewer, or none."""
 
 
 class ScenarioStats(BaseModel):
@@ -220,7 +220,7 @@ class AuditedAction(BaseModel):
 
     @classmethod
     def of(cls, one: NumberedEntry) -> Self:
-        """Return an entry of the log as answers have it."""
+        """Return an entry of the log as an answer shows it."""
         entry = one.entry
         return cls(
             number=one.number,
@@ -260,7 +260,7 @@ class AuditPage(BaseModel):
 
     @classmethod
     def of(cls, found: Sequence[NumberedEntry], limit: int) -> Self:
-        """Return a page of these entries, of which one more than the limit was read."""
+        """Return a page of these entries. One more than the limit was read, to know whether there is a next page."""
         page = found[:limit]
         return cls(entries=[*map(AuditedAction.of, page)], next=page[-1].number if len(found) > limit else None)
 

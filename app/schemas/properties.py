@@ -17,7 +17,7 @@ MAX_VALUE_BYTES = 1_024  # UTF-8, of the texts of a set together
 MAX_SHOWN_CHARS = 40  # of a value in a message
 NAME_PATTERN = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 NO_NAMES = frozenset({"item_id", "title", "categories", "available", *ITEM_TIMES, "user_id"})
-"""Names that mean something already, of items or of users."""
+"""Names of built-in fields of items or users, which properties cannot have."""
 RESERVED_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -25,7 +25,7 @@ RESERVED_WORDS = frozenset(
         " void while",
     )
 )
-"""Words of expressions, which cannot be names there."""
+"""Reserved words of expressions, which cannot be names in them."""
 
 matches_name = re.compile(NAME_PATTERN).fullmatch
 NAME_RULE = (
@@ -34,7 +34,7 @@ NAME_RULE = (
 )
 
 TypesSoFar = MutableMapping[str, PropertyType]
-"""The types that are held; in what is validated with it, first values add theirs."""
+"""The known types. Validation adds the types of first values."""
 
 
 def is_property_name(name: str) -> bool:
@@ -50,7 +50,7 @@ def shown(value: PropertyValue) -> Any:
 
 
 def shown_of_item(properties: Mapping[str, PropertyValue | None]) -> dict[str, Any]:
-    """Return the fields of an `Item` that come of its properties."""
+    """Return the fields of an `Item` that show its properties."""
     values = {name: shown(value) for name, value in properties.items() if value is not None}
     times = {name: values.pop(name) for name in ITEM_TIMES if name in values}
     return {"properties": values, **times}
@@ -78,7 +78,7 @@ def _time(value: object) -> datetime:
 
 
 def _properties(values: object, info: ValidationInfo) -> dict[str, PropertyValue | None]:
-    """Return the values as their properties' types have them: those of the context's ``types``, or of first values."""
+    """Return the values in the types of their properties: the context's ``types``, else those of first values."""
     if not isinstance(values, dict) or len(values) > MAX_PROPERTIES:
         raise PydanticCustomError("no_properties", f"is not an object of at most {MAX_PROPERTIES} names and values")
     if not all(map(is_property_name, values)):

@@ -195,7 +195,7 @@ def _different_pins(pins: list["Pin"]) -> list["Pin"]:
 
 Pins = Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)]
 
-# exactly one of the three, and not by `oneOf`, which generators of clients take for the whole schema
+# exactly one of the three, but not by `oneOf`, which client generators mistake for the whole schema
 USER_OR_HISTORY: dict[str, Any] = {
     "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
     "then": {"properties": {"history": {"type": "null"}, "state": {"type": "null"}}},
@@ -236,12 +236,12 @@ class RecommendationRequest(RecommendationQuery):
 
     @property
     def fallback(self) -> str | None:
-        """The expression that takes the place of the first filter where a list would be short; None for no such."""
+        """The expression that replaces the first filter if a list would be short; None if there is none."""
         return None
 
     @property
     def experiment(self) -> str:
-        """The name of the experiment that the request itself takes part in, whatever generation answers it."""
+        """The name of the experiment over scenarios that the request takes part in; "" for none."""
         return ""
 
     @property
@@ -262,7 +262,7 @@ class RecommendationRequest(RecommendationQuery):
 
     @property
     def repeat_fault(self) -> str | None:
-        """Why there can be no list of what to buy again; None where there can be, or none is wanted."""
+        """Why `mode` repeat is not possible for this request; None if it is, or for another mode."""
         if self.mode != "repeat":
             return None
         if self.user_id is None:
@@ -283,7 +283,7 @@ class RecommendationRequest(RecommendationQuery):
 
 
 class PersonalSearch(RecommendationRequest):
-    """A search for a user: titles or ids of items have to match the text, and the closer the better."""
+    """A search for a user: titles or ids of items must match the text, and closer matches rank higher."""
 
     text: str
 
@@ -347,7 +347,7 @@ class Recommendations(TypedDict):
     debug: NotRequired[Removals]
 
 
-# inside the class a type checker would take it for a key
+# inside the class, a type checker would consider it a key
 Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
     json_schema_extra={
         "examples": [

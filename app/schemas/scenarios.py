@@ -1,4 +1,4 @@
-"""Scenarios: settings of lists that the shop keeps under a name, and the requests that they make."""
+"""Scenarios: settings of lists that a shop stores under a name, and requests with these settings."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -71,7 +71,7 @@ class ScenarioParam(Closed):
 
     @property
     def is_valid(self) -> bool:
-        """Whether its parts go together."""
+        """Whether its type, default and bounds are consistent."""
         if self.type != "number" and (self.min is not None or self.max is not None):
             return False
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -80,7 +80,7 @@ class ScenarioParam(Closed):
 
 
 def _declared(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str, ScenarioParam]:
-    """Return the declared parameters. A refusal names none, since that would echo the request."""
+    """Return the declared parameters. An error names none, so it does not echo the request."""
     try:
         if not isinstance(value, dict) or len(value) > MAX_PARAMS:
             raise ValueError

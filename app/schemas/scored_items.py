@@ -1,4 +1,4 @@
-"""Items of an answer, with their scores and what explains them."""
+"""Items of an answer, with their scores and explanations."""
 
 from typing import Annotated, Literal, NotRequired
 
@@ -81,7 +81,7 @@ class ScoredItem(TypedDict):
             Literal[True], Field(description="Only the scenario's `fallback` allows the item; its filter does not.")
         ]
     ]
-    cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
+    cold: NotRequired[bool]  # true: no model has learned the item; live events or its categories represent it
     repeat: NotRequired[Annotated[Repeat, Field(description="With `mode` `repeat`: why the item is due.")]]
     explanation: NotRequired[Explanation]
 
@@ -108,11 +108,11 @@ Part = Literal[
     "max_per",
     "max_per_category",
 ]
-"""What leaves items out: the catalogue's size, items' availability and dates, fields of the request, an unread log."""
+"""Reasons to leave items out: the catalogue's size, availability and dates, fields of the request, an unread log."""
 
 
 CurrentItem = Literal["missing", "unknown"]
-"""Why expressions know nothing of the page's item: the request names none, or one that nobody has said anything of."""
+"""Why expressions have no data about the page's item: the request names none, or one without any data."""
 
 
 class Short(TypedDict):
