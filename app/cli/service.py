@@ -179,7 +179,7 @@ class TargetOptions:
     processes: Annotated[int, typer.Option(min=1, help="Number of service processes, with --redis.")] = 2
 
     def started(self) -> Iterator[tuple[str, AbstractContextManager[BenchTarget]]]:
-        """Yield each target's name and what starts it. Raise BadParameter if there is no target."""
+        """Yield each target's name and a context that starts it. Raise BadParameter if there is no target."""
         from app.jobs.loadtest.rate_sweep import enlarged_service, running_target
 
         if self.url is not None and self.model is None:
