@@ -1,1 +1,1 @@
-"""Interactions and items as training reads them, and their splits."""
+"""Interactions and items for training, and the splits of interactions."""

@@ -1,4 +1,4 @@
-"""The events of an archive, read piece by piece: the very same as `model.data.archived_log` reads at once."""
+"""Reads the events of an archive piece by piece, with the same result as `model.data.archived_log` at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model.data.table import Table
 
 
 class ArchivedEvents(NamedTuple):
-    """The events that count, sorted by user and time, what their numbers stand for, and the digest of their text."""
+    """The effective events, sorted by user and time, the names behind their numbers, and the digest of their text."""
 
     events: EventColumns
     names: NumberedNames
@@ -53,7 +53,7 @@ def read_archive_in_pieces(directory: Path, arrays: Arrays) -> ArchivedEvents:
 def _numbered(
     directory: Path, paths: list[Path], names: NumberedNames, arrays: Arrays
 ) -> Iterator[tuple[NDArray[Any] | None, ...]]:
-    """Iterate over the columns of the events that count, and their numbers in the log."""
+    """Iterate over the columns of the effective events, and their sequence numbers in the log."""
     corrections = Corrections.of(pl.scan_parquet(paths))
     for path in paths:
         log = pl.scan_parquet(path).select(ARCHIVE_COLUMNS)
@@ -69,13 +69,13 @@ def _none() -> list[NDArray[Any]]:
 
 
 def _sort_names(names: Names, column: NDArray[np.int32], arrays: Arrays) -> None:
-    """Number names in their own order."""
+    """Number names in alphabetical order."""
     by_name = pl.Series(names.to_list(), dtype=pl.String).arg_sort().to_numpy()
     _renumber(names, column, by_name, arrays)
 
 
 def _number_by_appearance(names: Names, column: NDArray[np.int32], arrays: Arrays) -> None:
-    """Number names in the order in which the column has them now; -1 in it is that of an empty cell."""
+    """Number names in the order of their first appearance in the column, where -1 stands for an empty cell."""
     first = np.full(len(names), len(column), np.int64)
     for part in arrays.slices(len(column)):
         found, place = np.unique(column[part], return_index=True)
@@ -86,7 +86,7 @@ def _number_by_appearance(names: Names, column: NDArray[np.int32], arrays: Array
 
 
 def _renumber(names: Names, column: NDArray[np.int32], in_turn: NDArray[np.integer], arrays: Arrays) -> None:
-    """Number names in another order, in the column too, where -1 stays as it is."""
+    """Number names in another order, also in the column, where -1 stays unchanged."""
     number = np.full(len(in_turn) + 1, -1, np.int32)
     number[in_turn] = np.arange(len(in_turn))
     names.renumber(in_turn)
@@ -95,7 +95,7 @@ def _renumber(names: Names, column: NDArray[np.int32], in_turn: NDArray[np.integ
 
 
 def _digest(events: EventColumns, names: NumberedNames, arrays: Arrays) -> str:
-    """Return the digest of the events as a text, whose lines are those of the log of each user."""
+    """Return the digest of the events as a text, whose lines are in the order of each user's log."""
     digest = hashlib.sha256()
     users, items, types, orders = (
         pl.Series(of.to_list(), dtype=pl.String) for of in (names.users, names.items, names.types, names.orders)

@@ -1,4 +1,4 @@
-"""The event log of the service as a data directory: what 'lisarec archive' has written as Parquet files."""
+"""The event log of the service as a data directory: the Parquet files that 'lisarec archive' has written."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from model.data.interactions import DataError
 from model.data.table import Table
 
 Found = TypeVar("Found")
-ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/manifest.py
+ARCHIVE_MANIFEST = "archive.json"  # see storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
 ARCHIVE_VERSION = 4
-IMPRESSION = "impression"  # of several items, which were shown and not used
+IMPRESSION = "impression"  # items that were only shown
 ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value", "order_id")
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),
@@ -30,10 +30,10 @@ ARCHIVE_COLUMNS_AS_TEXT = {
 
 
 def read_archive(directory: Path) -> Table | None:
-    """Read the events of an archive, DIR, or of one of its tenants, DIR/tenant=NAME; None where there is no archive.
+    """Read the events of an archive, DIR, or of one of its tenants, DIR/tenant=NAME; None if there is no archive.
 
-    Each user's events keep the order of the log. The digest is that of the table as text, which does not depend on how
-    the archive is cut into files.
+    Each user's events keep the order of the log. The digest is that of the table as text, so it does not depend on the
+    division of the archive into files.
     """
     if not is_archive(directory):
         return None
@@ -52,7 +52,7 @@ def is_archive(directory: Path) -> bool:
 
 
 def with_archived_files(directory: Path, read: Callable[[list[Path]], Found]) -> Found:
-    """Return what is read of the archive's files; an archiver may merge them meanwhile, and they are read again.
+    """Return the result of `read` for the archive's files. If an archiver merges them meanwhile, read again.
 
     raises  DataError  when they cannot be read
     """
@@ -74,20 +74,20 @@ def _root(directory: Path) -> Path:
 
 
 class Corrections(NamedTuple):
-    """Which events of a log do not count: what was undone, and the users who were merged into another one."""
+    """The events of a log that do not count: undone events, and those of users who were merged into another one."""
 
     undone: pl.DataFrame
     merged: pl.DataFrame
 
     @classmethod
     def of(cls, log: pl.LazyFrame) -> Corrections:
-        """Find them in a whole log."""
+        """Find the corrections in a whole log."""
         undone = log.filter(pl.col("kind") == "undo").select("user_id", "event_id")
         merged = log.filter(pl.col("kind") == "merge").select("user_id")
         return cls(undone.collect(), merged.collect())
 
     def effective(self, log: pl.DataFrame) -> pl.DataFrame:
-        """Return the events of a part of the log that count. The log of who was merged into has copies of theirs."""
+        """Return the effective events of a part of the log. Those of merged users have copies in other logs."""
         events = log.filter((pl.col("kind") == "event") & (pl.col("type") != IMPRESSION))
         kept = events.join(self.undone, on=["user_id", "event_id"], how="anti")
         return kept.join(self.merged, on="user_id", how="anti")

@@ -1,7 +1,7 @@
-"""Arrays of events, in memory or in files that are mapped into it, and the pieces in which passes go over them.
+"""Arrays of events, in memory or in memory-mapped files, and the pieces in which passes go over them.
 
-A pass over arrays in memory has one piece, which is the whole. One over mapped arrays works on so many events at a
-time, and lets go of their pages after each piece: the file keeps them.
+A pass over arrays in memory has a single piece. A pass over mapped arrays works on a limited number of events at a
+time, and releases their pages after each piece: the file keeps them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from numpy.typing import DTypeLike, NDArray
 from typing_extensions import override
 
 Column = tuple[Callable[[slice], NDArray[Any]], DTypeLike]
-"""Reads a part of a column; and the type of its entries."""
+"""A function that reads a part of a column, and the type of its entries."""
 
-COUNTED_AT_ONCE = 1 << 22  # numpy makes eight bytes of each key that it counts
+COUNTED_AT_ONCE = 1 << 22  # numpy converts each key that it counts to eight bytes
 
 
 class Arrays:
-    """Creates arrays in memory. ``piece`` is the number of events per pass."""
+    """Creates arrays in memory. ``piece`` is the number of events that a pass works on at a time."""
 
     piece = 1 << 62
 
     def empty(self, length: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array of that length, whose content is anything."""
+        """Return an uninitialised array of that length."""
         return np.empty(length, dtype)
 
     def release(self) -> None:
@@ -45,9 +45,9 @@ class Arrays:
         """Iterate over runs of groups that fit into one piece, and release each afterwards.
 
         starts  (groups + 1,)  where the events of each group begin, and the end
-        share   work on this part of a piece at a time, as 4 for a quarter
+        share   the divisor of a piece for each run, such as 4 for a quarter
 
-        A group that is larger is a stretch of its own.
+        A larger group is a run by itself.
         """
         first, groups, most = 0, len(starts) - 1, max(self.piece // share, 1)
         while first < groups:
@@ -58,14 +58,14 @@ class Arrays:
             first = end
 
     def joined(self, parts: Iterable[NDArray[Any]], length: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Put parts of at most so many entries in all one behind the other."""
+        """Concatenate parts, which have at most ``length`` entries together."""
         found = [*parts]
         return found[0] if len(found) == 1 else np.concatenate([np.empty(0, dtype), *found])
 
     def stored(self, parts: Iterable[Sequence[NDArray[Any] | None]], most: int) -> list[Any]:
-        """Put parts of several columns one behind the other, of at most so many entries in all, and at least one part.
+        """Concatenate parts of several columns, with at most ``most`` entries per column in all; empty without parts.
 
-        Columns may have entries of their own number; where there is none in the first part, there is none.
+        Columns may differ in length. A column that is None in the first part stays None.
         """
         made: list[NDArray[Any] | None] = []
         ends: list[int] = []
@@ -83,13 +83,13 @@ class Arrays:
     def bucketed(
         self, columns: Sequence[Column], keys: NDArray[np.integer], starts: NDArray[np.int64], buckets: Sequence[slice]
     ) -> list[NDArray[Any]]:
-        """Return columns whose entries stand in buckets of keys, one behind the other, and in their order there.
+        """Return columns whose entries are grouped into consecutive buckets of keys, and keep their order within.
 
-        What comes next in a bucket is written behind what is there, so that files are written and read in long runs.
+        Each piece appends its entries to their buckets, so that files are written and read in long runs.
 
         keys     (n,)         of the entries
         starts   (keys + 1,)  where the entries of each key begin when all are sorted, and the end
-        buckets  stretches of keys, all of them together
+        buckets  ranges of keys, which together have all keys
         """
         sizes = [keys_of.stop - keys_of.start for keys_of in buckets]
         bucket_of = np.repeat(np.arange(len(buckets), dtype=np.min_scalar_type(len(buckets))), sizes)
@@ -109,7 +109,7 @@ class Arrays:
         return made
 
     def counted(self, keys: NDArray[np.integer], groups: int, chosen: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Count the entries of each group, of those that are chosen: (groups,) int64."""
+        """Count the entries of each group, or only the chosen ones: (groups,) int64."""
         counts = np.zeros(groups, np.int64)
         step = min(self.piece, COUNTED_AT_ONCE)
         for begin in range(0, len(keys), step):
@@ -124,7 +124,7 @@ class MappedArrays(Arrays):
     """Creates arrays in files of a folder. The system deletes the files once nothing uses them."""
 
     def __init__(self, folder: Path, piece: int) -> None:
-        """Work on so many events at a time; raises OSError where the folder cannot be written to."""
+        """Work on ``piece`` events at a time; raises OSError when the folder cannot be written."""
         folder.mkdir(parents=True, exist_ok=True)
         self.piece = max(piece, 1)
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Tables of delimited text, as data directories and shops' programs have them: separators, encodings, broken lines."""
+"""Tables of delimited text, from data directories and shops' programs: separators, encodings, broken lines."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHUNK = 1 << 20
 class DelimitedText:
     """A text of lines with separated fields, the first of which is a header.
 
-    raw        the text, in UTF-8 whatever the file has
-    separator  between fields; only fields of others than tabs may stand in quotes
-    encoding   of the file, for people
+    raw        the text, in UTF-8 whatever the encoding of the file
+    separator  between fields; with tabs, fields cannot be quoted
+    encoding   of the file, for messages
     """
 
     path: Path
@@ -34,7 +34,7 @@ class DelimitedText:
     encoding: str = "UTF-8"
 
     def frame(self) -> pl.DataFrame:
-        """Return the columns as texts; raises DataError, which names the first line that is no row."""
+        """Return the columns as texts; raises DataError, which names the first broken line."""
         try:
             frame = self._read(truncate=False)
         except pl.exceptions.PolarsError as exc:
@@ -46,9 +46,9 @@ class DelimitedText:
         return frame
 
     def ragged_frame(self) -> pl.DataFrame:
-        """Return the columns, null where a line has too few fields; what is too much of a line is left out.
+        """Return the columns, null where a line has too few fields; excess fields of a line are left out.
 
-        raises  DataError  where the text cannot be taken apart at all
+        raises  DataError  when the text cannot be parsed at all
         """
         try:
             return self._read(truncate=True)
@@ -56,9 +56,9 @@ class DelimitedText:
             raise self._first_problem(str(exc)) from exc
 
     def broken_lines(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the rows, from 0, that have too few or too many fields, and how many; empty lines have none.
+        """Iterate over the rows, from 0, with too few or too many fields, and how many; an empty line has 0.
 
-        raises  DataError  where the text is no UTF-8, or a quote stays open
+        raises  DataError  when the text is not UTF-8, or a quote is not closed
         """
         try:
             lines = self._lines()
@@ -86,7 +86,7 @@ class DelimitedText:
         return csv.reader(text, delimiter=self.separator)
 
     def _first_problem(self, otherwise: str) -> DataError:
-        """Walk the file line by line to name the first one that has too few or too many fields."""
+        """Read the file line by line to name the first one that has too few or too many fields."""
         try:
             lines = self._lines()
             width = len(next(lines))
@@ -105,10 +105,10 @@ class DelimitedText:
 
 
 def delimited_text(path: Path, raw: bytes) -> DelimitedText:
-    """Return the text with the separator of its header, and in UTF-8; raises DataError for an empty one.
+    """Return the text in UTF-8, with the separator of its header; raises DataError for an empty text.
 
-    A byte order mark says that a text is UTF-16. A .csv that is no UTF-8, and of whose letters beyond ASCII few would
-    be UTF-8, is taken for Windows-1252, which spreadsheets write; a text with a few broken letters stays as it is.
+    A byte order mark marks UTF-16. A .csv file most of whose non-ASCII bytes are not UTF-8 is read as Windows-1252,
+    which spreadsheets write. A text with a few broken characters stays unchanged.
     """
     if not raw.strip():
         raise DataError(f"{path} is empty; it needs a header and at least one line")
@@ -124,11 +124,11 @@ def delimited_text(path: Path, raw: bytes) -> DelimitedText:
 
 
 def _separator_of(path: Path, raw: bytes) -> str:
-    """Return the separator that the header has most often, outside quotes; by the file's name where it has none."""
+    """Return the most frequent separator of the header, outside quotes; without one, that of the file's name."""
     usual = "," if ".csv" in path.name else "\t"
     header = QUOTED.sub("", raw[:CHUNK].partition(b"\n")[0].decode("utf-8", errors="replace"))
     if usual == "\t" and usual in header:
-        return usual  # titles of columns may have any other sign
+        return usual  # column titles may contain the other separators
     return max((usual, *SEPARATORS), key=header.count)
 
 
@@ -144,7 +144,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def _is_mostly_broken(raw: bytes) -> bool:
-    """Return whether most bytes beyond ASCII are no UTF-8."""
+    """Return whether most non-ASCII bytes are not UTF-8."""
     beyond = len(raw) - len(raw.decode("ascii", errors="ignore"))
     lost = len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
     return 2 * lost > beyond

@@ -1,4 +1,4 @@
-"""The columns of a table of events as numbers, and their order: each user's events together, by time."""
+"""The columns of a table of events as numbers, sorted by user and time."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Names:
         return joined["index"].to_numpy().astype(np.int32)
 
     def number(self, name: str) -> int:
-        """Return the number of a name, -1 where it has none."""
+        """Return the number of a name, -1 if it has none."""
         return self._numbers.get(name, -1)
 
     def renumber(self, in_turn: NDArray[np.integer]) -> None:
-        """Number the names in another order, in which their present numbers are given."""
+        """Number the names in another order, which is given by their present numbers."""
         names = self.to_list()
         self._numbers = {names[old]: new for new, old in enumerate(in_turn.tolist())}
 
@@ -103,10 +103,10 @@ class NumberedNames:
 def sorted_in_pieces(parts: Iterable[EventColumns], rows: int, users: Names, arrays: Arrays) -> EventColumns:
     """Sort events that come in pieces by user and time; equal times keep their order.
 
-    They are put into buckets of users, each of which is sorted by itself.
+    They are grouped into buckets of users, each of which is sorted separately.
 
-    rows   how many they are
-    users  what numbers the users, all of whom are known when the last piece has come
+    rows   the number of events
+    users  the numbering of users, complete once the last piece was read
     """
     unsorted = EventColumns(*arrays.stored(parts, rows))
     made = EventColumns(*by_user(unsorted, len(users), arrays))
@@ -116,7 +116,7 @@ def sorted_in_pieces(parts: Iterable[EventColumns], rows: int, users: Names, arr
 
 
 def by_user(columns: Sequence[NDArray[Any] | None], users: int, arrays: Arrays) -> list[Any]:
-    """Return columns, the first of which is the user, in buckets of users who are a piece together."""
+    """Return columns, the first of which is the user, grouped into buckets of users whose events fit into a piece."""
     user = columns[0]
     assert user is not None
     starts = starts_of(arrays.counted(user, users))
@@ -126,7 +126,7 @@ def by_user(columns: Sequence[NDArray[Any] | None], users: int, arrays: Arrays) 
 
 
 def user_buckets(events: EventColumns, users: int, arrays: Arrays) -> Iterator[EventColumns]:
-    """Iterate over these buckets."""
+    """Iterate over the buckets of `by_user`."""
     starts = starts_of(arrays.counted(events.user, users))
     for one in arrays.groups(starts):
         yield events.part(slice(int(starts[one.start]), int(starts[one.stop])))

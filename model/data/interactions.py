@@ -1,4 +1,4 @@
-"""Interactions, the histories of users in them, and what of a history stands before an event."""
+"""Interactions, the users' histories in them, and the history before an event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
-    """A data directory cannot be read; the message names the file, the line and the way out."""
+    """A data directory cannot be read. The message names the file, the line and the fix."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Interactions:
 
     user, item, type  (events,)  int32, indices into user_ids, item_ids, type_names
     timestamp_us      (events,)  int64, microseconds since the epoch
-    value             (events,)  float64, NaN where the table has none
+    value             (events,)  float64, NaN for an event without a value
     time_is_order     whether the timestamps only number the events of a user
-    sha256            hex digest of the uncompressed table as it lay in the file
-    is_log            whether these are a service's events, which may have types that no model knows
-    order             (events,)  int32, the order that an event belongs to, -1 for none; None where the table has none
-    order_ids         what `order` numbers
-    arrays            what makes these arrays, and those that passes over them leave: in memory, or mapped
+    sha256            hex digest of the uncompressed table in the file
+    is_log            whether these are a service's events, which may have types without a weight
+    order             (events,)  int32, the order that an event belongs to, -1 for none; None if the table has no orders
+    order_ids         the order ids that `order` numbers
+    arrays            creates these arrays and derived ones: in memory, or mapped
     """
 
     user_ids: list[str]
@@ -91,7 +91,7 @@ class Interactions:
         return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
-        """Drop the events that do not step a state: those of weight 0. Warns of those whose types have no weight."""
+        """Drop the events that do not change a state: those of weight 0. Warn of types without a weight."""
         steps = self.type_weights(event_weights) > 0
         counts = self.arrays.counted(self.type, len(self.type_names))
         named_counts = zip(self.type_names, counts.tolist(), strict=True)
@@ -110,7 +110,7 @@ class Interactions:
         return self.where(self.arrays.joined(parts, len(self), np.bool_))
 
     def with_items_first(self, item_ids: Sequence[str]) -> Interactions:
-        """Return the same events, with these items before all others, in this order, also those without an event."""
+        """Return the same events. These items, even those without events, come before all others, in this order."""
         row_of = {name: row for row, name in enumerate(item_ids)}
         others = [name for name in self.item_ids if name not in row_of]
         row_of.update(zip(others, range(len(item_ids), len(item_ids) + len(others)), strict=True))
@@ -140,11 +140,11 @@ class Interactions:
 
 @dataclass(frozen=True)
 class Histories:
-    """Histories of events, oldest first, packed one behind the other.
+    """Histories of events, oldest first, concatenated.
 
     item     (events,)         int32
     weights  (events,)         float32
-    starts   (histories + 1,)  int64, where each one begins, and the end
+    starts   (histories + 1,)  int64, where each history begins, and the end
     """
 
     item: NDArray[np.int32]
@@ -178,7 +178,7 @@ class Histories:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Events of each history: (histories,)."""
+        """The number of events of each history: (histories,)."""
         return np.diff(self.starts)
 
     @property
@@ -221,7 +221,7 @@ def histories_before(
 def seen_before(
     interactions: Interactions, positions: NDArray[np.int64], unseen_types: Collection[str]
 ) -> list[NDArray[np.int32]]:
-    """Return the items before each of the given positions, without those of events of some types."""
+    """Return the items before each of the given positions, without events of the unseen types."""
     is_seen = np.array([name not in unseen_types for name in interactions.type_names])
     item, type_ = interactions.item, interactions.type
     begins = interactions.starts[interactions.user[positions]]
@@ -238,5 +238,5 @@ def repeat_share(interactions: Interactions) -> float:
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return where each of these lengths begins when they are packed, and the end: (n,) -> (n + 1,)."""
+    """Return the begins of concatenated stretches of these lengths, and the end: (n,) -> (n + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

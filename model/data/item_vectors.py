@@ -43,10 +43,10 @@ def read_item_vectors(directory: Path) -> ItemVectors | None:
 
 
 def vectors_in(path: Path) -> ItemVectors | None:
-    """Read the column ``vector`` of a table of items, None without it or where all cells are empty.
+    """Read the column ``vector`` of a table of items; None without this column, or if all cells are empty.
 
-    raises  DataError  which names the line, for what is no list of finite numbers, is too long, has other numbers than
-                       the first one, or none but 0
+    raises  DataError  which names the line, when a vector is not a list of finite numbers, is too long, has another
+                       length than the first one, or only zeros
     """
     table = read_table(path, ("item_id",), (VECTOR,), has_vectors=True)
     if VECTOR not in table.frame.columns:
@@ -76,7 +76,7 @@ def vectors_in(path: Path) -> ItemVectors | None:
 
 
 def _parsed(table: Table) -> tuple[Table, pl.Series]:
-    """Return the table with JSON arrays as lists, and which of them there are."""
+    """Return the table with JSON arrays as lists, and which rows have one."""
     cells = table.frame[VECTOR].fill_null("")
     has_one = cells != ""
     _refuse(table, has_one & ~cells.str.contains(JSON_ARRAY), "the vector is not a JSON array of numbers")

@@ -1,4 +1,4 @@
-"""Orders: which purchases were made together."""
+"""Orders: purchases that were made together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from model.data.interactions import Interactions
 
 PURCHASE = "purchase"
-WINDOW_S = 3_600.0  # between two purchases of one order, where the data name no orders
+WINDOW_S = 3_600.0  # the longest time between two purchases of one order, if the data have no order ids
 NO_ORDER = -1
 
 
@@ -18,7 +18,7 @@ def has_purchases(interactions: Interactions) -> bool:
 
 
 def is_bought(interactions: Interactions, part: slice = slice(None)) -> NDArray[np.bool_]:
-    """Return which events of a part are purchases: (events,); all of them where none at all is of that type."""
+    """Return which events of a part are purchases: (events,); all of them if the data have no type ``purchase``."""
     kinds = interactions.type[part]
     if not has_purchases(interactions):
         return np.ones(len(kinds), bool)
@@ -27,11 +27,11 @@ def is_bought(interactions: Interactions, part: slice = slice(None)) -> NDArray[
 
 
 def order_numbers(interactions: Interactions, window_s: float = WINDOW_S) -> NDArray[np.int64]:
-    """Number the orders: (events,), NO_ORDER for an event that belongs to none.
+    """Number the orders: (events,), NO_ORDER for an event without an order.
 
-    An order is what one user bought under one ``order_id``; without such ids, what was bought within the window after
-    the purchase before. Where no event is of the type ``purchase``, every event counts as one. Timestamps that are only
-    an order tell of no window.
+    An order has the purchases of one user with one ``order_id``. Purchases without an id are in the order of the user's
+    purchase before, if that is within the window. If no event has the type ``purchase``, every event counts as a
+    purchase. Without real timestamps, only ids define orders.
     """
     numbers = interactions.arrays.empty(len(interactions), np.int64)
     numbers[:] = NO_ORDER

@@ -25,12 +25,12 @@ YES_OR_NO: Mapping[str, bool] = {
     ),
     **dict.fromkeys(("false", "0", "no", "n", "nein", "non", "nee", "falsch", "faux", "falso", "onwaar"), False),
 }
-"""What a cell of yes or no may say, in small letters: in English, German, French, Spanish, Italian and Dutch."""
+"""The values of a yes-or-no cell, in lower case: English, German, French, Spanish, Italian and Dutch."""
 
 
 @dataclass(frozen=True)
 class ItemTexts:
-    """Titles and categories by item id, as far as the data directory has them."""
+    """The titles and categories in a data directory, by item id."""
 
     titles: dict[str, str]
     categories: dict[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ class ItemTexts:
 def read_interactions(directory: Path, arrays: Arrays = IN_MEMORY) -> Interactions:
     """Read ``interactions.*`` of a data directory, or the events of an archive; raises DataError with file and line.
 
-    arrays  what makes the arrays of events; where they are mapped, Parquet is read piece by piece
+    arrays  creates the arrays of events; if they are mapped, Parquet is read piece by piece
     """
     if arrays is not IN_MEMORY:
         return _read_in_pieces(directory, arrays)
@@ -102,11 +102,11 @@ def read_items(directory: Path) -> ItemTexts:
 
 
 def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
-    """Read the columns item_id, title, categories and available of a file as text, as far as it has them.
+    """Read the columns item_id, title, categories and available of a file as text, if present.
 
     has_properties  whether to read all other columns, too
 
-    raises DataError, also for an id that stands there twice
+    raises DataError, also for an id that appears twice
     """
     table = read_table(path, ("item_id",), ("title", "categories", "available"), has_others=has_properties)
     table.require_ids("item_id")
@@ -144,7 +144,7 @@ def _require_rows(path: Path, rows: int) -> None:
 
 
 def _only_counts(events: EventColumns, arrays: Arrays) -> bool:
-    """Tell whether every event of a user stands one second after the one before."""
+    """Return whether every event of a user is one second after the user's previous one."""
     for part in arrays.slices(len(events.user)):
         own = slice(part.start, part.stop + 1)  # and the event that comes next
         user, timestamp_us = events.user[own], events.timestamp_us[own]

@@ -1,4 +1,4 @@
-"""The splits of the evaluation protocols: which events train a model, and which are held out."""
+"""The splits of the evaluation protocols into training events and held-out events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.config import DataCard, SplitName, TrainOn
 from model.data.arrays import Arrays
 from model.data.interactions import DataError, Interactions
 
-BINS = 65_536  # of the counts that find a quantile
+BINS = 65_536  # of the histograms that find a quantile
 MICROSECONDS = 1_000_000
 
 
@@ -20,7 +20,7 @@ MICROSECONDS = 1_000_000
 class Split:
     """Training events and held-out events. A held-out event is predicted from all earlier events of its user.
 
-    train       (events,) bool   events the model may learn from; a prefix of every user, before it is thinned
+    train       (events,) bool   events the model may learn from; a prefix of every history, unless thinned
     validation  (users',) int64  positions of the held-out validation events
     test        (users'',) int64 positions of the held-out test events
     """
@@ -31,13 +31,13 @@ class Split:
 
 
 def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "train") -> Split:
-    """Split the interactions as the protocol of that name does; raises DataError.
+    """Split the interactions by the rules of the named split; raises DataError.
 
     loo       the last event of each user with at least 3 is the test event, the one before it validation
     temporal  trains before the 90 % quantile of time, tests each later user's last event; the last earlier event of
-              each user with at least 3 earlier ones is validation; refused where timestamps are only an order
+              each user with at least 3 earlier ones is validation; refused if timestamps only give an order
 
-    With train_on ``validation`` the validation events are training events too, with ``all`` every event is.
+    With train_on ``validation``, validation events are training events too; with ``all``, all events are.
     """
     parts = _split_temporal(interactions) if name == "temporal" else _split_loo(interactions)
     if train_on == "all":
@@ -49,11 +49,11 @@ def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "trai
 
 
 def thinned(interactions: Interactions, parts: Split, card: DataCard) -> Split:
-    """Return the split with the training events that the card leaves: the newer ones, of a sample of the users.
+    """Return the split with the training events that the card allows: recent ones, of a sample of the users.
 
-    Held-out events stay, each with its whole history, as a state has it.
+    Held-out events stay, each with its whole history, which a state would have, too.
 
-    raises  DataError  where timestamps are only an order, or no training event is left
+    raises  DataError  when timestamps only give an order, or no training event is left
     """
     if card.since is None and card.users_sample == 1:
         return parts
@@ -102,9 +102,9 @@ def _split_temporal(interactions: Interactions) -> Split:
 
 
 def _value_of_rank(values: NDArray[np.int64], rank: int, arrays: Arrays) -> int:
-    """Return the value of this rank, 0 the smallest; several pieces are counted in ever smaller bins around it.
+    """Return the value of this rank, where 0 is the smallest. With several pieces, narrow it down by ever smaller bins.
 
-    values  (n,)  not empty, of differences below 2 ** 63
+    values  (n,)  not empty, with differences below 2 ** 63
     """
     if len(values) <= arrays.piece:
         return int(np.partition(values, rank)[rank])

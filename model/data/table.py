@@ -19,15 +19,15 @@ from model.data.delimited_text import delimited_text
 from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
-VECTOR = "vector"  # a column of lists, which alone are no texts
-LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
+VECTOR = "vector"  # the only column that may have lists, not texts
+LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text columns; row i stands in line i + 2 of a text file.
+    """A table of text columns; row i is line i + 2 of a text file.
 
-    first_row  where it begins, if it is a piece of a table
+    first_row  the number of its first row, if it is a piece of a table
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Table:
             self.refuse(bad, f"{column} {{!r}} is not an id ({rule})", column)
 
     def numbers(self, column: str) -> NDArray[np.float64]:
-        """Parse the column as floats, NaN where a cell is empty; raises DataError."""
+        """Parse the column as floats, NaN for empty cells; raises DataError."""
         cells = self.frame[column]
         numbers = cells.cast(pl.Float64, strict=False)
         bad = (numbers.is_null() | ~numbers.is_finite()) & cells.is_not_null() & (cells != "")
@@ -83,7 +83,7 @@ class Table:
 
 
 def pattern_of(column: str) -> tuple[str, str]:
-    """Return the pattern of a column's ids, or of the names in the column `type`, and what it demands in words."""
+    """Return the pattern of a column's ids, or of the names in the column `type`, and its description."""
     return (NAME_PATTERN, NAME_RULE) if column == "type" else (ID_PATTERN, ID_RULE)
 
 
@@ -129,7 +129,7 @@ def read_table(
 class TableInPieces:
     """A table with these columns, of any supported format, that is read piece by piece; raises DataError.
 
-    A Parquet file is read row by row, but for the groups of rows that a piece touches. A text is read whole.
+    Of a Parquet file, only the row groups of a piece are read at a time. A text is read as a whole.
     """
 
     def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str]) -> None:
@@ -189,7 +189,7 @@ def uncompressed(path: Path) -> bytes:
 
 def _check_header(path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
     for name in (*required, *optional):
-        if f"{name}_duplicated_0" in header:  # what polars calls the second column of a name
+        if f"{name}_duplicated_0" in header:  # polars' name of the second column of this name
             raise DataError(f"{path}, line 1: column {name!r} appears twice; keep one of them")
         if name in required and name not in header:
             expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
@@ -197,7 +197,7 @@ def _check_header(path: Path, header: Sequence[str], required: Sequence[str], op
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """Write the table; raises OSError when the file cannot be written, as on a full disk."""
+    """Write the table; raises OSError when the file cannot be written, for example on a full disk."""
     try:
         frame.write_parquet(path)
     except pl.exceptions.PolarsError as exc:

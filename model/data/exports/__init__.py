@@ -1,1 +1,1 @@
-"""Tables as shops' programs export them: with columns, times and numbers of their own."""
+"""Tables that shops' programs export, with their own columns, times and numbers."""

@@ -17,11 +17,11 @@ _DAYS_WITH_SLASHES = r"^(\d{2})/(\d{2})/(\d{4})"
 
 
 class Times(NamedTuple):
-    """What the cells of a column say of time, a row each.
+    """The times in the cells of a column, one entry per row.
 
-    us           Int64, microseconds since the epoch; null where a cell is no time, or one of an unknown zone
-    by_no_clock  the cells that are times by some clock: no zone was given, or its clocks leave them out in spring
-    either_way   the cells such as 03/04/2025, where nothing in the column tells days from months
+    us           Int64, microseconds since the epoch; null for a cell that is not a time, or a local one without a zone
+    by_no_clock  whether the cell is a local time that cannot be converted: there is no zone, or its clocks skip it
+    either_way   whether the cell is ambiguous, such as 03/04/2025, because nothing in the column tells days from months
     """
 
     us: pl.Series
@@ -30,9 +30,9 @@ class Times(NamedTuple):
 
 
 def times_in(cells: pl.Series, timezone: str | None) -> Times:
-    """Read Unix seconds, RFC 3339 times, and times by the clocks of the zone: 2025-12-24 18:30, 24.12.2025, 12/24/2025.
+    """Read Unix seconds, RFC 3339 times, and local times of the zone: 2025-12-24 18:30, 24.12.2025, 12/24/2025.
 
-    A time that the clocks show twice, in autumn, is the first of both. One that they leave out, in spring, is no time.
+    A local time that occurs twice, in autumn, is the first one. One that clocks skip, in spring, is not a time.
     """
     texts = cells.fill_null("").str.strip_chars()
     seconds = texts.cast(pl.Float64, strict=False)
@@ -52,7 +52,7 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
 
 
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Return the times by some clock as 2025-12-24T18:30:00, null for other cells, and which may be read either way."""
+    """Return local times as 2025-12-24T18:30:00, null for other cells, and which cells are ambiguous."""
     tidy = texts.str.replace_all(r"\b(\d)([./:])", "0${1}${2}")
     days = tidy.str.extract(_DAYS_WITH_SLASHES, 1).cast(pl.Int32, strict=False)
     months = tidy.str.extract(_DAYS_WITH_SLASHES, 2).cast(pl.Int32, strict=False)
@@ -77,7 +77,7 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def _in(local: pl.Series, timezone: str) -> pl.Series:
-    """Return the microseconds since the epoch of times by the clocks of a zone."""
+    """Return the microseconds since the epoch of local times of a zone."""
     by_clock = (local + "Z").str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
     moments = by_clock.dt.replace_time_zone(None).dt.replace_time_zone(
         timezone, ambiguous="earliest", non_existent="null"
@@ -86,9 +86,9 @@ def _in(local: pl.Series, timezone: str) -> pl.Series:
 
 
 def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
-    """Read numbers such as 1.299,00 € as Float64; null where a cell is none.
+    """Read numbers such as 1.299,00 € as Float64; null for cells that are not numbers.
 
-    decimal  what stands before the cents; the other sign, or an apostrophe, stands before three digits
+    decimal  the decimal separator; the other sign, or an apostrophe, separates thousands
     """
     group = "." if decimal == "," else ","
     plain = cells.fill_null("").str.replace_all(MONEY_SIGNS, "")
@@ -100,7 +100,7 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
 
 
 def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
-    """Return whether all cells are numbers, and one of them has a decimal or a currency, so that they are no codes."""
+    """Return whether all cells are numbers, and one of them has decimals or a currency, so that they are not codes."""
     known = cells.filter(cells.fill_null("") != "")
     has_sign = known.str.contains(rf"{MONEY_SIGNS}|\d[{decimal}]\d")
     return bool(has_sign.any()) and not amounts_in(known, decimal).null_count()

@@ -18,7 +18,7 @@ from model.data.interactions import DataError
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
-MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service takes no events that are further ahead of its clock
+MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 MAX_NAMED_TYPES = 5
 MAX_LOST_OF_ITEMS = 0.5
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
@@ -28,9 +28,9 @@ ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone U
 def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
     """Check the tables of a data directory, by name, or a single table of interactions.
 
-    Afterwards their columns are those of a data directory, as far as they can be.
+    The tables then have the columns of a data directory, as far as possible.
 
-    raises  DataError  where there is no table, one cannot be taken apart, or lacks a column that the mapping names
+    raises  DataError  when there is no table, one cannot be parsed, or no table has a column of the mapping
     """
     if (data / ARCHIVE_MANIFEST).is_file():
         raise DataError(f"{str(data)!r} is an archive of the service; it needs no check and no mapping")
@@ -119,10 +119,10 @@ def _rename(
     *,
     has_others: bool = False,
 ) -> dict[str, str]:
-    """Give the columns their names, and find what is missing; return what the header calls each column."""
+    """Rename the columns, and find missing ones; return the header's name of each column."""
     header = found.frame.columns
     for name in header:
-        own, mark, _ = name.partition("_duplicated_")  # what polars calls the second one
+        own, mark, _ = name.partition("_duplicated_")  # polars' name of the second one
         if mark and mapping.columns.get(own, own) in (*required, *optional):
             found.note(f"column {own!r} appears twice", "keep one of them", stops=True)
     own_names = mapping.own_names(header)
@@ -250,7 +250,7 @@ def _find_duplicates(found: Examination) -> None:
 
 
 def _read_property(found: Examination, column: str, mapping: TableMapping) -> None:
-    """Read the numbers and times of a column that has nothing else, as far as the mapping says how."""
+    """Read a column that has only numbers or only times, as the mapping says."""
     cells = found.frame[column]
     known = cells.fill_null("") != ""
     if mapping.decimal is not None and looks_like_amounts(cells, mapping.decimal):
@@ -283,7 +283,7 @@ def _read_property_times(found: Examination, column: str, known: pl.Series, mapp
 
 
 def _compare_items(interactions: Examination, items: Examination) -> None:
-    """Find events of items that the other table has on no line, unless too little of it can be read to tell."""
+    """Find events of items that are missing from the other table, unless too little of that table is readable."""
     if interactions.stops or items.stops or items.lost_share > MAX_LOST_OF_ITEMS:
         return
     is_unknown = ~interactions.frame["item_id"].is_in(items.frame["item_id"].to_list())

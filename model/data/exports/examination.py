@@ -21,12 +21,12 @@ MEND_TO_KEEP = "correct these lines to keep them"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a table has.
+    """A finding about a table.
 
-    fix       what to do; empty where nothing is to be done
-    count     of the lines that have it; 0 where it is the table that has it
-    examples  the first of them, with their cells
-    stops     whether the table, or the line, cannot be read for it
+    fix       what to do; empty if nothing is to be done
+    count     the number of lines with the problem; 0 for a problem of the whole table
+    examples  the first of these lines, with their cells
+    stops     whether it makes the table, or the line, unreadable
     """
 
     problem: str
@@ -37,14 +37,14 @@ class Finding:
 
 
 class Examination:
-    """A table, and what is found in it.
+    """A table, and the findings about it.
 
     frame     its columns as texts
-    bad       the rows that cannot be read, one bool each
+    bad       whether each row is unreadable
     findings  in the order in which they were found
-    remedy    what to do about lines that cannot be read
+    remedy    what to do about unreadable lines
 
-    skips_bad_lines  whether such lines are left out
+    skips_bad_lines  whether unreadable lines are left out
     """
 
     def __init__(self, table: Table, *, skips_bad_lines: bool = False) -> None:
@@ -67,13 +67,13 @@ class Examination:
 
     @property
     def lost_share(self) -> float:
-        """The share of the lines that have something and cannot be read."""
+        """The share of unreadable lines among the lines that are not empty."""
         lost = sum(finding.count for finding in self.findings if finding.stops)
         return lost / max(1, lost + len(self.bad) - int(self.bad.sum()))
 
     @property
     def good(self) -> pl.DataFrame:
-        """The rows that can be read."""
+        """The readable rows."""
         return self.frame.filter(~self.bad)
 
     def note(self, problem: str, fix: str = "", *, stops: bool = False) -> None:
@@ -83,9 +83,9 @@ class Examination:
     def find(self, rows: pl.Series, problem: str, fix: str, *, column: str | None = None, stops: bool = True) -> None:
         """Add a finding about the rows where a condition holds, if there are any.
 
-        A row that cannot be read for one reason is not counted for another one.
+        A row that is unreadable for one reason does not count for another one.
 
-        column  whose cells are the examples
+        column  the column whose cells are shown as examples
         """
         rows = rows.fill_null(False) & ~self.bad
         found = rows.arg_true().to_list()
@@ -97,7 +97,7 @@ class Examination:
             self.bad = self.bad | rows
 
     def leave_out(self, rows: pl.Series, problem: str) -> None:
-        """Do the same, and leave the rows out of those that can be read."""
+        """Add a finding like `find`, and leave the rows out of the readable ones."""
         self.find(rows, problem, "", stops=False)
         self.bad = self.bad | rows.fill_null(False)
 
@@ -112,7 +112,7 @@ class Examination:
 
 
 def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Examination:
-    """Read all columns of a table as texts, also where lines are broken; raises DataError where that cannot be done."""
+    """Read all columns of a table as texts, even if lines are broken; raises DataError when that is not possible."""
     if not path.is_file():
         raise DataError(f"{str(path)!r} is not a file")
     if path.suffix == ".parquet":

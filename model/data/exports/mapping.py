@@ -19,17 +19,17 @@ SYNONYMS: Mapping[str, str] = {
     "timestamp": "time date datetime when createdat created eventtime invoicedate orderdate orderedat purchasedate ts "
     "datum zeit zeitpunkt bestelldatum zeitstempel",
 }
-"""What else the columns are called, without spaces and signs."""
+"""Other names of the columns, without spaces and signs."""
 
 
 @dataclass(frozen=True)
 class TableMapping:
     """How to read a shop's tables.
 
-    columns          our names by the tables' own
+    columns          our names of columns, by the tables' own names
     timezone         of times without one, such as Europe/Berlin
-    decimal          what stands before cents; None: numbers are plain ones
-    skips_bad_lines  whether lines that cannot be read are left out
+    decimal          the decimal separator; None if numbers are plain
+    skips_bad_lines  whether unreadable lines are left out
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class TableMapping:
         return self == TableMapping()
 
     def own_names(self, header: Iterable[str]) -> dict[str, str]:
-        """Return the table's own name of each column, by the name that it gets."""
+        """Return the table's own name of each column, by its new name."""
         if self.is_plain:
             return {name: name for name in header}
         names = {name: self.columns.get(name.strip(), name.strip()) for name in header}
@@ -82,7 +82,7 @@ def require_columns(mapping: TableMapping, headers: Sequence[Sequence[str]]) -> 
 
 
 def suggested_columns(missing: Iterable[str], header: Iterable[str]) -> str:
-    """Return the option that would name the missing columns; NAME stands for one that nothing in the header is like."""
+    """Return the option that maps the missing columns. NAME stands for a column without a similar one in the header."""
     own_by_plain = {re.sub(r"[\W_]", "", own.casefold()): own.strip() for own in header}
     pairs = []
     for ours in missing:
