@@ -1,7 +1,7 @@
-"""The choice of the lift on validation events: how much followers gain, and by how many of a user's newest items.
+"""The choice of the lift on validation events: how much followers gain, and from how many of a user's newest items.
 
-The catalogue is scored once. What a lift adds to a few scores of a user is then weighed again for each that may be
-chosen, so that every epoch can be judged by the model that would be served.
+The catalogue is scored once. A lift changes only a few scores of a user, which are recomputed for each possible lift.
+So every epoch can be judged by the model that would be served.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from model.lisa.recent_attention import recent_windows
 from model.metrics import difference_interval_95, gains
 from model.training.counts.pair_counts import PairCounts
 
-EXACT_RANKS = 10  # ranks are exact up to this one
-FEWEST_EVENTS = 500  # that choose a decay; the half that judges it is small enough then
+EXACT_RANKS = 10  # ranks are exact up to 10
+FEWEST_EVENTS = 500  # required to choose a decay, because only half of the events judge it
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -41,7 +41,7 @@ class _Scores(NamedTuple):
     """The scores of Q users that a lift needs, without any lift.
 
     target     (Q,)       of the held-out items
-    best       (Q, M)     the M best, in no order
+    best       (Q, M)     the M best scores, unsorted
     followers  (Q, n, F)  of the F followers of each of the n newest items, minus infinity for none
     """
 
@@ -51,7 +51,7 @@ class _Scores(NamedTuple):
 
 
 class _Lifted(NamedTuple):
-    """G pairs of a user and an item that gains, each once.
+    """G distinct pairs of a user and an item that gains from the lift.
 
     user   (G,)  ascending
     score  (G,)  without the lift
@@ -64,7 +64,7 @@ class _Lifted(NamedTuple):
 
 
 class LiftedRanks:
-    """Ranks of held-out items by the scores of a model with one lift or another."""
+    """Ranks of held-out items by the scores of a model, for any lift."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class LiftedRanks:
         """Score the catalogue for Q held-out events.
 
         scorer        scores without a lift
-        newest_items  how many of a user's newest items may lift their followers
+        newest_items  the maximum number of a user's newest items that lift their followers
         """
         histories, ends = events.histories, events.histories.starts[1:] - 1
         self._newest = recent_windows(histories.item, histories.starts, ends, newest_items)
@@ -85,10 +85,10 @@ class LiftedRanks:
         self._table = table
         blocks = [self._needed(scores, block) for block, scores in shown_scores(events, scorer, seen_rule)]
         self._scores = _Scores(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
-        self._lifted = lru_cache(maxsize=1)(self._gather)  # strengths take turns, and decays do not
+        self._lifted = lru_cache(maxsize=1)(self._gather)  # callers try all strengths of one decay before the next
 
     def ranks(self, lift: Lift) -> Ints:
-        """Rank the held-out items as the lift raises scores, best 1: (Q,); beyond 10, only that they are is sure.
+        """Rank the held-out items with the lift, 1 for the best: (Q,). A rank above 10 only means that it is above 10.
 
         A tie counts against the model.
         """
@@ -97,26 +97,26 @@ class LiftedRanks:
         bound = target[others.user]
         lifted = _count(others.user[others.score + lift.strength * others.gain >= bound], len(target))
         best = np.count_nonzero(self._scores.best >= target[:, None], axis=1)
-        # those that gain, and the target itself, are among the best too, or the rank is beyond 10 anyway
+        # items that gain, and the target itself, are among the best too, or the rank is above 10 anyway
         plain = best - (self._scores.target >= target) - _count(others.user[others.score >= bound], len(target))
         ranks: Ints = 1 + np.maximum(plain, 0) + lifted
         ranks[np.isneginf(self._scores.target)] = missed_rank(len(self._table.items))
         return ranks
 
     def _needed(self, scores: Floats, block: slice) -> _Scores:
-        """Return what is needed of the scores (q, N) of some users."""
+        """Return the needed part of the scores (q, N) of some users."""
         newest = self._newest[block]
         rows = self._table.items[np.maximum(newest, 0)]
         is_none = (rows < 0) | (newest < 0)[:, :, None]
         flat = np.take_along_axis(scores, np.maximum(rows, 0).reshape(len(rows), -1), axis=1)
-        # as many as may gain, the target, and ten others
+        # all items that may gain, the target, and ten others
         wanted = min(newest.shape[1] * rows.shape[2] + 1 + EXACT_RANKS, scores.shape[1])
-        best = np.stack([np.partition(row, -wanted)[-wanted:] for row in scores])  # a row in the cache at a time
+        best = np.stack([np.partition(row, -wanted)[-wanted:] for row in scores])  # a row fits into the cache
         target = scores[np.arange(len(scores)), self._targets[block]]
         return _Scores(target, best, np.where(is_none, -np.inf, flat.reshape(rows.shape)).astype(np.float32))
 
     def _gather(self, lift: Lift) -> tuple[_Lifted, Floats]:
-        """Add up what items gain by several newest items: those but the targets, and what each target gains (Q,)."""
+        """Add up the gains of items from several newest items: those of other items, and that of each target (Q,)."""
         newest = self._newest[:, : lifting_items(lift.decay)]
         users, count = len(newest), newest.shape[1] * self._table.items.shape[1]
         own = np.zeros(users, np.float32)
@@ -147,10 +147,10 @@ def _count(users: Ints, of: int) -> Ints:
 
 @dataclass(frozen=True)
 class ChosenLift:
-    """The lift that validation likes best.
+    """The lift that is best on the validation events.
 
-    ranks                   (Q,) of the held-out items with it, exact up to 10
-    ndcg_at_10_by_strength  with its decay
+    ranks                   (Q,) of the held-out items with this lift, exact up to 10
+    ndcg_at_10_by_strength  NDCG@10 of all strengths, with the decay of this lift
     """
 
     lift: Lift
@@ -158,18 +158,18 @@ class ChosenLift:
     ndcg_at_10_by_strength: dict[float, float]
 
     def mean(self, metric: str) -> float:
-        """Return a metric of the ranks, whose cutoff is 10 or less."""
+        """Return a metric of the ranks. Its cutoff must be at most 10."""
         return float(gains(self.ranks, metric).mean())
 
 
 class LiftChooser:
-    """Counts the followers of all items in training histories, and chooses how much they gain."""
+    """Counts the followers of all items in training histories, and chooses their lift."""
 
     def __init__(self, histories: Histories, items: int, config: Config, counts: PairCounts | None = None) -> None:
         counts = PairCounts(histories, items) if counts is None else counts
         model, training, given = config.model, config.training, config.training.lift_strength
         strength = DEFAULT_LIFT_STRENGTH if given is None else given
-        # where there is no validation
+        # without validation events
         self.usual = Lift(
             model.followers, strength, training.lift_count_decay, training.lift_faint_share, model.lift_decay
         )
@@ -181,7 +181,7 @@ class LiftChooser:
             self._newest_items = min(self._newest_items, model.recent_items)
 
     def ranked(self, events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule) -> LiftedRanks:
-        """Score held-out events, for ``choose``; the scorer scores without a lift."""
+        """Score held-out events for ``choose``. The scorer scores without a lift."""
         return LiftedRanks(events, scorer, seen_rule, self.followers, self._newest_items)
 
     def choose(self, ranked: LiftedRanks, of: slice = slice(None)) -> ChosenLift:
@@ -195,12 +195,13 @@ def chosen_lift(
     strengths: Sequence[float] = LIFT_STRENGTHS,
     decays: Sequence[float] = LIFT_DECAYS,
 ) -> ChosenLift:
-    """Choose the lift of the highest NDCG@10; of equally good ones the weakest.
+    """Choose the lift with the highest NDCG@10; the weakest of equally good ones.
 
-    The usual decay stays unless another one is surely better: one half of the events chooses the best lift of each, and
-    the whole interval of their difference on the other half lies above 0. Which other one it is, all events choose.
+    The usual decay stays unless another one is significantly better. One half of the events chooses the best lift with
+    the usual decay and the best one with another decay. If the whole interval of their difference on the other half is
+    above 0, all events choose among the other decays.
 
-    ranks  of the held-out items with a lift (Q,)
+    ranks  returns the ranks of the held-out items with a lift (Q,)
     """
 
     def lifts(decay: float) -> list[Lift]:

@@ -1,4 +1,4 @@
-"""The training loop of every model: epochs, checkpoints, the learning rate and when to stop."""
+"""The training loop of every model: epochs, checkpoints, learning rate and early stopping."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Batch = TypeVar("Batch")
 
 
 class TrainError(ValueError):
-    """A training cannot start; the message names the way out."""
+    """A training cannot start or continue. The message says what to do."""
 
 
 class Validation(NamedTuple):
     """The quality of an epoch's weights on held-out events, as they would be served.
 
-    lift  what validation chose for them, of a model that lifts
+    lift  the lift that validation chose for them, if the model has one
     """
 
     ndcg_at_10: float
@@ -48,7 +48,7 @@ class Validation(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """The result of an epoch; what stands in ``Validation`` is None where nothing is held out."""
+    """The result of an epoch. The fields of ``Validation`` are None if no events are held out."""
 
     epoch: int
     loss: float
@@ -62,11 +62,11 @@ class Progress(Protocol):
     """Follows a training run; the command line draws its progress."""
 
     def stage(self, name: str) -> None:
-        """Report what is done from now on, until the next batch or stage."""
+        """Report the current stage, until the next batch or stage."""
         ...
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Report a batch: the share of the epoch that is done, and the batch's loss."""
+        """Report a batch: the completed share of the epoch, and the batch's loss."""
         ...
 
     def epoch(self, report: EpochReport) -> None:
@@ -109,7 +109,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         """Compute the mean loss of a batch."""
 
     def _forward(self, batch: Batch) -> Tensor:
-        """Compute the loss that a step is made by; a subclass may have processes beside it."""
+        """Compute the loss of a step. A subclass may combine several processes."""
         return self._loss(batch)
 
     @property
@@ -118,12 +118,12 @@ class TrainingLoop(ABC, Generic[Batch]):
         return True
 
     def _shared(self, report: EpochReport) -> EpochReport:
-        """Return the report that counts for all processes of the training."""
+        """Return the report that is valid for all processes of the training."""
         return report
 
     @abstractmethod
     def _scorer(self) -> Scorer:
-        """Return a scorer by the network as it is now; the network itself stays as it is."""
+        """Return a scorer with the network's current weights. The network does not change."""
 
     def fit(self, progress: Progress, resume: bool) -> None:
         """Train to the last epoch, or until validation stops improving; the model ends with its best weights."""
@@ -164,7 +164,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         return EpochReport(epoch, loss, validated.ndcg_at_10, validated.hr_at_10, elapsed_s, validated.lift)
 
     def train_batch(self, batch: Batch) -> float:
-        """Learn from one batch; returns its loss."""
+        """Learn from one batch; return its loss."""
         loss = self._forward(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -173,7 +173,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         return float(loss.detach())
 
     def _set_learning_rate(self, share: float) -> None:
-        """Linear warm-up, then a cosine down to a hundredth; ``share`` of the whole training is done."""
+        """Warm up linearly, then follow a cosine down to a hundredth; ``share`` of the whole training is done."""
         training = self.recipe.training
         warm = min(1.0, (share + 1e-4) / training.warmup_share) if training.warmup_share else 1.0
         cosine = 0.5 + 0.5 * math.cos(math.pi * share)
@@ -184,7 +184,7 @@ class TrainingLoop(ABC, Generic[Batch]):
     def validate(self, on_progress: Callable[[float], None] = lambda _: None) -> Validation | None:
         """Validate the current weights on the held-out events. Return None if there are none.
 
-        on_progress  is called with the share of them that is ranked
+        on_progress  is called with the share of the events that is ranked
         """
         if self.validation is None or not len(self.validation):
             return None
@@ -192,13 +192,13 @@ class TrainingLoop(ABC, Generic[Batch]):
         return self._judge(self.validation, _reporting(self._scorer(), len(self.validation), on_progress))
 
     def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
-        """Measure what the scorer ranks; a subclass may choose what is served beside the weights."""
+        """Measure the scorer's ranking. A subclass may also choose parameters that are served with the weights."""
         ranks = holdout_ranks.ranks_full(events, scorer, self.recipe.data.seen_rule)
         found = metrics.metrics(ranks)
         return Validation(found["ndcg_at_10"], found["hr_at_10"])
 
     def _best(self) -> int:
-        """Return the epoch of the best validation NDCG@10; the last one where nothing is held out."""
+        """Return the epoch with the best validation NDCG@10; the last one if no events are held out."""
         return max(range(len(self.reports)), key=lambda epoch: (self.reports[epoch].ndcg_at_10 or 0.0, epoch))
 
     def _out_of_patience(self) -> bool:
@@ -238,19 +238,19 @@ class TrainingLoop(ABC, Generic[Batch]):
         state = {
             index: {key: tensors[f"{OPTIMIZER_PREFIX}{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
             for index, name in enumerate(names)
-            if f"{OPTIMIZER_PREFIX}{name}.step" in tensors  # none where something is frozen
+            if f"{OPTIMIZER_PREFIX}{name}.step" in tensors  # frozen parameters have none
         }
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
     def _require_same_training(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        """Raise TrainError for a checkpoint whose tensors are not of this training; a subclass may check."""
+        """Raise TrainError if the checkpoint's tensors belong to another training. Subclasses may check this."""
         return
 
 
 def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:
     """Return the validation events for the epochs, or None if the model trains on them.
 
-    Of more than 10,000 users as many are drawn, always the same ones, so that an epoch is judged in seconds.
+    At most 10,000 users are drawn, always the same ones, so that validation takes seconds.
     """
     if recipe.data.train_on != "train":
         return None
@@ -259,7 +259,7 @@ def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) 
 
 
 def _reporting(scorer: Scorer, histories: int, on_progress: Callable[[float], None]) -> Scorer:
-    """Return the scorer, which also reports its share of that many histories, which it scores block by block."""
+    """Return a scorer that also reports its progress, block by block, as a share of this number of histories."""
     done = 0
 
     def scored(block: Histories) -> NDArray[np.float32]:

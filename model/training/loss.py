@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROWS_PER_BLOCK = 128  # logits of a block stay in the processor's cache, where the softmax finds them
+ROWS_PER_BLOCK = 128  # the logits of a block stay in the processor's cache for the softmax
 
 
 class _CatalogueCrossEntropy(torch.autograd.Function):
@@ -69,7 +69,7 @@ class Negatives(NamedTuple):
     """A sample of the catalogue.
 
     items      (S,)  int64, distinct
-    log_counts (S,)  the logarithm of how many items of the catalogue each stands for; or one for all
+    log_counts (S,)  the logarithm of the number of catalogue items that each stands for; or one number for all
     """
 
     items: Tensor
@@ -82,7 +82,7 @@ def uniform_negatives(drawn: Tensor, items: int) -> Negatives:
 
 
 def negative_shares(counts: Tensor) -> Tensor:
-    """Return the chance of each item to be a negative, by its events (N,): (N,) float32.
+    """Return the probability of each item to be a negative, from its number of events: (N,) -> (N,) float32.
 
     The power 0.75 is that of Mikolov et al., Distributed Representations of Words and Phrases, 2013.
     """
@@ -93,7 +93,8 @@ def negative_shares(counts: Tensor) -> Tensor:
 def popular_negatives(shares: Tensor, count: int) -> Negatives:
     """Sample items, popular ones more often.
 
-    Each stands for 1 / (count * share) items, and for itself at least: so often it would be drawn with replacement.
+    Each stands for 1 / (count * share) items, but at least for itself. With replacement, it would be drawn
+    count * share times on average.
     """
     drawn = torch.multinomial(shares, min(count, len(shares)))
     return Negatives(drawn, -torch.log((len(drawn) * shares[drawn]).clamp_max(1.0)))
@@ -107,7 +108,7 @@ def sampled_softmax_loss(
     negatives: Negatives,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Compute the mean cross-entropy against negatives, whose sum estimates that of the whole catalogue.
+    """Compute the mean cross-entropy against negatives, whose weighted sum estimates that of the whole catalogue.
 
     queries       (Q, D)  float32
     item_vectors  returns the vectors of items: (S,) -> (S, D)
@@ -123,7 +124,7 @@ def sampled_softmax_loss(
 
 
 def matmul_dtype(device: torch.device) -> torch.dtype:
-    """Return the type of products: bfloat16 where the hardware multiplies it, float32 elsewhere."""
+    """Return the type of products: bfloat16 if the hardware supports it, else float32."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     fast = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -17,22 +17,22 @@ from model.training.distributed.processes import ALONE, Processes
 from model.training.loop import TrainError
 
 MIB, GIB = 1 << 20, 1 << 30
-LIBRARIES = 640 * MIB  # of a process that has trained nothing yet, and has nothing else
-STEPS = 384 * MIB  # of what the steps of an epoch leave in memory
-POOL = 32_768  # positions whose histograms are there together
+LIBRARIES = 640 * MIB  # of a process before any training
+STEPS = 384 * MIB  # left in memory by the steps of an epoch
+POOL = 32_768  # positions whose histograms are in memory together
 BYTES_PER_EVENT = 1_024  # of a piece, while its texts are read
 BYTES_PER_NAME = 200  # of a user, an item or an order
-BYTES_PER_ITEM = 8_192  # of its scores while a model is judged, and its texts while it is written
+BYTES_PER_ITEM = 8_192  # for its scores during validation, and its texts while the model is written
 SMALLEST_PIECE = 64 * MIB
 SCORES_AT_ONCE = 5  # of a batch: the scores, their exponentials and gradients
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a training computes with.
+    """The resources of a training.
 
-    memory     bytes that its process may take; None: as many as it needs, with all events in memory
-    processes  those that train together, of which this is one
+    memory     the memory limit of its process in bytes; None for no limit, with all events in memory
+    processes  this process, as one of those that train together
     """
 
     device: str = "cpu"
@@ -40,9 +40,9 @@ class Resources:
     processes: Processes = ALONE
 
     def arrays(self, folder: Path) -> Arrays:
-        """Return what makes the arrays of events: in files of the folder where memory is limited.
+        """Return the creator of event arrays, which are in files of the folder if memory is limited.
 
-        raises  TrainError  when so little memory is too little for anything
+        raises  TrainError  when the limit is too small for any training
         """
         if self.memory is None:
             return IN_MEMORY
@@ -74,26 +74,26 @@ UNLIMITED = Resources()
 
 
 def needed_bytes(config: Config, items: int, others: int, longest: int) -> int:
-    """Return about how many bytes a training takes that has no events in memory.
+    """Estimate the bytes of memory of a training without events in memory.
 
-    others   users and orders, whose ids are there too
-    longest  events of the longest history, all of whose histograms are there together
+    others   the number of users and orders, whose ids are in memory
+    longest  the number of events of the longest history, whose histograms are in memory together
     """
     shape, training = config.model, config.training
     state = 4 * len(shape.decay_rates) * shape.history_codebooks * shape.history_codewords
     all_scored = items <= training.full_softmax_items
     scored = items if all_scored else training.sampled_negatives
     batch = training.batch_size * (SCORES_AT_ONCE * 4 * scored + 3 * state)
-    tables = items * (BYTES_PER_ITEM + 4 * 4 * (shape.width + OVERSAMPLING))  # vectors, and what they are computed from
+    tables = items * (BYTES_PER_ITEM + 4 * 4 * (shape.width + OVERSAMPLING))  # vectors, and their computation
     return LIBRARIES + STEPS + 2 * max(POOL, longest) * state + batch + tables + BYTES_PER_NAME * (items + others)
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process takes now."""
+    """Return the current memory of this process, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * PAGESIZE
 
 
 def in_gib(size: int) -> str:
-    """Return a number of bytes in words, rounded up to a tenth."""
+    """Return a number of bytes as text, in GiB, rounded up to a tenth."""
     return f"{ceil(10 * size / GIB) / 10:g}GiB"

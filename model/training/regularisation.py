@@ -1,4 +1,4 @@
-"""Dropout and epochs by how many events an item has: rare items are learned by heart before anything of use."""
+"""Dropout and epochs by the number of events per item: models overfit rare items before they learn anything useful."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SPARSE = Regularisation(0.5, 5)
 
 
 def regularised(config: Config) -> Config:
-    """Return the configuration with the regularisation that it asks for: its own, or one for its data.
+    """Return the configuration with the regularisation that it selects: its own, or one for its data.
 
-    With ``by-density`` a sparse table, as the card of the data says, has that of SPARSE; others keep their own.
+    With ``by-density``, the regularisation of a sparse table is SPARSE; others keep their own. The data card has the
+    density.
     """
     if config.training.regularisation == "given" or config.data.events_per_item >= SPARSE_EVENTS_PER_ITEM:
         return config

@@ -15,5 +15,5 @@ def use_threads(threads: int = DEFAULT_THREADS) -> None:
 
 
 def cores_in_use() -> str:
-    """Return how many of the cores that this process may use its threads take, in words."""
+    """Return the number of PyTorch's threads, and the number of cores that this process may use, as text."""
     return f"{torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"

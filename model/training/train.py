@@ -1,4 +1,4 @@
-"""Training on a data directory: what is read and prepared, which model comes of it, and how it is written."""
+"""Training on a data directory: reads and prepares the data, trains a model, and writes it."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     vectors: ItemVectors | None
 
     def statistics(self, model: Lisa, catalogue: ItemTable) -> ItemStatistics:
-        """Return what the training events tell beside the trained model, and what its items' content tells."""
+        """Return the item statistics that complement the model: from training events, and from items' content."""
         return ItemStatistics(self.complements(), self.intervals(), content(model, catalogue, self.vectors))
 
     def complements(self) -> Complements:
-        """Return what was bought together in the training events."""
+        """Return the items that were bought together in the training events."""
         return purchases.complements(self.interactions, self.parts.train)
 
     def intervals(self) -> Intervals:
-        """Return after how long items were bought again in the training events, where their times tell."""
+        """Return the intervals after which items were bought again in the training events, if these have real times."""
         categories = [self.texts.categories.get(name, ()) for name in self.interactions.item_ids]
         return purchases.intervals(self.interactions, self.parts.train, rarest_categories(categories))
 
@@ -65,7 +65,7 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
         return self._replace(interactions=self.interactions.with_items_first(item_ids))
 
     def first_model(self, start: WarmStart) -> FirstModel:
-        """Return what makes the model that a warm training begins with; its items stand first in the data."""
+        """Return a function that makes the first model of a warm training. Its known items come first in the data."""
         titles, categories = self.texts.titles, self.texts.categories
         new = [
             (name, Description(titles.get(name, ""), categories.get(name, ())))
@@ -115,10 +115,10 @@ def train(
 
     ``config.data`` names the split and what to train on; the data gives its hash, counts and seen rule.
 
-    on_config  is called with the configuration as the data has completed it
+    on_config  is called with the configuration, completed from the data
     raises     DataError   when the data cannot be read or split
-               TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options, or
-                           the model needs more memory than it may take, or another process of the training has ended
+               TrainError  when ``out`` contains a model, an unfinished training, or a checkpoint of other options, or
+                           the model needs more memory than the limit, or another process of the training has ended
     """
     return _Training(directory, out, resources, resume, progress).run(config, None, on_config)
 
@@ -133,16 +133,16 @@ def train_warm(
     resume: bool = False,
     progress: Progress,
 ) -> model_directory.Artifact:
-    """Train as ``train`` does, from the codes and weights of a trained model, whose items keep their rows.
+    """Train like ``train``, but start from the codes and weights of a trained model, whose items keep their rows.
 
-    raises  also WarmStartError  when that model does not fit the configuration
+    raises  also WarmStartError  when the model does not fit the configuration
     """
     start = WarmStart(trained)
     return _Training(directory, out, resources, resume, progress).run(start.continued(config), start, lambda _: None)
 
 
 class _Training(NamedTuple):
-    """A training in this process, which may be one of several."""
+    """A training, in this process alone or in several."""
 
     directory: Path
     out: Path
@@ -199,7 +199,7 @@ class _Training(NamedTuple):
 
 
 def _write(out: Path, inputs: TrainingInputs[Config], trainer: Trainer) -> None:
-    """Save the trained model, and remove what an interrupted training would have gone on with."""
+    """Save the trained model, and remove the checkpoints, which an interrupted training would need."""
     reports = [report._asdict() for report in trainer.reports]
     by_strength = {} if trainer.chosen is None else trainer.chosen.ndcg_at_10_by_strength
     metrics = {"epochs": reports, "lift": trainer.lift._asdict(), "ndcg_at_10_by_lift_strength": by_strength}
@@ -211,7 +211,7 @@ def _write(out: Path, inputs: TrainingInputs[Config], trainer: Trainer) -> None:
 
 @torch.no_grad()
 def content(model: Lisa, catalogue: ItemTable, own_vectors: ItemVectors | None = None) -> ContentMap:
-    """Learn what the titles, categories and own vectors of a trained model's items tell of their codes."""
+    """Learn to predict item vectors of a trained model from titles, categories and the shop's own vectors."""
     rows = catalogue.popular_first[:MAX_ITEMS]
     rows = rows[catalogue.counts[rows] > 0]
     if not len(rows):
@@ -226,7 +226,7 @@ def content(model: Lisa, catalogue: ItemTable, own_vectors: ItemVectors | None =
 
 
 def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
-    """Describe the data; where people return to items, as in shops, seen items stay in the ranking."""
+    """Describe the data. If users return to items, as in shops, seen items stay in the ranking."""
     repeats = repeat_share(interactions) > REPEAT_SHARE_OF_SHOPS
     of_each = interactions.arrays.counted(interactions.item, len(interactions.item_ids))
     return wanted.model_copy(

@@ -1,6 +1,7 @@
-"""The trainer of LISA-Mini: positions of many users' histories, shuffled together, each a state and its next item.
+"""The trainer of LISA-Mini. It learns from shuffled positions of many users, each a state and its next item.
 
-Codes are fixed, so the histogram of a position is data: a scan computes it once per epoch, and no batch is padded.
+Codes are fixed, so the histogram of a position is constant: a scan computes it once per epoch, and batches need no
+padding.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from model.training.loss import (
     uniform_negatives,
 )
 
-SMALLEST_BATCH = 64  # of STEPS_PER_EPOCH rather than few steps, where data is small
+SMALLEST_BATCH = 64  # small data gets smaller batches, down to this, rather than fewer than STEPS_PER_EPOCH steps
 
 FirstModel: TypeAlias = Callable[[Histories], LisaMini]
-"""Makes the model that a training begins with, from its training events."""
+"""A function that makes the first model of a training from its training events."""
 
 
 class Preparation(NamedTuple):
-    """What a training computes before its first epoch.
+    """The results that a training computes before its first epoch.
 
     model       with its first weights, and the codes of all items
-    lifts       None in a process that judges no epoch
-    validation  the same, and where nothing is held out
+    lifts       None in a process that does not validate
+    validation  None in a process that does not validate, or if no events are held out
     """
 
     histories: Histories
@@ -62,7 +63,7 @@ class Preparation(NamedTuple):
 
 
 def prepare(interactions: Interactions, parts: Split, config: Config, start: FirstModel | None = None) -> Preparation:
-    """Compute the codes of all items and what follows them; raises DataError where there is nothing to learn.
+    """Compute the codes of all items, and their followers; raises DataError when there is nothing to learn.
 
     start  makes the first model, instead of one with fresh codes and weights
     """
@@ -81,7 +82,7 @@ def prepare(interactions: Interactions, parts: Split, config: Config, start: Fir
 
 
 class Trainer(TrainingLoop[PositionBatch]):
-    """Trains LISA-Mini. Validation judges each epoch with the lift that it likes best, and with it the model ends."""
+    """Trains LISA-Mini. Validation judges each epoch with its best lift, which the final model has, too."""
 
     def __init__(self, prepared: Preparation, config: Config, directory: Path, device: str) -> None:
         self.model, self.lifts = prepared.model, prepared.lifts
@@ -95,29 +96,29 @@ class Trainer(TrainingLoop[PositionBatch]):
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         bound = Bound.of(self.histories, config.training)
         self.history_codes = self.model.history_codes.cpu().numpy()
-        self.positions = bound.positions(self.histories)  # that an epoch learns from
+        self.positions = bound.positions(self.histories)  # of an epoch
         self.batch_maker = BatchMaker(
             self.histories, self.history_codes, config.model, min(config.training.batch_size, wanted), bound
         )
         self._dtype = matmul_dtype(self.device)
-        self._shares: Tensor | None = None  # of the events, that each item has
+        self._shares: Tensor | None = None  # each item's probability to be a negative
         if config.training.negatives == "popular":
             counts = self.arrays.counted(self.histories.item, len(self.model.bias))
             self._shares = negative_shares(torch.from_numpy(counts).to(self.device))
 
     @property
     def trained_config(self) -> Config:
-        """The configuration of the model, which has the decay of the lift that validation has chosen."""
+        """The configuration of the model, with the decay of the lift that validation has chosen."""
         return self.config.model_copy(update={"model": self.model.config})
 
     @property
     def lift(self) -> Lift:
-        """What the model lifts: what the last validation chose, or the usual."""
+        """The lift of the model: the choice of the last validation, or the usual one."""
         return self.chooser.usual if self.chosen is None else self.chosen.lift
 
     @property
     def chooser(self) -> LiftChooser:
-        """What chooses the lift, in a process that judges epochs."""
+        """The chooser of the lift, in a process that validates."""
         assert self.lifts is not None, "another process judges the epochs"
         return self.lifts
 
@@ -148,7 +149,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         )
 
     def negatives(self) -> Negatives | None:
-        """Draw the items that a batch's own are compared with; None: all."""
+        """Draw the negatives of a batch; None for all items."""
         items, training = len(self.model.bias), self.config.training
         if items <= training.full_softmax_items:
             return None
@@ -158,7 +159,7 @@ class Trainer(TrainingLoop[PositionBatch]):
 
     @override
     def _judge(self, events: HeldOutEvents, scorer: Scorer) -> Validation:
-        """Choose the lift for these weights: a model is served with it."""
+        """Choose the lift for these weights, because a model is served with a lift."""
         self.ranked = self.chooser.ranked(events, scorer, self.config.data.seen_rule)
         self.chosen = self.chooser.choose(self.ranked)
         lift = self.chosen.lift._asdict()
@@ -166,7 +167,7 @@ class Trainer(TrainingLoop[PositionBatch]):
 
     @override
     def _scorer(self) -> Scorer:
-        """Return a scorer by the weights as they are served, without a lift."""
+        """Return a scorer with the weights as served, without a lift."""
         with torch.inference_mode(mode=False), torch.no_grad():
             served = copy.deepcopy(self.model).eval()
             served.fold_norms_and_round()

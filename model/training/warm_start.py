@@ -1,8 +1,8 @@
-"""A training that goes on from a trained model: its items keep their rows and codes, and its weights are the first.
+"""A training that continues from a trained model, with its weights. The model's items keep their rows and codes.
 
-So a state that the trained model has folded has the same bins in the new one, unless its user chose an item that is
-new. New items stand behind the known ones. They get codes as cold items do while a model is served: from the users who
-chose them, else from what their titles and categories tell. Training then moves the codewords and biases, and no code.
+So a state of the trained model has the same bins in the new one, unless its user chose a new item. New items come after
+the known ones. They get codes like cold items of a served model: from the users who chose them, else from their titles
+and categories. Training then changes the codewords and biases, but no code.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from model.lisa.histogram import history_histogram
 from model.lisa.item_codes import make_distinct
 from model.lisa.lisa_mini import LisaMini
 
-CHOICES_OF_ITEM = 30  # events that tell an item's codes, at most
+CHOICES_OF_ITEM = 30  # maximum number of events that determine an item's codes
 STATES_AT_ONCE = 256
-OF_ITEMS = {"followers", "lift", "history_codes", "target_codes"}  # which are counted or assigned anew
+OF_ITEMS = {"followers", "lift", "history_codes", "target_codes"}  # these are counted or assigned again
 
 
 class WarmStartError(ValueError):
@@ -60,7 +60,7 @@ class WarmStart:
     def continued(self, config: Config) -> Config:
         """Return the recipe of a warm start from the model.
 
-        raises  WarmStartError  when it has another shape, or other weights of events
+        raises  WarmStartError  when its codes are learned, or it has another shape or other event weights
         """
         before, name = self.trained.config, self.trained.name
         if not isinstance(self.trained.model, LisaMini) or not isinstance(before.training, TrainConfig):
@@ -79,10 +79,10 @@ class WarmStart:
     def model(
         self, histories: Histories, config: ModelConfig, new_items: Sequence[tuple[str, Description]]
     ) -> LisaMini:
-        """Return the model to train, which knows the new items, too.
+        """Return the model to train, including the new items.
 
-        histories  training events; the rows of new items are those behind the known ones
-        new_items  their ids, and what is known of each
+        histories  training events; the rows of new items come after those of known items
+        new_items  the ids and descriptions of the new items
         """
         wider = self.trained.model
         if new_items:
@@ -102,21 +102,21 @@ class NewItemCodes:
         self._known = len(trained.items)
 
     def of(self, new_items: Sequence[tuple[str, Description]]) -> Iterator[ColdCodes]:
-        """Yield the codes of each; see ``WarmStart.model``."""
+        """Yield the codes of each new item; see ``WarmStart.model``."""
         counts, choices = self._choices(len(new_items))
         positions = max(self._histories.positions, 1)
         for (item_id, described), count, chosen in zip(new_items, counts.tolist(), choices, strict=True):
             if chosen:
-                # as many events for those that are looked at as there are for all of the item
+                # all events, scaled down like the item's choices that were sampled
                 events = max(round(positions * len(chosen) / count), len(chosen))
                 yield likeliest_codes(self._trained, chosen, self._sample, events)
             else:
                 yield self._codes_of_content(item_id, described)
 
     def _choices(self, items: int) -> tuple[NDArray[np.int64], list[list[ColdItemEvent]]]:
-        """Return how often each of the new items was chosen, and some of these events, where an item is known before.
+        """Return how often each new item was chosen, and some of these events: those after at least one known item.
 
-        Each user has one choice of an item: the first.
+        Each user counts once per item, with the first choice.
         """
         histories = self._histories
         places = np.flatnonzero(histories.item >= self._known)
@@ -140,7 +140,7 @@ class NewItemCodes:
         return np.bincount(item, minlength=items).astype(np.int64), choices
 
     def _known_before(self, events: slice) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """Return the items of these events that the model knows, with their weights; None where there is none."""
+        """Return the items of these events that the model knows, with their weights; None if there are none."""
         items, weights = self._histories.item[events], self._histories.weights[events]
         known = items < self._known
         return (items[known], weights[known]) if known.any() else None
@@ -165,7 +165,7 @@ class NewItemCodes:
 
     @cached_property
     def _user_queries(self) -> Tensor:
-        """Queries of some users that represent all: (Q, D)."""
+        """Queries of a sample of users: (Q, D)."""
         users = np.random.default_rng(0).permutation(np.flatnonzero(self._histories.lengths))[:SAMPLED_QUERIES]
         starts = self._histories.starts
         known = [self._known_before(slice(int(starts[user]), int(starts[user + 1]))) for user in users]
@@ -187,7 +187,7 @@ class NewItemCodes:
         return Neighbours(self._trained)
 
     def _codes_of_content(self, item_id: str, described: Description) -> ColdCodes:
-        """Return the codes that title and categories tell; where they tell nothing, those that suit anybody."""
+        """Return codes predicted from title and categories; else the most common codes of some random items."""
         if self._trained.content.reads_texts:
             (predicted,), (is_known,) = self._trained.content.of_descriptions([described])
             if is_known:
@@ -198,6 +198,6 @@ class NewItemCodes:
 
 
 def _shape(config: ModelConfig) -> ModelConfig:
-    """Return the shape without what a training may choose anew."""
+    """Return the shape without the parts that a training may choose anew."""
     chosen = {"followers": 0, "lift_decay": 1.0, "dropout": 0.0}
     return config.model_copy(update=chosen if config.recent_heads else {**chosen, "recent_items": 1})

@@ -1,1 +1,1 @@
-"""The batches of an epoch: positions of histories with their states, or padded stretches of histories."""
+"""The batches of an epoch: positions of histories with their states, or padded segments of histories."""

@@ -1,4 +1,4 @@
-"""Batches of whole histories: segments of similar length, padded behind to the longest one."""
+"""Batches of whole histories: segments of similar length, padded at the end to the longest one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS_PER_EPOCH = 256
 
 
 class PaddedBatch(NamedTuple):
-    """Segments of histories, padded behind to the longest one.
+    """Segments of histories, padded at the end to the longest one.
 
     items    (S, L)  int64
     real     (S, L)  bool, false where padded
@@ -37,7 +37,7 @@ def padded_batches(
 ) -> Iterator[PaddedBatch]:
     """Iterate over all positions of an epoch that have a next item, in shuffled batches of segments of similar length.
 
-    segments_per_batch  number of segments; None: as many as have some thousand positions
+    segments_per_batch  number of segments; None for batches of some hundred to some thousand positions
     """
     begins, lengths = segments(histories, window, rng)
     by_length = np.lexsort((rng.random(len(lengths)), lengths))
@@ -55,9 +55,9 @@ def padded_batches(
 def segments(
     histories: Histories, window: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut the histories into segments: their begins, and their events without the target of the last one.
+    """Cut the histories into segments. Return their begins, and their lengths without the last target.
 
-    A history that fits the window stays whole; a longer one is cut every ``window`` events, from a random event on.
+    A history that fits the window stays whole. A longer one is cut every ``window`` events, from a random event on.
     """
     begins, ends = histories.starts[:-1], histories.starts[1:] - 1
     first = np.where(ends - begins > window, rng.integers(1, window + 1, len(begins)), window)
@@ -79,6 +79,6 @@ def _padded(histories: Histories, begins: NDArray[np.int64], lengths: NDArray[np
 
 
 def padded_rows(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return stretches of events, one in a row; the last event of a shorter one is repeated to fill its row."""
+    """Return segments of events, one per row. The last event of a shorter segment is repeated to fill its row."""
     steps = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
     return item[begins[:, None] + steps].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Batches of positions of histories and their next items, whose states are there before them."""
+"""Batches of positions of histories: their precomputed states, and their next items."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histogra
 
 
 class PositionBatch(NamedTuple):
-    """Positions of histories and their next items: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
+    """States at positions, and the next items: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
 
     histogram: Tensor
     last: Tensor
@@ -28,10 +28,10 @@ class PositionBatch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one of several processes has of a batch.
+    """One process's part of a batch.
 
-    batch  its positions, which may be none
-    rows   (Q,)  their places in the whole batch
+    batch  its positions; there may be none
+    rows   (Q,)  their rows in the whole batch
     whole  the number of positions of the whole batch
     """
 
@@ -41,9 +41,9 @@ class Shard(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """How many positions of each user an epoch learns from; None: all. Half of them are the newest.
+    """The maximum number of positions of each user in an epoch; None for all. Half of them are the newest.
 
-    The others are a stretch of earlier ones, another one in every epoch.
+    The others are a run of earlier positions, which differs in every epoch.
     """
 
     most: int | None = None
@@ -54,7 +54,7 @@ class Bound(NamedTuple):
         counts = np.maximum(histories.lengths - 1, 0)
         if training.epoch_share == 1:
             return cls(training.events_per_user)
-        below, above = 1, max(int(counts.max(initial=1)), 2)  # a bound of `below` keeps few enough, or is the least
+        below, above = 1, max(int(counts.max(initial=1)), 2)  # a bound of `below` keeps few enough, or is 1
         while above - below > 1:
             middle = (below + above) // 2
             few = np.minimum(counts, middle).sum() <= training.epoch_share * counts.sum()
@@ -62,13 +62,13 @@ class Bound(NamedTuple):
         return cls(min(below, training.events_per_user or below))
 
     def positions(self, histories: Histories) -> int:
-        """Return how many positions an epoch has."""
+        """Return the number of positions of an epoch."""
         if self.most is None:
             return histories.positions
         return int(np.clip(histories.lengths - 1, 0, self.most).sum())
 
     def keeps(self, starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.bool_] | None:
-        """Draw which of the events of some users an epoch learns from; None: all of them.
+        """Draw the events of some users that an epoch learns from; None for all of them.
 
         starts  (users + 1,)  where each user's events begin, and the end
         """
@@ -88,9 +88,9 @@ UNBOUNDED = Bound()
 
 
 class BatchMaker:
-    """Makes the batches of an epoch: positions of some hundred random users are shuffled together.
+    """Makes the batches of an epoch, where positions of some hundred random users are shuffled together.
 
-    Which positions a batch has depends on the seed alone, and not on how many processes share it.
+    The positions of a batch depend only on the seed, not on the number of processes that share it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class BatchMaker:
         return (shard.batch for shard in self.shards(seed, 0, 1))
 
     def shards(self, seed: int, rank: int, processes: int) -> Iterator[Shard]:
-        """Iterate over the positions that this one of several processes has of each batch: those of its users."""
+        """Iterate over the parts of all batches that process ``rank`` has: the positions of its users."""
         rng = np.random.default_rng(seed)
         lengths = self._histories.lengths
         users = rng.permutation(np.flatnonzero(lengths >= 2))
@@ -122,7 +122,7 @@ class BatchMaker:
             has_next[starts[1:] - 1] = False
             kept = self._bound.keeps(starts, rng)
             shuffled = rng.permutation(np.flatnonzero(has_next if kept is None else has_next & kept))
-            # as many events for each process, up to those of one user
+            # the same number of events for each process, except for those of one user
             cuts = np.searchsorted(starts, starts[-1] * np.arange(processes + 1) / processes)
             own = slice(int(cuts[rank]), int(cuts[rank + 1]))
             yield from self._pool(pool[own], starts[own.start : own.stop + 1], shuffled)

@@ -1,1 +1,1 @@
-"""What is counted of training events beside the model: pairs of items, and what was bought."""
+"""Counts of training events that complement the model: pairs of items, and purchases."""

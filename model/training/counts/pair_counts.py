@@ -1,4 +1,4 @@
-"""How often items are near each other in training histories, counted at once or by blocks of items."""
+"""Counts how often items are near each other in training histories, at once or by blocks of items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model.lisa import item_codes
 from model.lisa.item_followers import WINDOW, Followers, strongest_followers, strongest_of
 from model.lisa.neighbours import BlockCounter, ItemBlock
 
-PAIRS_SHARE = 2  # a block has this part of a piece's events, as each of them has up to 60 neighbours
+PAIRS_SHARE = 2  # a block has half of a piece's events, because each event has up to 60 neighbours
 LOOKED_UP_AT_ONCE = 1 << 16
 
 
@@ -30,22 +30,22 @@ class ItemIndex:
         (self._places,) = arrays.bucketed([places], item, self._starts, [*self._stretches()])
 
     def blocks(self) -> Iterator[ItemBlock]:
-        """Iterate over all of them."""
+        """Iterate over all blocks."""
         for one in self._stretches():
             places = np.array(self._places[self._starts[one.start] : self._starts[one.stop]])
             yield ItemBlock(one.start, one.stop, places)
 
     def look_up(self, column: NDArray[Any], places: NDArray[np.int64], steps: range) -> NDArray[Any]:
-        """Look a column of the events up so many places after some, which ascend: (P,) -> (steps, P).
+        """Look up a column of the events at ``steps`` after some places, which ascend: (P,) -> (steps, P).
 
-        Where there is no such place, anything is found.
+        Beyond the first or last event, the result is arbitrary.
         """
         found = np.empty((len(steps), len(places)), column.dtype)
         for begin in range(0, len(places), LOOKED_UP_AT_ONCE):
             part = slice(begin, begin + LOOKED_UP_AT_ONCE)
             for row, step in enumerate(steps):
                 found[row, part] = column[np.clip(places[part] + step, 0, self._events - 1)]
-            self._arrays.release()  # once for all steps: the same pages have them
+            self._arrays.release()  # once for all steps, which use the same pages
         return found
 
     def _stretches(self) -> Iterator[slice]:
@@ -79,7 +79,7 @@ class PairCounts:
         return item_codes.strongest_components(association, self._items, width, seed)
 
     def _counters(self, index: ItemIndex) -> Iterator[tuple[int, BlockCounter]]:
-        """Iterate over the blocks of items: the first one of each, and what counts it."""
+        """Iterate over the blocks of items: the first item of each, and its counter."""
         look_up = partial(index.look_up, self._histories.item)
         for block in index.blocks():
             yield block.first, BlockCounter(block, self._histories.starts, self._items, look_up)
@@ -88,25 +88,25 @@ class PairCounts:
 class StoredMatrix:
     """A symmetric matrix (N, N) of float32 by blocks of rows, whose arrays may be mapped.
 
-    Their files are as long as they may have to be; those that are mapped take the room of what is in them.
+    The arrays have the largest possible length. Files of mapped arrays take disk space only for what was written.
     """
 
     def __init__(self, items: int, most: int, arrays: Arrays) -> None:
-        """Make an empty one of at most so many entries, and never more than N * N."""
+        """Create an empty matrix with room for ``most`` entries, at most N * N."""
         most = min(most, items * items)
         self._data, self._indices = arrays.empty(most, np.float32), arrays.empty(most, np.int32)
         self._blocks: list[tuple[int, sparse.csr_array]] = []
         self._end, self._arrays = 0, arrays
 
     def append(self, first: int, rows: sparse.csr_array) -> None:
-        """Put a block of rows behind those that are there; ``first`` is the number of its first row."""
+        """Append a block of rows; ``first`` is the number of its first row."""
         begin, self._end = self._end, self._end + len(rows.data)
         data, indices = self._data[begin : self._end], self._indices[begin : self._end]
         data[:], indices[:] = rows.data, rows.indices
         self._blocks.append((first, sparse.csr_array((data, indices, rows.indptr.astype(np.int32)), shape=rows.shape)))
 
     def become_mutual_information(self) -> None:
-        """Turn counts of co-occurrence into their mutual information, in the place where they are."""
+        """Turn counts of co-occurrence into their mutual information, in place."""
         sums = []
         for _, rows in self._blocks:
             sums.append(item_codes.degrees(rows))

@@ -1,4 +1,4 @@
-"""What the purchases among the training events tell of items, counted at once or in pieces of whole users."""
+"""Item statistics from the purchases in training events, counted at once or in pieces of whole users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY_US = 86_400e6
 
 
 def complements(events: Interactions, train: NDArray[np.bool_]) -> Complements:
-    """Return what was bought together; ``train`` as in a Split."""
+    """Return the items that were bought together; ``train`` as in a Split."""
     if events.time_is_order and events.order is None:
         return NO_COMPLEMENTS
     items, arrays = len(events.item_ids), events.arrays
@@ -45,10 +45,10 @@ def complements(events: Interactions, train: NDArray[np.bool_]) -> Complements:
 
 
 def intervals(events: Interactions, train: NDArray[np.bool_], category: NDArray[np.int64]) -> Intervals:
-    """Return after how long items were bought again, where times tell.
+    """Return the intervals after which items were bought again, if the timestamps are real times.
 
     train     as in a Split
-    category  (N,)  the category of each item, a number
+    category  (N,)  the number of each item's category
     """
     if events.time_is_order:
         return NO_INTERVALS
@@ -65,7 +65,7 @@ def intervals(events: Interactions, train: NDArray[np.bool_], category: NDArray[
 
 
 def _stretches(numbers: NDArray[np.int64], events: Interactions) -> int:
-    """Return how many stretches of equal numbers there are, in an array that is not empty."""
+    """Return the number of runs of equal numbers in an array that is not empty."""
     changes = 0
     for part in events.arrays.slices(len(numbers)):
         own = numbers[part.start : part.stop + 1]

@@ -1,1 +1,1 @@
-"""One training by several processes: each one's part of a batch, and their communication."""
+"""Training with several processes: their parts of a batch, and their communication."""

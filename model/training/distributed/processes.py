@@ -1,4 +1,4 @@
-"""The processes that train one model together, as torchrun starts them."""
+"""The processes that train one model together, started by torchrun."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch import distributed
 from model.training.loop import TrainError
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-PATIENCE = timedelta(days=2)  # while the first process prepares; one that has ended is noticed at once
+PATIENCE = timedelta(days=2)  # for the first process's preparation; a process that ends is noticed at once
 ENDED = "another process of this training ended, so this one ends too; to continue, run the same command with --resume"
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One process among those that train a model; the first one reads the data, judges epochs and writes.
+    """One of the processes that train a model. The first one reads the data, validates epochs and writes.
 
     raises  TrainError  from every method, when another process has ended
     """
@@ -34,21 +34,21 @@ class Processes:
 
     @classmethod
     def joined(cls) -> Processes:
-        """Return this process among those that torchrun has started; alone, where it has started none."""
+        """Return this process, as one of those that torchrun has started, or alone without torchrun."""
         if not distributed.is_available() or not distributed.is_torchelastic_launched():
             return ALONE
-        signal.signal(signal.SIGTERM, _end)  # torchrun's, when another process was killed
+        signal.signal(signal.SIGTERM, _end)  # torchrun sends it when another process was killed
         _end_with_parent()
         distributed.init_process_group("gloo", timeout=PATIENCE)
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that reads, judges and writes."""
+        """Whether this is the process that reads, validates and writes."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process has come to this."""
+        """Wait until every process has reached this call."""
         if self.count > 1:
             with self.together():
                 distributed.barrier()
@@ -67,7 +67,7 @@ class Processes:
         return content.numpy().tobytes().decode()
 
     def mean(self, number: float) -> float:
-        """Return the mean of what the processes have."""
+        """Return the mean of the processes' numbers."""
         if self.count == 1:
             return number
         with self.together():
@@ -77,7 +77,7 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Say that another process has ended, where that makes this one fail."""
+        """Raise TrainError if the block fails because another process has ended."""
         try:
             yield
         except RuntimeError as exc:
@@ -90,7 +90,7 @@ ALONE = Processes()
 
 
 def _end_with_parent() -> None:
-    """Let Linux send SIGTERM when the parent ends: a torchrun that is killed ends none of its processes."""
+    """Let Linux send SIGTERM when the parent ends, because a killed torchrun does not end its processes."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0):
         raise OSError("the kernel refuses PR_SET_PDEATHSIG")
 
@@ -100,5 +100,5 @@ def _end(_: int, __: FrameType | None) -> None:
 
 
 def _ended() -> TrainError:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends anyway, and says why before
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends anyway, but first reports why
     return TrainError(ENDED)

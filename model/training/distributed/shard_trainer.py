@@ -1,8 +1,8 @@
-"""A trainer that is one of several: it learns from the users that are its own, and all make the same steps.
+"""The trainer of one of several processes: it learns from its own users, and all processes make the same steps.
 
-Every process draws the same batches and takes the positions of its users. DistributedDataParallel adds the gradients
-up. Dropout is drawn for the whole batch in each process, and each takes its rows. So how many processes there are
-changes the result by no more than the rounding of sums.
+Every process draws the same batches and takes the positions of its users. DistributedDataParallel combines the
+gradients. Each process draws the dropout of the whole batch, and takes its rows. So the number of processes changes the
+result only by the rounding of sums.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from model.training.trainer import Preparation, Trainer
 
 
 class Turn:
-    """The shard that is learned from now."""
+    """The current shard."""
 
     shard: Shard
 
 
 class RowDropout(nn.Dropout):
-    """Dropout of some rows of a batch, drawn for all of it, so that each process drops what one alone would drop."""
+    """Dropout of some rows of a batch, drawn for the whole batch, as in a training with one process."""
 
     def __init__(self, share: float, turn: Turn) -> None:
         super().__init__(share)
@@ -39,7 +39,7 @@ class RowDropout(nn.Dropout):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        """Drop the same entries of these rows as of the whole batch: (Q, ...) -> (Q, ...)."""
+        """Drop the entries that a dropout of the whole batch drops in these rows: (Q, ...) -> (Q, ...)."""
         if not self.training or not self.p:
             return input
         shard = self._turn.shard
@@ -48,7 +48,7 @@ class RowDropout(nn.Dropout):
 
 
 class _Loss(nn.Module):
-    """The loss as a module, whose forward DistributedDataParallel calls; it has no buffers to send about."""
+    """The loss as a module, whose forward DistributedDataParallel calls. It has no buffers to broadcast."""
 
     def __init__(self, network: nn.Module, loss: Callable[[PositionBatch], Tensor]) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class ShardTrainer(Trainer):
         return EpochReport(**json.loads(told))
 
     def _share_of_loss(self, batch: PositionBatch) -> Tensor:
-        """Return the loss of this process's positions; the mean of all processes' is that of the batch."""
+        """Return the loss of this process's positions, weighted so that the mean of all processes is the batch's."""
         share = len(batch.targets) * self.processes.count / self._turn.shard.whole
         if len(batch.targets):
             return self._loss(batch) * share
-        # what is drawn at random, and a gradient of each weight, are wanted all the same
+        # the same random draws, and a gradient of each weight, are needed all the same
         self.negatives()
         nothing = self.model.read(batch.histogram, batch.last, batch.recent).sum()
         return (nothing + self.model.bias.sum() + self.model.item_vectors().sum()) * 0.0

@@ -1,4 +1,4 @@
-"""What the first process has prepared, in files that the others map: histories and codes, and the recipe."""
+"""The first process's preparation in files that the others map: histories, codes and the recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER, CONFIG = f"{CHECKPOINT}/preparation", "config.json"
 
 
 def write(directory: Path, recipe: Config, prepared: Preparation) -> None:
-    """Write what other processes need of a preparation; the weights they get from the first one."""
+    """Write the parts of a preparation that other processes need. They get the weights from the first process."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     histories, model = prepared.histories, prepared.model
@@ -32,7 +32,7 @@ def write(directory: Path, recipe: Config, prepared: Preparation) -> None:
 
 
 def read(directory: Path) -> tuple[Config, Preparation]:
-    """Read it; the events stay in the files, which all processes of a machine share."""
+    """Read the preparation. The events stay in the files, which all processes of a machine share."""
     folder = directory / FOLDER
 
     def mapped(name: str) -> NDArray[Any]:
