@@ -1,4 +1,4 @@
-"""Different strings in one buffer and an index, to which others are added."""
+"""A growing table of distinct strings in one buffer, with an index."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from model.artifact.string_table import (
     probe,
 )
 
-GROWTH = 1.25  # room for so many times what is needed
+GROWTH = 1.25  # capacity, as a multiple of the needed size
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class GrowingTable:
-    """Different strings by number, to which others are added. One thread adds, any may read."""
+    """A growing list of distinct, numbered strings. One thread may add strings, any thread may read."""
 
     def __init__(self, strings: StringTable) -> None:
         self._count, table = len(strings), np.array(StringIndex.of(strings).table)
-        # replaced together, as a reader's row has to lie within what it reads
+        # replaced together, because a reader's row must be within the arrays that it reads
         self._parts = np.array(strings.buffer), strings.ends.astype(np.int64), table
 
     def __len__(self) -> int:
         return self._count
 
     def strings(self) -> StringTable:
-        """Return the strings as they are now, without a copy."""
+        """Return the current strings, without a copy."""
         buffer, ends, _ = self._parts
         ends = ends[: self._count + 1]
         return StringTable(buffer[: ends[-1]], ends.view(np.uint64))
@@ -49,11 +49,11 @@ class GrowingTable:
         return None if row == FREE_SLOT else row
 
     def add_all(self, strings: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of the strings; those that are unknown are added."""
+        """Return the numbers of the strings, and add those that are unknown."""
         return self.add_joined(*joined(strings))
 
     def add_joined(self, strings: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Do the same for strings one behind the other, and their ends (N + 1,)."""
+        """Do what `add_all` does, for concatenated strings and their ends (N + 1,)."""
         rows = np.empty(len(ends) - 1, np.int64)
         self._reserve(len(rows), len(strings))
         self._count = _add_each(*self._parts, self._count, strings, ends, rows)
@@ -69,7 +69,7 @@ class GrowingTable:
         return self.strings().at(numbers)
 
     def _reserve(self, strings: int, size: int) -> None:
-        """Make room for so many strings of this size together."""
+        """Make room for `strings` more strings of `size` bytes together."""
         buffer, ends, table = self._parts
         needed = self._count + strings + 1
         buffer, ends = extended(buffer, int(ends[self._count]) + size), extended(ends, needed)
@@ -80,7 +80,7 @@ class GrowingTable:
 
 
 def extended(array: NDArray[ScalarT], size: int) -> NDArray[ScalarT]:
-    """Return the array where it has at least this size, else a larger copy with zeros behind it."""
+    """Return the array if it has at least this size, else a larger copy that is filled up with zeros."""
     if len(array) >= size:
         return array
     return np.concatenate([array, np.zeros(int(size * GROWTH) - len(array), array.dtype)])
@@ -88,7 +88,7 @@ def extended(array: NDArray[ScalarT], size: int) -> NDArray[ScalarT]:
 
 @numba.njit(cache=True, nogil=True)
 def _add_each(buffer, ends, table, count, wanted, wanted_ends, rows):  # type: ignore[no-untyped-def]
-    """Find the strings, and append those that are new; return how many there are then. All parts have the room."""
+    """Find the strings, and append those that are new; return the new count. All parts must have the room."""
     for n in range(len(rows)):
         begin, end = np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1])
         row = probe(buffer, ends, table, wanted, begin, end)
@@ -100,7 +100,7 @@ def _add_each(buffer, ends, table, count, wanted, wanted_ends, rows):  # type: i
             slot = first_slot(wanted, begin, end, len(table))
             while table[slot] != FREE_SLOT:
                 slot = slot + 1 if slot + 1 < len(table) else 0
-            table[slot] = row  # last, for whoever reads meanwhile
+            table[slot] = row  # last, for concurrent readers
             count += 1
         rows[n] = row
     return count

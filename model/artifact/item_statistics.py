@@ -1,4 +1,4 @@
-"""What training has learned of items beside a model's weights, each in a file of its own that a model may lack."""
+"""Statistics of items that training computes besides a model's weights, each in a separate, optional file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CONTENT_DTYPES = {
 
 
 class ItemStatistics(NamedTuple):
-    """What changes no state, and so makes no other generation.
+    """Statistics of items. They change no state, and so do not change the generation.
 
-    complements  what was bought together with each item, where the data tell of orders
-    intervals    after how long each item is bought again, where somebody has
-    content      what titles, categories and the shop's vectors tell of items that the model has not learned
+    complements  the items that were bought together with each item, if the data have orders
+    intervals    the interval after which each item is bought again, if the data have repurchases
+    content      the map from titles, categories and the shop's vectors to vectors of items that were not learned
     """
 
     complements: Complements = NO_COMPLEMENTS
@@ -37,7 +37,7 @@ class ItemStatistics(NamedTuple):
     content: ContentMap = NO_CONTENT
 
     def to_tensors(self) -> Mapping[str, dict[str, Tensor]]:
-        """Return the tensors of each file, of those that there are."""
+        """Return the tensors of the existing statistics, by file."""
         files: dict[str, dict[str, Tensor]] = {}
         if self.complements.exist:
             files[COMPLEMENTS] = {name: torch.from_numpy(part) for name, part in self.complements._asdict().items()}
@@ -52,7 +52,7 @@ class ItemStatistics(NamedTuple):
 
         items, width  of the model
 
-        raises  ValueError, KeyError, TypeError  where they do not fit
+        raises  ValueError, KeyError, TypeError  when the tensors do not fit
         """
         if name == COMPLEMENTS:
             return self._replace(complements=_complements(tensors, items))

@@ -19,7 +19,7 @@ from torch import Tensor
 from model.artifact.string_table import FREE_SLOT, Labels, StringIndex, StringTable, is_ascending
 from model.artifact.word_index import WordIndex
 
-LAYOUT = "1"  # of the tensors; to be raised with any change to them or to the index in ``model.artifact.string_table``
+LAYOUT = "1"  # of the tensors; raise it with any change to them or to the index in ``model.artifact.string_table``
 DTYPES = {"ids.rows": {"int32"}, "categories.items": {"int32"}, "categories.codes": {"uint8", "int32"}}
 COLUMNS: dict[str, Any] = {
     "item_id": pl.String,
@@ -30,12 +30,12 @@ COLUMNS: dict[str, Any] = {
 
 
 class ItemTable:
-    """N items of different ids in item order, which breaks ties.
+    """N items with distinct ids, in item order, which breaks ties.
 
     counts  (N,)  int32 or int64, training events of each item
     """
 
-    cold = 0  # how many of them, the last ones, no model was trained on
+    cold = 0  # the number of items, the last ones, on which no model was trained
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class ItemTable:
 
     @property
     def learned(self) -> int:
-        """The number of items, the first ones, that a model was trained on."""
+        """The number of items, the first ones, on which a model was trained."""
         return len(self) - self.cold
 
     def with_cold_items(self, ids: Sequence[str]) -> ItemTable:
-        """Return these items and cold ones behind them, of which only the ids are known."""
+        """Return these items, followed by cold ones, of which only the ids are known."""
         own, items = StringTable.of(ids), ItemTable.__new__(ItemTable)
         empty = np.zeros(len(ids), np.int64)
         items.ids = StringTable(
@@ -80,7 +80,7 @@ class ItemTable:
 
     @cached_property
     def title_words(self) -> WordIndex:
-        """The words of the titles, but for those of the last cold items."""
+        """The words of the titles. Items that `with_cold_items` adds have none."""
         return WordIndex(self.titles)
 
     @cached_property
@@ -95,7 +95,7 @@ class ItemTable:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> ItemTable:
-        """Read the table that ``to_frame`` makes; raises ValueError for another one."""
+        """Read the table that ``to_frame`` makes; raises ValueError for an invalid one."""
         names = frame["categories"].explode(empty_as_null=False)
         if frame.null_count().sum_horizontal().sum() or names.null_count() or frame["item_id"].is_duplicated().any():
             raise ValueError("an item has no id, or appears twice")
@@ -124,7 +124,7 @@ class ItemTable:
     def from_tensors(cls, tensors: dict[str, Tensor]) -> ItemTable:
         """Use the tensors of ``to_tensors`` without a copy.
 
-        raises ValueError, KeyError, TypeError where a look-up could leave its bounds or never end
+        raises ValueError, KeyError, TypeError if a look-up could leave its bounds or never end
         """
         items, part = cls.__new__(cls), {name: tensor.numpy() for name, tensor in tensors.items()}
         items.counts, items.popular_first = part["counts"], part["popular_first"]
@@ -162,7 +162,7 @@ def _require_kinds(part: dict[str, NDArray[np.generic]]) -> None:
 
 
 def _to_tensor(part: NDArray[np.generic]) -> Tensor:
-    """Make a tensor; unsigned numbers become signed ones of the same bits, as not every version of torch has them."""
+    """Make a tensor. Unsigned numbers become signed ones of the same bits, because some versions of torch lack them."""
     copy = np.array(part)
     return torch.from_numpy(copy.view(f"i{copy.itemsize}") if copy.dtype.kind == "u" and copy.itemsize > 1 else copy)
 
@@ -179,7 +179,7 @@ def _extended_ends(ends: NDArray[np.unsignedinteger], more: NDArray[np.integer])
 
 
 def _compact_ends(ends: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Keep a single end where all are 0."""
+    """Keep a single end if all are 0."""
     return ends if ends[-1] else ends[:1]
 
 

@@ -1,4 +1,4 @@
-"""Finds texts in strings by pairs of neighbouring letters that few of them have, as those of ids and numbers are."""
+"""Finds texts in strings by rare pairs of neighbouring letters, such as those of ids and numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 COUNTED_AT_ONCE = 1 << 20  # bytes
-FEW_SHARE = 1 / 8  # of all strings, to be found by a pair
+FEW_SHARE = 1 / 8  # of all strings: a more frequent pair is no help
 NOWHERE: NDArray[np.int64] = np.zeros(0, np.int64)
 
 Occurrences: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class LetterPairs:
-    """How often the buffer of N strings has each pair of neighbouring bytes, those of neighbouring strings too.
+    """The count of each pair of neighbouring bytes in the buffer of N strings, including pairs across two strings.
 
-    buffer  (bytes,)  uint8, UTF-8, one string behind the other
-    ends    (N + 1,)  string n lies between ends[n] and ends[n + 1]
+    buffer  (bytes,)  uint8, UTF-8, the concatenated strings
+    ends    (N + 1,)  string n is between ends[n] and ends[n + 1]
     """
 
     def __init__(self, buffer: NDArray[np.uint8], ends: NDArray[np.unsignedinteger]) -> None:
@@ -30,9 +30,9 @@ class LetterPairs:
         self._counts = counts.reshape(256, 256)
 
     def occurrences(self, text: bytes) -> Occurrences | None:
-        """Return the row of each string that has the text, and where in it, for each time that it has.
+        """Return the string's row, and the position in the string, of each occurrence of the text.
 
-        None where a look at each string finds them sooner: for a single letter, and where each pair is frequent.
+        None if scanning each string is faster: for a single letter, and if each pair is frequent.
         """
         letters, buffer, ends = np.frombuffer(text, np.uint8), self._buffer, self._ends
         if not len(letters) or len(buffer) < 2:
@@ -43,7 +43,7 @@ class LetterPairs:
             return NOWHERE, NOWHERE
         if len(letters) == 1 or counts[rarest] > FEW_SHARE * (len(ends) - 1):
             return None
-        # a whole buffer is compared with one letter sooner than some strings with a few
+        # comparing the whole buffer with one letter is faster than comparing some strings with several letters
         are_there = buffer[rarest : rarest + size] == letters[rarest]
         are_there &= buffer[rarest + 1 : rarest + 1 + size] == letters[rarest + 1]
         places = np.flatnonzero(are_there)
@@ -55,7 +55,7 @@ class LetterPairs:
         return rows, places - ends[rows].astype(np.int64)
 
     def _counts_of(self, letters: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Return how often the buffer has each pair of a text; of a single letter, in how many pairs it is."""
+        """Return the count of each pair of a text; for a single letter, the count of the pairs that have it."""
         if len(letters) > 1:
             return self._counts[letters[:-1], letters[1:]]
         counts: NDArray[np.int64] = self._counts[letters].sum(axis=1) + self._counts[:, letters].sum(axis=0)

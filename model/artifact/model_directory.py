@@ -1,18 +1,18 @@
 """A model directory: the one way to save a trained model and the one way to load it, without pickle.
 
 ``model.safetensors``  weights, codes and tables
-``config.json``        what ``model.config.ServedRecipe`` says
+``config.json``        the fields of ``model.config.ServedRecipe``
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
-``items.safetensors``  the same in the layout of ``model.artifact.item_table``, which is mapped and used as it is
-``complements.safetensors``  what was bought together with each item, where the data tell of orders
-``intervals.safetensors``  after how long each item is bought again, where somebody has
-``content.safetensors``  what titles, categories and the shop's vectors tell of items that training has not seen
-``metrics.json``       how training went
-``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
-``manifest.sig``       a signature of the manifest, where somebody has signed it: ``model.artifact.signatures``
+``items.safetensors``  the same in the layout of ``model.artifact.item_table``, which is mapped and used directly
+``complements.safetensors``  the items that were bought together with each item, if the data have orders
+``intervals.safetensors``  the interval after which each item is bought again, if the data have repurchases
+``content.safetensors``  the map from titles, categories and the shop's vectors to vectors of items not learned
+``metrics.json``       the metrics of the training
+``manifest.json``      SHA-256 of each file above; those of the first three together identify the generation
+``manifest.sig``       the signature of the manifest, if it was signed: ``model.artifact.signatures``
 
 Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements, intervals and
-content change no state, and so make no other generation.
+content change no state, and so do not change the generation.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ BROKEN_FILE_ERRORS = (
 
 
 class ArtifactError(ValueError):
-    """A model directory cannot be used; the message names the way out."""
+    """A model directory cannot be used. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A loaded model directory. ``tag``: 16 hex digits, the same for the same files wherever they lie."""
+    """A loaded model directory. ``tag``: 16 hex digits, which depend only on the content of the files."""
 
     name: str
     tag: str
@@ -116,12 +116,12 @@ class Artifact:
 
     @property
     def history_shares(self) -> NDArray[np.float32] | None:
-        """Shares (N, B, W) of the history codewords in each item; None where an item has one of each codebook."""
+        """Shares (N, B, W) of the history codewords in each item; None if an item has one of each codebook."""
         return None if self.model.shares is None else self.model.shares.numpy()
 
     @property
     def history_counts(self) -> NDArray[np.uint8] | NDArray[np.float32]:
-        """What an item adds to a histogram: codes (N, B), or shares (N, B, W)."""
+        """Each item's contribution to a histogram: codes (N, B), or shares (N, B, W)."""
         return self.history_codes if self.history_shares is None else self.history_shares
 
     @property
@@ -179,12 +179,12 @@ def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | Non
 
 
 def load(directory: Path, keys_file: Path | None = None) -> Artifact:
-    """Read a model that can be served onto the CPU; raises ArtifactError when a file is missing, changed or misfits.
+    """Load a servable model onto the CPU; raises ArtifactError when a file is missing, changed or does not fit.
 
-    Where there is a file of keys, one of them must have signed the model.
+    With a file of keys, one of the keys must have signed the model.
 
-    Tensors of single items stay in the file, which is mapped: only pages that are read take memory, and all processes
-    share it. So the file may be replaced, as ``write`` does, but must not be written over.
+    The tensors of items stay in the file, which is mapped: only pages that are read take memory, and all processes
+    share it. So the file may be replaced, as ``write`` does, but must not be overwritten.
     """
     hashes = _read_manifest(directory, keys_file)
     with ThreadPoolExecutor() as pool:
@@ -196,7 +196,7 @@ def load(directory: Path, keys_file: Path | None = None) -> Artifact:
             model, tables = _assemble(config, load_file(directory / WEIGHTS))
             items = _load_items(directory, PACKED in hashes)
         except BROKEN_FILE_ERRORS as exc:
-            tag.result()  # a changed file explains more
+            tag.result()  # a changed file explains the error better
             raise ArtifactError(
                 f"model directory {str(directory)!r} comes from another version of lisarec: {str(exc)[:1000]}"
             ) from exc
@@ -220,7 +220,7 @@ def model_class(shape: ModelConfig) -> type[Lisa]:
 
 
 def verified_tag(directory: Path, keys_file: Path | None = None) -> str:
-    """Compare a model directory's files with its manifest, and that with the keys; return its tag.
+    """Compare a model directory's files with its manifest, and its signature with the keys; return its tag.
 
     raises  ArtifactError  when a file is missing or changed, or no key of the file has signed the model
     """
@@ -280,7 +280,7 @@ def _checked_tag(directory: Path, hashes: dict[str, str], pool: Executor) -> str
     for name, found in zip(listed, pool.map(_sha256, [directory / name for name in listed]), strict=True):
         if found != hashes[name]:
             raise ArtifactError(f"{directory / name} does not match its manifest; copy or train the model again")
-    named = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # metrics hold times, which do not count
+    named = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # metrics contain times, which do not count
     return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 
@@ -354,7 +354,7 @@ def release_pages(tensor: Tensor) -> None:
 
 
 def _is_file_backed(address: int) -> bool:
-    """Tell whether a file is mapped at the address, as other memory would lose its content. Only Linux can tell."""
+    """Return whether a file is mapped at the address; other memory would lose its content. False except on Linux."""
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else []:
         span, _, _, _, inode, *_ = line.split()
@@ -374,7 +374,7 @@ def _load_items(directory: Path, is_packed: bool) -> ItemTable:
 
 
 def _load_statistics(directory: Path, files: Collection[str], items: int, width: int) -> ItemStatistics:
-    """Read what training has learned of the items, as far as there are files of it; raises ArtifactError."""
+    """Load the item statistics whose files exist; raises ArtifactError."""
     found = NO_STATISTICS
     for name in item_statistics.FILES:
         if name in files:

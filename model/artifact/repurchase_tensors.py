@@ -12,13 +12,13 @@ OF_PURCHASES = "of_purchases"
 
 
 def to_tensors(intervals: Intervals) -> dict[str, Tensor]:
-    """Return the tensors to be saved."""
+    """Return the tensors to save."""
     parts = {name: torch.from_numpy(part) for name, part in intervals._asdict().items() if name != OF_PURCHASES}
     return parts | {OF_PURCHASES: torch.tensor([intervals.of_purchases], dtype=torch.uint8)}
 
 
 def from_tensors(tensors: dict[str, Tensor], items: int) -> Intervals:
-    """Return the intervals in tensors, without a copy; raises ValueError, KeyError, TypeError where they do not fit."""
+    """Return the intervals in tensors, without a copy; raises ValueError, KeyError, TypeError if they do not fit."""
     of_purchases = tensors[OF_PURCHASES]
     parts = tensors["log_days"], tensors["spread"], tensors["repeat_share"]
     if of_purchases.dtype != torch.uint8 or any(part.dtype != torch.float32 for part in parts):

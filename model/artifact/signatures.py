@@ -1,10 +1,10 @@
-"""Signatures of model directories: who made a model, beside what its files are.
+"""Signatures of model directories, which prove who made a model.
 
 ``manifest.sig``  64 bytes, an Ed25519 signature (RFC 8032) of the bytes of ``manifest.json``
 
-The manifest has the SHA-256 of every other file, so one signature is about all of them. Keys are PEM files, as OpenSSL
-writes and reads them: a private key signs, and a file with one or more public keys says whose models are loaded. Text
-between the keys is ignored.
+The manifest has the SHA-256 of every other file, so one signature covers all of them. Keys are PEM files, as OpenSSL
+writes and reads them: a private key signs, and a file with one or more public keys determines whose models are loaded.
+Text between the keys is ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----", re.DOTALL)
 
 
 class SignatureError(ValueError):
-    """A key cannot be used, or a model is not signed by the right one; the message names the way out."""
+    """A key cannot be used, or a model is not signed by a trusted key. The message says what to do."""
 
 
 class TrustedKeys:
@@ -47,7 +47,7 @@ class TrustedKeys:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read the keys, of which there is at least one.
+        """Read the keys, at least one.
 
         raises  SignatureError  when the file cannot be read, or one of its keys cannot be used
         """
@@ -89,7 +89,7 @@ class TrustedKeys:
 
 
 def read_signing_key(file: Path) -> Ed25519PrivateKey:
-    """Read a private key; raises SignatureError, which quotes nothing of the file."""
+    """Read a private key; raises SignatureError, whose message does not quote the file."""
     try:
         key = load_pem_private_key(_content(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -102,14 +102,14 @@ def read_signing_key(file: Path) -> Ed25519PrivateKey:
 
 
 def sign(directory: Path, manifest: bytes, key: Ed25519PrivateKey) -> None:
-    """Write the signature of these bytes, which are the directory's manifest."""
+    """Sign these bytes, which are the directory's manifest, and write the signature."""
     unfinished = directory / f"{SIGNATURE}.unfinished"
     unfinished.write_bytes(key.sign(manifest))
     os.replace(unfinished, directory / SIGNATURE)
 
 
 def make_key(private_file: Path, public_file: Path) -> str:
-    """Make a key: its private part in a new file, its public part at the end of the other file. Return its id.
+    """Create a key pair: the private key in a new file, the public key at the end of the other file. Return its id.
 
     raises  SignatureError  when the file of the private key exists, or one of them cannot be written
     """

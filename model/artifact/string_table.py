@@ -34,8 +34,8 @@ SPACE = ord(" ")
 class StringTable(Sequence[str]):
     """N strings in one buffer.
 
-    buffer  (bytes,)  uint8, UTF-8, one behind the other
-    ends    (N + 1,)  uint32 or uint64: string n lies between ends[n] and ends[n + 1]
+    buffer  (bytes,)  uint8, UTF-8, the concatenated strings
+    ends    (N + 1,)  uint32 or uint64: string n is between ends[n] and ends[n + 1]
     """
 
     def __init__(self, buffer: NDArray[np.uint8], ends: NDArray[np.unsignedinteger]) -> None:
@@ -44,7 +44,7 @@ class StringTable(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str] | pl.Series) -> StringTable:
-        """Pack the strings; only those of a series by polars, whose threads do not survive a fork."""
+        """Pack the strings. Only a series is packed by polars, whose threads do not survive a fork."""
         if isinstance(strings, pl.Series):
             buffer = np.frombuffer((strings.str.join().item() or "").encode(), np.uint8)
             return cls(buffer, ends_of(strings.str.len_bytes().to_numpy()))
@@ -78,7 +78,7 @@ class StringTable(Sequence[str]):
             yield from (part[one:other].decode() for one, other in pairwise((ends - ends[0]).tolist()))
 
     def require_intact(self) -> None:
-        """Raise ValueError where a string would lie outside of the buffer, or is not UTF-8."""
+        """Raise ValueError if a string is outside the buffer, or is not UTF-8."""
         ends = self.ends
         if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):
             raise ValueError("the ends of the names are wrong")
@@ -93,7 +93,7 @@ class StringTable(Sequence[str]):
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
         """Return how each string matches a text as a whole, ignoring case: (N,), from EXACT to SUBSTRING, or NO_MATCH.
 
-        Strings that have the text's rarest pair of letters seldom, or never, are not gone through one by one.
+        If the text has a rare pair of letters, its occurrences are found without scanning the strings one by one.
         """
         folded, text = self.folded, wanted.casefold().encode()
         found = folded.pairs.occurrences(text)
@@ -109,7 +109,7 @@ class StringTable(Sequence[str]):
         return levels
 
     def match_levels_folded(self, wanted: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """Tell the same of strings that are case-folded already: of all, or of those in these rows."""
+        """Do what `match_levels` does, for strings that are case-folded already: all, or those in these rows."""
         text = np.frombuffer(wanted.casefold().encode(), np.uint8)
         shifts = np.full(256, max(len(text), 1))
         shifts[text[:-1]] = np.arange(len(text) - 1, 0, -1)
@@ -127,7 +127,7 @@ class StringTable(Sequence[str]):
 
     @cached_property
     def folded(self) -> StringTable:
-        """The strings in folded case."""
+        """The case-folded strings."""
         plain = self.buffer.tobytes()
         if not plain.isascii():
             return StringTable.of(name.casefold() for name in self)
@@ -136,7 +136,7 @@ class StringTable(Sequence[str]):
 
 
 class StringIndex(Mapping[str, int]):
-    """The rows of different strings, in a hash table with open addressing."""
+    """The rows of distinct strings, in a hash table with open addressing."""
 
     def __init__(self, names: StringTable, table: NDArray[np.int32]) -> None:
         self._names, self.table = names, table
@@ -173,7 +173,7 @@ class StringIndex(Mapping[str, int]):
         return known
 
     def places_of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Return the row of each string, FREE_SLOT for those that are unknown."""
+        """Return the row of each string, FREE_SLOT for unknown ones."""
         wanted, ends = joined(names)
         rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, wanted, ends)
         return rows
@@ -182,7 +182,7 @@ class StringIndex(Mapping[str, int]):
 class Labels(Sequence[tuple[str, ...]]):
     """Any number of labels for each of N items, and the items of each label.
 
-    names  the different labels
+    names  the distinct labels
     codes  (M,)     rows of ``names``, item by item
     ends   (N + 1,) item n has the codes between ends[n] and ends[n + 1]
     items  (M,)     rows of items, label by label
@@ -239,7 +239,7 @@ class Labels(Sequence[tuple[str, ...]]):
         return self._code_of.get(label)
 
     def of_rows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the codes (M,) of these items, one behind the other, and their ends (rows + 1,)."""
+        """Return the concatenated codes (M,) of these items, and their ends (rows + 1,)."""
         ends = np.zeros(len(rows) + 1, np.int64)
         return _gather(self.codes, self.ends, rows, ends), ends
 
@@ -254,7 +254,7 @@ class Labels(Sequence[tuple[str, ...]]):
 
 
 def joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the strings one behind the other, and their ends (N + 1,)."""
+    """Return the concatenated strings, and their ends (N + 1,)."""
     text, parts = "".join(strings), strings
     if not text.isascii():
         parts = [string.encode() for string in strings]  # type: ignore[misc]
@@ -268,7 +268,7 @@ def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:
 
 
 def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
-    """Sum lengths to ends: (N,) -> (N + 1,), beginning with 0; of 4 bytes each where the sum allows it."""
+    """Sum lengths to ends: (N,) -> (N + 1,), beginning with 0; of 4 bytes each if the sum allows it."""
     total = int(lengths.sum(dtype=np.int64))
     if not total:
         return np.broadcast_to(np.uint32(0), len(lengths) + 1)  # takes no memory
@@ -321,7 +321,7 @@ def _find_each(buffer, ends, table, wanted, wanted_ends):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def fill(buffer, ends, table):  # type: ignore[no-untyped-def]
-    """Fill an index of different strings, whose slots are free."""
+    """Fill an empty index of distinct strings."""
     for row in range(len(ends) - 1):
         slot = first_slot(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), len(table))
         while table[slot] != FREE_SLOT:
@@ -331,9 +331,9 @@ def fill(buffer, ends, table):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True)
 def _match_level(buffer, begin, end, wanted, shifts):  # type: ignore[no-untyped-def]
-    """Tell how the string between these places matches.
+    """Return how the string between these places matches.
 
-    shifts  (256,)  by the byte that stands where the text would end, how far the text lies from its next possible place
+    shifts  (256,)  the distance to the text's next possible place, by the byte where the text would end
 
     Source: Horspool, Practical fast searching in strings, 1980.
     """

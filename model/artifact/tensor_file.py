@@ -1,4 +1,4 @@
-"""The one way to write a file of tensors: it is there as a whole, or as it was before."""
+"""Writes files of tensors atomically: a file is complete, or unchanged."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 def replace_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, mode_of: Path | None = None
 ) -> None:
-    """Replace the file instead of writing over it, as processes may have it mapped.
+    """Replace the file instead of overwriting it, because processes may have it mapped.
 
-    mode_of  a file whose permissions it gets; safetensors lets only the owner read
-    raises   OSError  when it cannot be written, as on a full disk; nothing is left of it then
+    mode_of  a file whose permissions the new one gets; safetensors lets only the owner read
+    raises   OSError  when it cannot be written, for example on a full disk; no unfinished file is left
     """
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:

@@ -1,12 +1,12 @@
 """Finds strings by the words of a search: in any order, by their beginnings and parts, and with one typo each.
 
-A word is a run of letters and digits. A typo is a letter too many, one that is missing or another one, or two
-neighbours in the wrong order. With a typo, a word of the search stands for the beginning of a word: it is being typed.
-Numbers, and whatever else has a digit, are as they are.
+A word is a run of letters and digits. A typo is an extra, a missing or a wrong letter, or two neighbouring letters in
+the wrong order. A word of the search with a typo matches the beginning of a word, because users search while they type.
+Words with digits cannot have typos.
 
-A catalogue has few different words. So a search goes through these, and from them to the strings that have them. Each
-place of a word says how it stands in its string, so that a search of one word needs no look at the strings; and its
-turn there, so that one of several words looks at those alone that have them one behind the other.
+A catalogue has few distinct words. So a search scans these, and then the places where they occur. Each place has the
+word's position in its string, so that a search for one word does not read the strings. It also has the word's turn, its
+number among the string's words, so that a search for several words reads only strings that have them in sequence.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from model.artifact.word_matching import (
     spread_alone,
 )
 
-MAX_WORDS = 8  # of a search; those behind them only count in the search as a whole
+MAX_WORDS = 8  # of a search; further words only count in the search as a whole
 MIN_LETTERS = 4  # of a word that may have a typo
 WORD, NOT_A_DIGIT = re.compile(rb"[0-9A-Za-z\x80-\xff]+"), re.compile(rb"[^0-9]")  # in UTF-8
 DIGIT = re.compile(rb"[0-9]")
 INDEXED_AT_ONCE = 1 << 16  # strings
-MAX_UNINDEXED = 1_000  # of the newest strings that are added to others; going through them takes 0.1 ms
+MAX_UNINDEXED = 1_000  # of the newest strings that were added; scanning them takes 0.1 ms
 
 Levels = NDArray[np.uint8]
 
@@ -56,7 +56,7 @@ Levels = NDArray[np.uint8]
 class SearchWord(NamedTuple):
     """A word of a search.
 
-    utf8           what it is
+    utf8           its bytes
     has_digits     whether it has any digits
     has_letters    whether it has anything else
     may_have_typo  whether it is long enough for a typo, and has no digits
@@ -69,14 +69,14 @@ class SearchWord(NamedTuple):
 
     @classmethod
     def of(cls, utf8: bytes) -> Self:
-        """Return the word, in folded case."""
+        """Return the word of these case-folded bytes."""
         has_digits, has_letters = DIGIT.search(utf8) is not None, NOT_A_DIGIT.search(utf8) is not None
         is_long = len(utf8.decode()) >= MIN_LETTERS
         return cls(np.frombuffer(utf8, np.uint8), has_digits, has_letters, is_long and not has_digits)
 
     @property
     def letter(self) -> int | None:
-        """The number of the letter from a to z, the first one being 0, that is all of the word; None for others."""
+        """The number of the letter, from 0 (a) to 25 (z), if the word has only this letter; None for other words."""
         if len(self.utf8) > 1 or not FIRST_LETTER <= self.utf8[0] <= LAST_LETTER:
             return None
         return int(self.utf8[0]) - FIRST_LETTER
@@ -106,10 +106,10 @@ class Search(NamedTuple):
 
 
 class WordIndex:
-    """The words of N strings, at most 2 ** 26, and where each of them stands. It is made by the first search.
+    """The words of N strings, at most 2 ** 26, and the places of each word. The first search builds the index.
 
-    It takes four bytes for each word of a string and for each string, and for each different word its bytes and sixteen
-    more, beside the strings in folded case.
+    It takes four bytes for each word of a string and for each string, and sixteen bytes and its letters for each
+    distinct word, in addition to the case-folded strings.
     """
 
     def __init__(self, strings: StringTable) -> None:
@@ -125,10 +125,10 @@ class WordIndex:
 
 
 class GrowingWordIndex:
-    """The words of strings to which others are added: an index of each part of them, but for the newest strings.
+    """The words of a growing list of strings: an index for each part of the list, except the newest strings.
 
     A part has at least twice as many strings as the next one. So there are few parts, and a string is indexed again
-    once for each time that the strings have become half as many again.
+    only each time that the list has grown by half.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class GrowingWordIndex:
     def match_levels(self, strings: StringTable, search: Search, *, with_typos: bool) -> Levels:
         """Return how each string matches, like `WordIndex`.
 
-        strings  in folded case: those of the call before, and others behind them
+        strings  case-folded: those of the previous call, followed by new ones
         """
         end, found = 0, []
         for part in self._parts_of(strings):
@@ -147,7 +147,7 @@ class GrowingWordIndex:
         return np.concatenate([*found, match_levels(newest, search, with_typos=with_typos)])
 
     def _parts_of(self, strings: StringTable) -> tuple[_Part, ...]:
-        """Return the parts up to the newest strings, which become a part where they are many."""
+        """Return the parts up to the newest strings. If these are many, they become a part."""
         parts, end = self._parts, len(strings)
         while parts and parts[-1].end > end:
             parts = parts[:-1]  # another thread knows of more strings
@@ -160,7 +160,7 @@ class GrowingWordIndex:
 
 
 class _Part(NamedTuple):
-    """Strings that were indexed together: the place behind the last of them, and their words."""
+    """Strings that were indexed together: the end of their range, and their words."""
 
     end: int
     words: _Words
@@ -175,12 +175,12 @@ def _slice(strings: StringTable, begin: int, end: int) -> StringTable:
 
 
 class _Words(NamedTuple):
-    """The different words: those of letters alone, those with digits, and last those of digits alone.
+    """The distinct words: first those of letters only, then those of letters and digits, last those of digits only.
 
     table              the words
     with_digits        the number of the first one with digits
-    with_digits_alone  the number of the first one of digits alone
-    places             (M,)         where each word stands, word by word: numbers of `word_matching`
+    with_digits_alone  the number of the first one of digits only
+    places             (M,)         the places of each word, word by word, encoded as in `word_matching`
     ends               (words + 1,) of each word's places
     letters            (N,)         uint32, which letters from a to z the words of each string have
     """
@@ -194,9 +194,9 @@ class _Words(NamedTuple):
 
     @classmethod
     def of(cls, strings: StringTable) -> Self:
-        """Index the words of strings in folded case."""
+        """Index the words of case-folded strings."""
         table, buffer = GrowingTable(StringTable.of([])), strings.buffer.view()
-        buffer.flags.writeable = False  # as all others, for the same compiled loop
+        buffer.flags.writeable = False  # like all others, so that the same compiled loop takes it
         numbers, places = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         for begin in range(0, len(strings), INDEXED_AT_ONCE):
             ends_of_strings = strings.ends[begin : begin + INDEXED_AT_ONCE + 1].astype(np.int64)
@@ -208,7 +208,7 @@ class _Words(NamedTuple):
 
     @classmethod
     def _sorted(cls, words: StringTable, numbers: NDArray[np.int32], places: NDArray[np.int32], strings: int) -> Self:
-        """Sort the words, which are numbered (M,), and the places (M,) at which they stand in so many strings."""
+        """Sort the words by kind, and the places (M,) by word; `numbers` (M,) has the word at each place."""
         letters_of_strings = np.zeros(strings, np.uint32)
         add_letters(words.buffer, words.ends, numbers, places, letters_of_strings)
         kinds = np.empty(len(words), np.uint8)
@@ -240,14 +240,14 @@ class _Words(NamedTuple):
             first, of_words = self._matching(word, with_typos)
             spread(of_words, self.ends[first : first + len(of_words) + 1], self.places, of_word, turns)
             add_word(of_word, turns, levels, reached)
-        rows = np.flatnonzero(reached > 0)  # whatever contains the text has its words one behind the other
+        rows = np.flatnonzero(reached > 0)  # a string that contains the text has its words in sequence
         levels[rows] = np.minimum(levels[rows], strings.match_levels_folded(search.text, rows))
         return levels
 
     def _levels_of_word(self, strings: StringTable, word: SearchWord, with_typos: bool) -> Levels:
-        """Tell it of a search of a single word, without a look at the strings but for their sizes."""
+        """Return the levels for a search of a single word, without reading the strings, except their sizes."""
         levels, (first, of_words) = np.full(len(strings), NO_MATCH, np.uint8), self._matching(word, with_typos)
-        if word.letter is not None:  # most words may have it, and stand nearly everywhere
+        if word.letter is not None:  # most words may have it, in nearly all strings
             find_letter(self.letters, word.letter, levels)
             of_words[of_words == EACH_SUBSTRING] = NO_MATCH
         spread_alone(of_words, self.ends[first : first + len(of_words) + 1], self.places, levels)
@@ -260,12 +260,12 @@ class _Words(NamedTuple):
         return levels
 
     def _matching(self, word: SearchWord, with_typos: bool) -> tuple[int, Levels]:
-        """Return how each of the words that may match does so, and the number of the first of these."""
+        """Return the number of the first word that may match, and how it and the following ones match."""
         first, last = self.with_digits if word.has_digits else 0, len(self.table)
         if word.has_letters:
             last = self.with_digits_alone
         levels = np.full(last - first, NO_MATCH, np.uint8)
-        # numbers are many, and have no typos
+        # there are many numbers, and they have no typos
         if word.has_digits and (found := self.table.pairs.occurrences(word.utf8.tobytes())) is not None:
             numbers, begins = found
             are_wanted = (numbers >= first) & (numbers < last)
@@ -278,12 +278,12 @@ class _Words(NamedTuple):
 
 
 def match_levels(strings: StringTable, search: Search, *, with_typos: bool) -> Levels:
-    """Do as `WordIndex` without an index, for strings that are case-folded already and change."""
+    """Do what `WordIndex` does, without an index, for case-folded strings that change."""
     levels = strings.match_levels_folded(search.text)
     if not search.words or (search.is_word and not with_typos):
         return levels
     of_words = np.zeros(len(strings), np.uint8)
-    # the rarest words first, as a string that lacks one is not looked at again
+    # the rarest words first, because a string that lacks one is not read again
     for word in sorted(search.words, key=lambda word: (with_typos and word.may_have_typo, -len(word.utf8))):
         may_have_typo = with_typos and word.may_have_typo
         if not may_have_typo:

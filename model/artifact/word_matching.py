@@ -1,4 +1,4 @@
-"""The compiled loops of searches: how words match, which words strings have, and which strings match most closely."""
+"""The compiled loops of searches: matching words, splitting strings into words, and ranking strings by level."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from model.artifact.string_table import (
 )
 
 LETTERS, MIXED, DIGITS = range(3)  # kinds of words
-# How a word stands in its string: what begins with it matches at PREFIX, and one level less closely with each step.
+# The position of a word in its string: a match of the first kind is at PREFIX, and each next kind is one level weaker.
 AT_BEGINNING, BEHIND_SPACE, BEHIND_OTHER = range(3)
-# A number for a place has from its lowest bit on: how a word stands there, the word's turn among those of its string,
-# from which whole eights are taken away, and the string's row.
+# A place is a number that has, from its lowest bit on: the word's position, the word's turn among those of its string,
+# modulo 8, and the string's row.
 STAND_BITS, STAND_MASK = 2, 3
 TURNS, TURN_MASK = 8, 7
 PLACE_BITS = 5  # below the row
@@ -53,7 +53,7 @@ def find_kinds(buffer, ends, kinds):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True)
 def _letter_end(buffer, place, end):  # type: ignore[no-untyped-def]
-    """Return where the letter at this place ends."""
+    """Return the end of the letter at this place."""
     if place < end:
         place += 1
         while place < end and buffer[place] & 0xC0 == 0x80:
@@ -63,7 +63,7 @@ def _letter_end(buffer, place, end):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True)
 def _stands_at(word, first, last, buffer, place, end):  # type: ignore[no-untyped-def]
-    """Tell whether this part of the word stands at this place, before the end."""
+    """Return whether this part of the word is at this place, before the end."""
     size, same = last - first, 0
     if size > end - place:
         return False
@@ -74,11 +74,11 @@ def _stands_at(word, first, last, buffer, place, end):  # type: ignore[no-untype
 
 @numba.njit(nogil=True)
 def _has_typo(word, same, buffer, begin, end):  # type: ignore[no-untyped-def]
-    """Tell whether the word is like the beginning of another one with one typo, which stands between these places.
+    """Return whether the word, with one typo, equals the beginning of another one, which is between these places.
 
-    same  bytes at the beginning of both that are the same, fewer than the word has
+    same  the number of equal bytes at the beginning of both, less than the size of the word
 
-    A typo before the first letter that differs would be the same as one there.
+    A typo before the first different letter is equivalent to one at that letter.
     """
     size = len(word)
     while same > 0 and word[same] & 0xC0 == 0x80:
@@ -100,7 +100,7 @@ def _has_typo(word, same, buffer, begin, end):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True)
 def _level_in_word(word, may_have_typo, buffer, begin, end):  # type: ignore[no-untyped-def]
-    """Tell how the word that stands between these places matches."""
+    """Return how the word matches the one between these places."""
     size, same = len(word), 0
     while same < size and same < end - begin and word[same] == buffer[begin + same]:
         same += 1
@@ -116,7 +116,7 @@ def _level_in_word(word, may_have_typo, buffer, begin, end):  # type: ignore[no-
 
 @numba.njit(cache=True, nogil=True)
 def match_words(buffer, ends, word, may_have_typo, levels):  # type: ignore[no-untyped-def]
-    """Return how each word matches."""
+    """Set the level at which each word matches."""
     for number in range(len(levels)):
         begin, end = np.int64(ends[number]), np.int64(ends[number + 1])
         levels[number] = _level_in_word(word, may_have_typo, buffer, begin, end)
@@ -161,8 +161,8 @@ def spread(of_words, ends, places, levels, turns):  # type: ignore[no-untyped-de
 def add_word(of_word, turns, levels, reached):  # type: ignore[no-untyped-def]
     """Raise each string's level to that of the next word of a search, which stands at these turns.
 
-    reached  (N,)  uint8, the turns of the word before at which all words so far stand one behind the other, in the
-                   beginning ANY_TURN; becomes those of this word
+    reached  (N,)  uint8, the turns at which the previous word ends a sequence of all words so far, ANY_TURN at first;
+                   updated to those of this word
     """
     for row in range(len(levels)):
         levels[row] = max(levels[row], of_word[row])
@@ -172,9 +172,9 @@ def add_word(of_word, turns, levels, reached):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def spread_alone(of_words, ends, places, levels):  # type: ignore[no-untyped-def]
-    """Do so for a search of a single word, whose levels follow from how the words stand in their strings.
+    """Do what `spread` does, for a search of a single word, whose levels follow from the words' positions.
 
-    Whole strings are not told from those that begin with the word.
+    Whole strings are not distinguished from those that begin with the word.
     """
     for number in range(len(of_words)):
         level = of_words[number]
@@ -191,9 +191,9 @@ def spread_alone(of_words, ends, places, levels):  # type: ignore[no-untyped-def
 
 @numba.njit(cache=True, nogil=True)
 def add_letters(buffer, ends, numbers, places, letters):  # type: ignore[no-untyped-def]
-    """Note in each string's `letters` (N,), from the lowest bit on, which letters from a to z its words have.
+    """Set the bits in each string's `letters` (N,) for the letters that its words have, from the lowest bit (a) on.
 
-    numbers, places  (M,)  of each word that stands somewhere, its number among the words in `buffer`, and its place
+    numbers, places  (M,)  for each occurrence of a word, the word's number in `buffer`, and the place
     """
     of_words = np.zeros(len(ends) - 1, np.uint32)
     for number in range(len(of_words)):
@@ -206,7 +206,7 @@ def add_letters(buffer, ends, numbers, places, letters):  # type: ignore[no-unty
 
 @numba.njit(cache=True, nogil=True)
 def find_letter(letters, letter, levels):  # type: ignore[no-untyped-def]
-    """Return which strings contain this letter, given as a number from 0 (a) to 25 (z)."""
+    """Set the levels of the strings by whether they contain this letter, a number from 0 (a) to 25 (z)."""
     bit = np.uint32(1) << np.uint32(letter)
     for row in range(len(levels)):
         levels[row] = SUBSTRING if letters[row] & bit else NO_MATCH
@@ -214,7 +214,7 @@ def find_letter(letters, letter, levels):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def split(buffer, ends, first_row):  # type: ignore[no-untyped-def]
-    """Return the words of strings one behind the other, their ends, and for each the number of its place."""
+    """Return the concatenated words of strings, their ends, and the place of each."""
     begin, end = ends[0], ends[-1]
     words, word_ends = np.empty(end - begin, np.uint8), np.zeros((end - begin) // 2 + len(ends) + 1, np.int64)
     places = np.empty(len(word_ends), np.int32)
@@ -240,7 +240,7 @@ def split(buffer, ends, first_row):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def sort(numbers, places, free, found):  # type: ignore[no-untyped-def]
-    """Put each word's places where the first free room for them is."""
+    """Move each word's places to its free room."""
     for n in range(len(numbers)):
         number = numbers[n]
         found[free[number]] = places[n]
@@ -249,9 +249,9 @@ def sort(numbers, places, free, found):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def fill_by_level(levels, order, first_level, ends, found):  # type: ignore[no-untyped-def]
-    """Put the first rows in the order, for each level as many as there is room for, where the level has its room.
+    """Fill the room of each level with its first rows in the given order.
 
-    ends   (levels + 1,) of the room of `first_level` and the levels behind it, each of which has so many rows
+    ends   (levels + 1,) of the rooms of `first_level` and the following levels, each of which has enough rows
     found  (ends[-1],)
     """
     places, left = ends[:-1].copy(), len(found)
