@@ -1,9 +1,8 @@
 """Baselines for comparison, each a few lines of counting or linear algebra.
 
 A baseline is a frozen dataclass of its hyperparameters. ``fit`` learns from training histories and returns a scorer,
-which ``model.holdout_ranks`` ranks by exactly as by the model. ``GRIDS`` holds the hyperparameters that validation
-chooses from. Where a baseline has a ``query_decay``, the events of a query's history decay by that rate per step; 0
-is the method as published.
+by which ``model.holdout_ranks`` ranks items, as by the model. ``GRIDS`` has the hyperparameters from which validation
+chooses. With ``query_decay``, the events of a query's history decay at this rate per step; 0 is the published method.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from model.holdout_ranks import Scorer
 from model.lisa import item_codes
 
 MIN_DECAY = 1e-4  # events that have decayed to less than this share of their weight are left out
-EASE_MAX_ITEMS = 10_000  # a matrix of N x N float64 takes 0.8 GB there
+EASE_MAX_ITEMS = 10_000  # a matrix of N x N float64 then takes 0.8 GB
 ITEMS_PER_BLOCK = 1024
 POSITIONS_PER_BLOCK = 16_384
 
@@ -57,7 +56,7 @@ class Popularity(Baseline):
 
 @dataclass(frozen=True)
 class Markov(Baseline):
-    """The items that followed the last item most often; ``smoothing`` of the popularity ranks those that never did.
+    """The items that followed the last item most often; ``smoothing`` times the popularity ranks the others.
 
     Source: first-order chain as in Rendle, Freudenthaler and Schmidt-Thieme, 2010 (its unfactorised MC); smoothing of
     Jelinek and Mercer, 1980.
@@ -78,10 +77,10 @@ class Markov(Baseline):
 class CoVisitation(Baseline):
     """The items that followed the history's items, where counts and history both decay with distance.
 
-    ``score(i) = sum over the history's items j of exp(-query_decay * steps ago) * P(i | j)``; P shares out how often i
-    followed j within ``window`` events, each time weighing ``exp(-count_decay * events in between)``.
+    ``score(i) = sum over the history's items j of exp(-query_decay * steps ago) * P(i | j)``. P is the share of i among
+    the followers of j within ``window`` events, each weighted by ``exp(-count_decay * events in between)``.
 
-    Source: sequential rules with decay, Ludewig and Jannach, 2018, here with the whole history for a query.
+    Source: sequential rules with decay, Ludewig and Jannach, 2018, here with the whole history as the query.
     """
 
     window: int
@@ -131,7 +130,7 @@ class Ridge(Baseline):
     def _normal_equations(
         self, vectors: NDArray[np.float32], histories: Histories, items: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of products over all positions, of features with features (F, F) and with the next item (F, N)."""
+        """Return sums of products over all positions: of features with features (F, F), and with next items (F, N)."""
         size = len(self.decay_rates) * vectors.shape[1] + 1
         gram, targets = np.zeros((size, size)), np.zeros((items, size))
         for users in _similar_lengths(histories):
@@ -144,9 +143,9 @@ class Ridge(Baseline):
     def _features(
         self, vectors: NDArray[np.float32], histories: Histories, users: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Features (positions, F) after every event but the last of some users, and the items that came next.
+        """Return the features (positions, F) after every event of some users except the last, and the next items.
 
-        users  longest history first, so that those who still have events at a step are the first ones
+        users  longest history first, so that the users who still have events at a step come first
         """
         fade = np.exp(-np.array(self.decay_rates, np.float32))[:, None]
         sums = np.zeros((len(users), len(self.decay_rates), vectors.shape[1]), np.float32)
@@ -162,7 +161,7 @@ class Ridge(Baseline):
         return np.concatenate(features), np.concatenate(following)
 
     def _last_features(self, vectors: NDArray[np.float32], prefixes: Histories) -> NDArray[np.float32]:
-        """Features at the end of every history, without stepping: (Q, F)."""
+        """Return the features at the end of every history, without stepping: (Q, F)."""
         return self._scaled(
             np.stack([decayed(prefixes, rate, len(vectors)) @ vectors for rate in self.decay_rates], axis=1)
         )
@@ -221,7 +220,7 @@ class ItemKnn(Baseline):
         return lambda prefixes: (decayed(prefixes, self.query_decay, items) @ similarity).toarray()
 
     def _nearest(self, together: NDArray[np.float32], begin: int, norms: NDArray[np.float32]) -> sparse.csr_array:
-        """Rows of similarities from rows of common users that begin at an item; what is not near becomes 0."""
+        """Return similarities from numbers of common users, for items from ``begin`` on; 0 except for the nearest."""
         rows = np.arange(len(together))
         similarity = together / (norms[begin + rows][:, None] * norms + self.shrinkage)
         similarity[rows, begin + rows] = 0
@@ -243,7 +242,7 @@ GRIDS: Mapping[str, Sequence[Baseline]] = {
 
 
 def decayed(histories: Histories, rate: float, items: int) -> sparse.csr_array:
-    """Sum of each history's item indicators, an event weighing ``weight * exp(-rate * steps ago)``: (Q, N)."""
+    """Return the sum of each history's item indicators, weighted by ``weight * exp(-rate * steps ago)``: (Q, N)."""
     rows = histories.rows
     steps_ago = histories.starts[1:][rows] - 1 - np.arange(len(rows))
     fade = np.exp(-rate * steps_ago)
@@ -253,14 +252,14 @@ def decayed(histories: Histories, rate: float, items: int) -> sparse.csr_array:
 
 
 def used_items(histories: Histories, items: int) -> sparse.csr_array:
-    """1 where a history has the item, however often: (histories, N) float32."""
+    """Return 1 for each item that a history has, however often: (histories, N) float32."""
     used = decayed(histories, 0.0, items)
     used.data[:] = 1
     return used
 
 
 def popularity(histories: Histories, items: int) -> NDArray[np.float32]:
-    """Share of the training events that each item has: (N,)."""
+    """Return each item's share of the training events: (N,)."""
     counts = np.bincount(histories.item, minlength=items)
     return (counts / max(len(histories.item), 1)).astype(np.float32)
 
@@ -271,7 +270,7 @@ def _row_shares(counts: sparse.csr_array) -> sparse.csr_array:
 
 
 def _similar_lengths(histories: Histories) -> Iterator[NDArray[np.int64]]:
-    """Users with a next item, longest history first, in groups that have some thousand positions each."""
+    """Return users with a next item, longest history first, in groups with some thousand positions each."""
     users = np.argsort(-histories.lengths, kind="stable")
     users = users[histories.lengths[users] >= 2]
     group_of = np.cumsum(histories.lengths[users]) // POSITIONS_PER_BLOCK

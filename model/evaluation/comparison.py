@@ -1,4 +1,4 @@
-"""The comparison of models on the same held-out events: differences within each user, and what they show."""
+"""The comparison of models on the same held-out events: paired differences, and a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model.evaluation.trial import Result
 from model.metrics import HEADLINES, Interval, gains, mean_interval_95, metrics
 
-JUDGED = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}  # what a verdict is about
+JUDGED = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}  # the metrics of a verdict
 
 
 class Difference(NamedTuple):
@@ -34,9 +34,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train a model, by the results of its seeds on the same Q events.
+    """One way to train a model, with the results of its seeds on the same Q events.
 
-    name     of the first of them, different from those of other variants
+    name     of its first model, different from those of other variants
     results  at least one
     """
 
@@ -44,19 +44,19 @@ class Variant:
     results: Sequence[Result]
 
     def metrics(self) -> dict[str, float]:
-        """Return every metric, the mean over the seeds."""
+        """Return every metric, averaged over the seeds."""
         of_each = [metrics(result.ranks) for result in self.results]
         return {name: float(np.mean([each[name] for each in of_each])) for name in of_each[0]}
 
     def deviations(self) -> dict[str, float]:
-        """Return the standard deviation of every metric over the seeds, of which there are two or more."""
+        """Return the standard deviation of every metric over the seeds, at least two."""
         of_each = [metrics(result.ranks) for result in self.results]
         return {name: float(np.std([each[name] for each in of_each], ddof=1)) for name in of_each[0]}
 
     def gains(self, metric: str) -> NDArray[np.float64]:
-        """Return what each event adds to the metric, the mean over the seeds: (Q,)."""
+        """Return each event's contribution to the metric, averaged over the seeds: (Q,)."""
         of_each = np.stack([gains(result.ranks, metric) for result in self.results])
-        mean: NDArray[np.float64] = of_each.mean(axis=0).round(12)  # values that rounding errors tell apart are one
+        mean: NDArray[np.float64] = of_each.mean(axis=0).round(12)  # values that differ by rounding errors become equal
         return mean
 
 
@@ -72,8 +72,8 @@ class Comparison:
     def of(cls, first: Variant, other: Variant) -> Comparison:
         """Compare two variants on the events that both were tested on.
 
-        Intervals are paired: a draw of users takes the ranks of all models along. They say nothing about how much a
-        model changes with its seed.
+        Intervals are paired: each bootstrap sample of users has the ranks of both variants. They do not include the
+        variation between seeds.
         """
         differences = {}
         for name in HEADLINES:

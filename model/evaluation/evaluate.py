@@ -1,4 +1,4 @@
-"""The evaluation of a model beside others, and beside baselines, on the same held-out events."""
+"""The evaluation of a model, together with others and baselines, on the same held-out events."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def evaluate(
 ) -> Report:
     """Test a model on the held-out events of the data it was trained on, and compare it with other models.
 
-    models     at least one, all of one table and split; the first is compared with the others, and those that differ
-               in nothing but the seed count as one, with the mean of their results
+    models     at least one, all of the same table and split. The first is compared with the others. Models that
+               differ only in the seed count as one, with the mean of their results
     protocol   None: the one of the model's own split
     seen_rule  None: the one the model was chosen with
-    grids      baselines to test beside it, by name; None: none
+    grids      baselines to test as well, by name; None: none
     notify     receives a line about each step
     raises     DataError when a model has seen the test events or another table, or nothing is held out
     """
@@ -65,10 +65,10 @@ def evaluate(
 
 
 def by_variant(models: Sequence[AnyModel]) -> dict[str, list[AnyModel]]:
-    """Group models that differ in nothing but the seed, in the order in which they are given.
+    """Group models that differ only in the seed, in the given order.
 
-    Groups are named after their first models, with its generation where several have that name. Two models of one seed
-    are never in one group: what made them differ is not in their settings.
+    A group has the name of its first model, with the generation if several groups have that name. Two models with the
+    same seed are never in one group, because something else than their settings made them differ.
     """
     groups: list[list[AnyModel]] = []
     for model in models:
@@ -111,7 +111,7 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
     interactions = read_interactions(directory).stepping(config.event_weights)
     require_unseen_test_events(card, interactions, protocol)
     if isinstance(model, Artifact):
-        interactions = interactions.with_items_first(list(model.items.ids))  # a warm model numbers them in its own way
+        interactions = interactions.with_items_first(list(model.items.ids))  # a warm-started model has its own order
     parts = thinned(interactions, split(interactions, card.split, card.train_on), card)
     if not len(parts.test):
         raise DataError(f"the split {card.split!r} leaves no test event; evaluate on a larger table")
@@ -121,5 +121,5 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
 
 
 def load_model(directory: Path) -> AnyModel:
-    """Load a model that is served, or a mechanism that is compared; raises ArtifactError."""
+    """Load a model that can be served, or a mechanism; raises ArtifactError."""
     return mechanisms.load(directory) if model_directory.is_mechanism(directory) else model_directory.load(directory)

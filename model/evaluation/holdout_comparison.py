@@ -1,8 +1,8 @@
 """The comparison of two models that were trained at different times, on events that neither has seen.
 
-An evaluation tests a model on events held out of its own data. A comparison has two models, one of them in service for
-a while, that know different items. So it names items by their ids, each model ranks the items that it knows, and an
-item that it does not know is a miss. No event is held out that one of the models may have been trained on.
+An evaluation tests a model on events held out of its own data. A comparison has two models that know different items,
+because one of them has been served for a while. So items are identified by their ids, each model ranks the items that
+it knows, and an unknown item is a miss. Events that one of the models may have been trained on are never held out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model.metrics import CUTOFFS
 from model.training.lift_choice import LiftedRanks
 
 HELD_OUT_SHARE = 0.1  # of all events, at most
-EARLY_SHARE = 0.05  # of the unseen events: a few that arrive with an old time do not move the end of the past
+EARLY_SHARE = 0.05  # of the unseen events: a few events with an old time do not move the end of the past
 MAX_HELD_OUT_EVENTS = 5_000
 SECOND_US = 1_000_000
 
@@ -37,7 +37,7 @@ class HoldoutComparison:
 
     histories  Q times (item id, event type), oldest first, never empty
     targets    (Q,) ids of the held-out items
-    values     (Q,) what each held-out event is worth, NaN for no value; or (0,) where nothing is known of it
+    values     (Q,) the value of each held-out event, NaN for no value; or (0,) if values are unknown
     """
 
     histories: Sequence[Sequence[tuple[str, str]]]
@@ -68,9 +68,9 @@ class HoldoutComparison:
         return ranks
 
     def lifted_ranks(self, model: Artifact, lift: Lift) -> Callable[[Lift], NDArray[np.int64]]:
-        """Return what ranks the targets as ``ranks`` does, exactly up to 10, by the model with any lift: (Q,).
+        """Return a function that ranks the targets like ``ranks``, exactly up to 10, by the model with any lift: (Q,).
 
-        lift  the one that the model has, of a strength above 0
+        lift  the lift of the model, whose strength is above 0
         """
         known = _KnownEvents(self, model.items.ids, model.config.event_weights)
         ranks = known.ranks(_popular(model.items.counts))
@@ -95,15 +95,15 @@ class HoldoutComparison:
 
 
 def split_for_comparison(events: pl.DataFrame, unseen_after_ms: int) -> tuple[pl.DataFrame, HoldoutComparison]:
-    """Split a log into the past to train on and held-out events after it, which no model was trained on before.
+    """Split a log into the past, to train on, and held-out events after it, on which no model was trained before.
 
     events           user_id, item_id, type, value, timestamp_us, logged_ms; each user's in order of time, none of
                      weight 0
-    unseen_after_ms  an existing model may know what was logged until then
+    unseen_after_ms  an existing model may know the events that were logged until then
 
-    Where timestamps tell a time, the past ends where the last tenth of the events begins, or where the unseen events
-    begin, whichever is later; the last event of each later user is held out. Where timestamps are only an order, the
-    last event of each user with at least three events is held out, if it is unseen.
+    With real timestamps, the past ends where the last tenth of the events begins, or where the unseen events begin,
+    whichever is later; the last event of each later user is held out. If timestamps only give an order, the last event
+    of each user with at least three events is held out, if it is unseen.
     """
     marked = events.with_columns(
         is_last=pl.col("user_id").ne(pl.col("user_id").shift(-1)).fill_null(True),
@@ -127,7 +127,7 @@ def _end_of_past_us(events: pl.DataFrame) -> int:
 
 
 def _only_counts(events: pl.DataFrame) -> bool:
-    """Whether every event of a user stands one second after the one before."""
+    """Return whether every event of a user is one second after the user's previous one."""
     steps = events.select(pl.col("timestamp_us").diff().filter(pl.col("place") > 0)).to_series()
     return bool((steps == SECOND_US).all())
 
@@ -153,7 +153,7 @@ def _build_comparison(events: pl.DataFrame, held_out: pl.DataFrame) -> HoldoutCo
 
 
 class _KnownEvents:
-    """The events of a comparison in rows of N items, without the items that are not among these."""
+    """The events of a comparison, with rows of N items instead of ids, and without all other items."""
 
     def __init__(self, comparison: HoldoutComparison, item_ids: Sequence[str], weights: Mapping[str, float]) -> None:
         row_of = {item_id: row for row, item_id in enumerate(item_ids)}
@@ -179,7 +179,7 @@ class _KnownEvents:
         return ranks[selected]
 
     def events(self, selected: NDArray[np.bool_]) -> tuple[NDArray[np.int64], HeldOutEvents]:
-        """Return the places of those selected events whose target is known, and what is held out there."""
+        """Return the places of the selected events whose target is known, and these events."""
         places = np.flatnonzero(selected & (self._targets >= 0))
         rows = [row for place in places for row, _ in self._histories[place]]
         weights = [weight for place in places for _, weight in self._histories[place]]

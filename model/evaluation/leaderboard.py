@@ -1,4 +1,4 @@
-"""Models and baselines of an evaluation in the order of their NDCG@10, and who wins."""
+"""Models and baselines of an evaluation in the order of their NDCG@10, and the winner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Standing:
 
     @property
     def about(self) -> str:
-        """A model's preset and how many seeds it has, or a baseline's settings."""
+        """A model's preset and its number of seeds, or a baseline's settings."""
         first, seeds = self.variant.results[0], len(self.variant.results)
         if self.is_baseline:
             return ", ".join(f"{name} {_setting_text(value)}" for name, value in first.settings.items())
@@ -48,7 +48,7 @@ class Leaderboard:
 
     standings  the highest NDCG@10 first
     best       the best model
-    rival      the best baseline; the next model where there is no baseline; None where there is neither
+    rival      the best baseline; without baselines the next model; None if there is neither
     """
 
     standings: Sequence[Standing]
@@ -57,7 +57,7 @@ class Leaderboard:
 
     @classmethod
     def of(cls, models: Sequence[Variant], baselines: Sequence[Result]) -> Leaderboard:
-        """Rank models, of which there is at least one, and baselines that were tested on the same events."""
+        """Rank models, at least one, and baselines that were tested on the same events."""
         winner = max(models, key=lambda variant: variant.metrics()[DECIDES])
         entries = [*((model, False) for model in models), *((Variant(b.name, [b]), True) for b in baselines)]
         standings = [_standing(variant, is_baseline, winner) for variant, is_baseline in entries]
@@ -74,7 +74,7 @@ class Leaderboard:
 
     @property
     def verdict(self) -> str:
-        """Who wins, by how much and how certainly, as a sentence."""
+        """The winner, its margin and the certainty, as a sentence."""
         best = f"{self.best.name} ({self.best.about})"
         if self.rival is None or self.rival.best_minus is None:
             value = f"{self.best.metrics[DECIDES]:.4f} (95% interval {_text(self.best.intervals[DECIDES])})"
@@ -91,14 +91,14 @@ class Leaderboard:
 
     @property
     def in_plain_words(self) -> str:
-        """How often the best model and its rival list what came next, as a sentence."""
+        """How often the best model and its rival list the actual next item, as a sentence."""
         users = len(self.best.variant.results[0].ranks)
         rival = "" if self.rival is None else f", {self.rival.name} for {_share(self.rival)}"
         found = f"{self.best.name} lists the item that came next among its first ten for {_share(self.best)}"
         return f"{found} of {users:,} users{rival}."
 
     def _place_of(self, standing: Standing) -> str:
-        """Say how a standing is placed among those of its kind, of which it is the best, or the second model."""
+        """Return the place of a standing among those of its kind, as text: it is the best one, or the second model."""
         noun = "baseline" if standing.is_baseline else "model"
         alike = sum(each.is_baseline == standing.is_baseline for each in self.standings)
         if standing is not self.best and not standing.is_baseline:

@@ -129,9 +129,9 @@ class RecurrentNetwork(SequenceNetwork):
 class NeuralBaseline:
     """Hyperparameters and training that both neural baselines share.
 
-    window          events that are read at most, the newest ones
-    dropout         where a user has 30 training events or more on average
-    sparse_dropout  where a user has fewer
+    window          the maximum number of events that are read, the newest ones
+    dropout         for data with an average of 30 or more training events per user
+    sparse_dropout  for data with fewer
 
     Source: both rates, and the density of the data that each was chosen for, are those of Kang and McAuley.
     """
@@ -151,7 +151,7 @@ class NeuralBaseline:
     def fit(
         self, histories: Histories, items: int, notify: Notify = lambda _: None, validate: Validate = lambda _: 0.0
     ) -> Scorer:
-        """Learn from training histories; the best epoch by ``validate`` is kept, of equal ones the last.
+        """Learn from training histories, and keep the best epoch by ``validate``; the last of equally good ones.
 
         notify    receives a line about every epoch
         validate  returns a scorer's quality on validation events
@@ -168,9 +168,9 @@ class NeuralBaseline:
         return network_scorer(best, self.window)
 
     def training(self, histories: Histories, items: int) -> Iterator[tuple[SequenceNetwork, float]]:
-        """Train, and yield the network, which is trained further, and its mean loss after every epoch.
+        """Train, and yield the network, which training then continues to change, and its mean loss after every epoch.
 
-        All randomness of an epoch comes from (seed, epoch); torch's own generator stays as it is.
+        All randomness of an epoch comes from (seed, epoch); torch's own generator does not change.
         """
         events_per_user = len(histories.item) / max(int(np.count_nonzero(histories.lengths)), 1)
         with torch.random.fork_rng(devices=[]):
@@ -256,7 +256,7 @@ def batch_loss(network: SequenceNetwork, batch: PaddedBatch) -> Tensor:
 def network_scorer(network: SequenceNetwork, window: int) -> Scorer:
     """Return a scorer by the query after each history's last event.
 
-    It is in float32: at lower precision a score would depend on the other histories of its block.
+    It computes in float32: at lower precision, a score would depend on the other histories of its block.
     """
 
     @torch.inference_mode()

@@ -32,10 +32,10 @@ from model.metrics import (
 class Report:
     """The results of an evaluation, with all that is needed to repeat it.
 
-    first      the report is about its first model; others are its other seeds
+    first      its first model is the subject of the report; it may have other seeds
     others     other models, compared with the first variant
-    baselines  on the same events
-    skipped    why a baseline is not there, by name
+    baselines  tested on the same events
+    skipped    the reason for each baseline that was left out, by name
     """
 
     trial: Trial
@@ -61,7 +61,7 @@ class Report:
 
     @property
     def best_baseline(self) -> Result | None:
-        """The baseline of the highest NDCG@10, if there are any."""
+        """The baseline with the highest NDCG@10, if there are any."""
         return max(self.baselines, key=lambda result: result.ndcg_at_10, default=None)
 
     @property
@@ -83,7 +83,7 @@ class Report:
         return np.sort(drawn).astype(np.int64)
 
     def rules(self) -> dict[str, Any]:
-        """Return the protocol: what was measured, on which data, by which rules."""
+        """Return the protocol: the measured model, the data and the rules."""
         trial, card = self.trial, self.trial.config.data
         return {
             "generation": self.models[0].settings["generation"],
@@ -191,6 +191,6 @@ class Report:
         return (result for variant in (self.first, *self.others) for result in variant.results)
 
     def write_ranks(self, file: Path) -> None:
-        """Write ``ranks_frame`` as Parquet, the protocol in its metadata."""
+        """Write ``ranks_frame`` as Parquet, with the protocol in its metadata."""
         rules = {name: str(value) for name, value in self.rules().items() if name != "generation"}
         self.ranks_frame().write_parquet(file, metadata=rules)

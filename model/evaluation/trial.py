@@ -50,7 +50,7 @@ class Result:
 
     settings     a model's name, generation and seed, or a baseline's hyperparameters
     ranks        (Q,)
-    recommended  (Q, 50) items, best first, -1 where there are fewer; None where only some candidates were ranked
+    recommended  (Q, 50) items, best first, filled up with -1; None if only some candidates were ranked
     """
 
     name: str
@@ -87,7 +87,7 @@ class Trial:
     def test(self, name: str, settings: dict[str, Any], scorer: Scorer, events: HeldOutEvents | None = None) -> Result:
         """Rank the held-out events by the scorer, as the protocol says.
 
-        events  those of the trial, with histories as the scorer weighs them; None: as the trial's model does
+        events  the trial's events, with the scorer's weights in the histories; None: with those of the trial's model
         """
         events = self.events if events is None else events
         if self.protocol in SAMPLED_PROTOCOLS:
@@ -106,7 +106,7 @@ class Trial:
         return self.test(model.config.model.preset, settings, scorer, self._events_as_weighed_by(model))
 
     def _events_as_weighed_by(self, model: Artifact | TrainedMechanism) -> HeldOutEvents:
-        """Return the held-out events, their histories with the model's weights; what counts as seen is the trial's."""
+        """Return the held-out events, with the model's weights in the histories, but with the trial's seen items."""
         own, others = (
             {name for name in self.interactions.type_names if config.event_weights.get(name, 0) > 0}
             for config in (self.config, model.config)
@@ -123,7 +123,7 @@ class Trial:
         return replace(weighed, seen=self.events.seen)
 
     def test_baseline(self, name: str, grid: Sequence[Baseline], notify: Notify = lambda _: None) -> Result:
-        """Test the grid's best baseline on validation, trained on the training events of the model.
+        """Test the baseline of the grid that is best on validation events. It learns the model's training events.
 
         raises TooManyItems
         """
@@ -150,7 +150,7 @@ class Trial:
         return lambda scorer: metrics(ranks_full(events, scorer, self.seen_rule))["ndcg_at_10"]
 
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
-        """Find the best validation NDCG@10 over the whole catalogue, without training on a validation event."""
+        """Find the baseline with the best validation NDCG@10 over the whole catalogue. Validation events train none."""
         weights = self.config.event_weights
         parts = split(self.interactions, self.config.data.split)
         histories = training_histories(self.interactions, parts.train, weights)
@@ -167,7 +167,7 @@ class Trial:
 
 
 def require_unseen_test_events(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:
-    """Raise DataError where the model may have been trained on the test events, or on other data."""
+    """Raise DataError if the model may have been trained on the test events, or on other data."""
     if interactions.sha256 != card.sha256:
         raise DataError(
             f"the model was trained on the table {card.sha256[:16]}, but this table is {interactions.sha256[:16]}; "
@@ -180,7 +180,7 @@ def require_unseen_test_events(card: DataCard, interactions: Interactions, proto
 
 
 def _renumbered(scorer: Scorer, rows: NDArray[np.int64]) -> Scorer:
-    """Return a scorer of a trial's items by a model that has others beside them, or has them in another order.
+    """Return a scorer of a trial's items by a model whose items differ, in number or order.
 
     rows  (N,)  the model's row of each item of the trial, -1 for one that it does not know, which comes last
     """
@@ -195,12 +195,12 @@ def _renumbered(scorer: Scorer, rows: NDArray[np.int64]) -> Scorer:
 
 
 def scorer_of(model: Artifact | TrainedMechanism) -> Scorer:
-    """Return the scorer of a model that is served, or of a mechanism that is compared."""
+    """Return the scorer of a model that can be served, or of a mechanism."""
     return mechanisms.mechanism_scorer(model.network) if isinstance(model, TrainedMechanism) else model_scorer(model)
 
 
 def model_scorer(model: Artifact) -> Scorer:
-    """Return a scorer by the engine that serves the model."""
+    """Return a scorer that uses the engine that serves the model."""
     engine = Engine(model)
     return state_scorer(
         lambda *state: engine.scores(engine.step(*state)).cpu().numpy(),
