@@ -8,6 +8,6 @@
 ``quantiser``   items to learned codes
 ``network``     the network around a mechanism: embeddings, positions, the block, the targets
 
-S   histories of a batch, padded behind        L   their length
+S   histories of a batch, padded at the end    L   their length
 U   distinct items of a batch                  the other letters are those of ``model``
 """

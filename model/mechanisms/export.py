@@ -1,4 +1,4 @@
-"""The conversion of a trained mechanism into a model that is served, with fixed codes and weights that read a state."""
+"""The conversion of a trained mechanism into a servable model, with fixed codes and weights that read a state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALLEST_SHARE = 1e-9  # of a codeword in an item; smaller ones change no query,
 
 
 def served_recipe(recipe: MechanismRecipe) -> ServedRecipe:
-    """Return the recipe of the served model that a mechanism of this recipe becomes."""
+    """Return the recipe of the servable model that a mechanism of this recipe becomes."""
     shape = recipe.model
     has_own_targets = shape.target_codewords > 0
     model = ModelConfig(
@@ -37,7 +37,7 @@ def served_recipe(recipe: MechanismRecipe) -> ServedRecipe:
 
 @torch.no_grad()
 def served_model(network: MechanismNetwork) -> LisaPaper:
-    """Convert a network of histograms, without positions and with coded targets, into a model of the same answers."""
+    """Convert a network of histograms, without positions and with coded targets, into an equivalent model."""
     mechanism, history = network.mechanism, network.quantiser
     assert isinstance(mechanism, Histograms)
     assert history is not None

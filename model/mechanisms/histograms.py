@@ -33,7 +33,7 @@ class Histograms(Mechanism):
         self.soft = quantiser.soft
         drawn = 1 / math.sqrt(width) if self.soft else math.sqrt(2 / (width * (books + width)))
         self.query, self.key, self.value = (nn.Parameter(torch.randn(books, width, width) * drawn) for _ in range(3))
-        self._codebooks = [quantiser.codebooks]  # in a list, as it is a parameter of the quantiser already
+        self._codebooks = [quantiser.codebooks]  # in a list, because it is already a parameter of the quantiser
 
     @override
     def inputs(self, events: Events) -> Tensor:
@@ -58,14 +58,14 @@ class Histograms(Mechanism):
     def forward(self, events: Events, tables: Tables | None = None) -> Tensor:
         assert events.codes is not None
         match, values = tables or self.tables()
-        logits = self._logits(events.codes, match)  # of items, as events are many more
+        logits = self._logits(events.codes, match)  # of distinct items, because there are many more events
         return prefix.shares(events.codes, logits, events.places, events.lengths, self.decay) @ values
 
     @override
     def tables(self) -> Tables:
         """Compute the inner products of all codeword pairs (B, W, W), and the projected values (B W, D)."""
         width = self.query.shape[-1]
-        words = self._codebooks[0] * (math.sqrt(width) if self.soft else 1)  # as items are, where they are read
+        words = self._codebooks[0] * (math.sqrt(width) if self.soft else 1)  # like items, when they are read
         match = (words @ self.query) @ (words @ self.key).mT / math.sqrt(width)
         return match, (words @ self.value).flatten(0, 1)
 

@@ -1,12 +1,12 @@
-"""LightSANs: a history becomes k latent interests, and events attend to these instead of to each other.
+"""LightSANs: a history becomes k latent interests, and events attend to these instead of each other.
 
     interest_n[i] = sum of exp(a_i . x_m) x_m / sum of exp(a_i . x_m), over m <= n
     out_n         = softmax over i of (q_n . K interest_n[i]) @ V interest_n
 
 Source: Fan et al., Lighter and better: low-rank decomposed self-attention networks for next-item recommendation, SIGIR
-2021, sections 3.1 to 3.3. Theirs reads one whole history at a time; here an event's interests are those of the events
-so far, which makes numerator and denominator sums: a state. Their decoupled positions attend from place to place, which
-needs every event again, so with them there is no state.
+2021, sections 3.1 to 3.3. The original reads one whole history at a time. Here an event's interests are those of the
+events so far, so numerator and denominator are sums, which form a state. The original's decoupled positions attend from
+place to place, which needs every event again, so with them there is no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from model.mechanisms.mechanism import Events, Mechanism
 
-LARGEST_LOGIT = 20.0  # of an event in an interest: bounded, as sums of exponentials are never rescaled
+LARGEST_LOGIT = 20.0  # of an event in an interest: bounded, because sums of exponentials are never rescaled
 
 
 class Interests(Mechanism):

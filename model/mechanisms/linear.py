@@ -3,7 +3,7 @@
     C_n = C_{n-1} + f_n f_n^T       out_n = C_n q_n / n       f = h, or gated: f = sigmoid(W h + b) * h
 
 Source: de Brebisson and Vincent, A cheap linear attention mechanism with fast lookups and fixed-size representations,
-2016, sections 3 and 4. Theirs does not divide by n; here histories differ in length by a factor of a hundred.
+2016, sections 3 and 4. The original does not divide by n; here histories differ in length by a factor of a hundred.
 """
 
 from __future__ import annotations

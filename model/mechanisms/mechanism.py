@@ -50,9 +50,9 @@ class Mechanism(nn.Module):
         return events.hidden
 
     def tables(self) -> Any:
-        """Compute once, for ``read`` and ``forward``, what only depends on the weights."""
+        """Compute the part of ``read`` and ``forward`` that only depends on the weights."""
         return None
 
     def forward(self, events: Events, tables: Any = None) -> Tensor:
-        """Compute ``out`` for all events: (S, L, D), of any value at padding."""
+        """Compute ``out`` for all events: (S, L, D), with arbitrary values at padding."""
         raise NotImplementedError

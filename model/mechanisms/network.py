@@ -41,10 +41,10 @@ class DistinctItems:
 
 
 class MechanismNetwork(nn.Module):
-    """A network from histories to queries: (S, L) items, padded behind -> (S, L, D)."""
+    """A network from histories to queries: (S, L) items, padded at the end -> (S, L, D)."""
 
     frozen_codes: Tensor | None  # (N, B) uint8, history codes that are no longer learned
-    frozen_target_codes: Tensor | None  # (N, B') uint8, the same of targets that have codebooks of their own
+    frozen_target_codes: Tensor | None  # (N, B') uint8, the same for targets with their own codebooks
     mechanism: Mechanism
 
     def __init__(self, config: MechanismConfig, items: int) -> None:
@@ -103,9 +103,9 @@ class MechanismNetwork(nn.Module):
         return DistinctItems(rows, history, targets, self.mechanism.tables())
 
     def vectors(self, rows: Tensor | None = None) -> Tensor:
-        """Of the given items, or of all: (U, D), what is encoded and recommended.
+        """Return the vectors of the given items, or of all, which are encoded and scored: (U, D).
 
-        As in the published code, hard codes are of vectors at the scale at which histories are read, so codewords are
+        As in the published code, hard codes encode vectors at the scale at which histories are read, so codewords are
         learned at that scale.
         """
         found = self.embedding.weight if rows is None else self.embedding(rows)
@@ -113,17 +113,18 @@ class MechanismNetwork(nn.Module):
 
     @property
     def read_scale(self) -> float:
-        """What is left to multiply by where a history is read."""
+        """The factor by which encoded vectors are scaled when a history is read."""
         return 1.0 if self.has_hard_codes else math.sqrt(self.config.width)
 
     @torch.no_grad()
     def migrate(self, other: MechanismNetwork) -> None:
-        """Take over all weights of another network but its mechanism's, and freeze the codes.
+        """Copy all weights of another network except its mechanism's, and freeze the codes.
 
-        The codes are the other's; where it has none, those of residual k-means over its item vectors. Soft codes are
-        not frozen, only those of the targets.
+        The codes are those of the other network; if it has none, those of residual k-means over its item vectors. Soft
+        codes are not frozen, only those of the targets.
 
-        raises  ValueError  when this one has no codes, the other one soft ones, or their codebooks or items differ
+        raises  ValueError  when this network has no codes, either of two networks with codes has soft ones, or the
+                            codebooks or items differ
         """
         own, source = self.quantiser, other.quantiser
         if own is None or (source is not None and (source.soft or own.soft)):
@@ -146,14 +147,14 @@ class MechanismNetwork(nn.Module):
 
     @torch.no_grad()
     def freeze_codes(self) -> None:
-        """Freeze the hard codes, if they are not frozen yet; the codewords learn on."""
+        """Freeze the hard codes, if they are not frozen yet. The codewords continue to learn."""
         if self.quantiser is not None and self.has_hard_codes and self.frozen_codes is None:
             self.frozen_codes = self.quantiser(self.vectors()).indices()
         if self.target_quantiser is not None and self.frozen_target_codes is None:
             self.frozen_target_codes = self.target_codes()
 
     def target_codes(self) -> Tensor:
-        """Return the target codes of all items, where targets have codebooks of their own: (N, B') uint8."""
+        """Return the target codes of all items, if targets have their own codebooks: (N, B') uint8."""
         assert self.target_quantiser is not None
         if self.frozen_target_codes is not None:
             return self.frozen_target_codes
@@ -171,7 +172,7 @@ class MechanismNetwork(nn.Module):
     def forward(self, items: Tensor, lengths: Tensor, distinct: DistinctItems) -> Tensor:
         """Compute a query for the next item after each event, from no later event.
 
-        items    (S, L)     int64, padded behind with any item of ``distinct``
+        items    (S, L)     int64, padded at the end with any item of ``distinct``
         lengths  (S,)       int64
         returns  (S, L, D)
         """
@@ -182,10 +183,10 @@ class MechanismNetwork(nn.Module):
         )
 
     def step(self, state: Tensor, count: Tensor, items: Tensor, distinct: DistinctItems) -> tuple[Tensor, Tensor]:
-        """Step by one event of each user: the state with it, and the query for the next item.
+        """Process one event of each user. Return the new states, and the queries for the next item.
 
         state    (Q, *state_shape)  all 0 before the first event
-        count    (Q,)               int64, events before this one; behind the last position that one is used again
+        count    (Q,)               int64, events before this one; beyond the last position, that one is used again
         items    (Q,)               int64
         returns  (Q, *state_shape) and (Q, D)
         """

@@ -28,7 +28,7 @@ def shares(codes: Tensor, logits: Tensor, places: Tensor, lengths: Tensor, decay
 
     codes    (U, B, W)   what an item adds to the histogram
     logits   (U, B, W)   scores of the codewords for an item
-    places   (S, L)      int64, the items of histories, padded behind
+    places   (S, L)      int64, the items of histories, padded at the end
     lengths  (S,)        int64
     returns  (S, L, BW)  the shares of each codebook's codewords; 0 at padding
     """

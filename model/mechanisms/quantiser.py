@@ -1,7 +1,7 @@
-"""Items to codes that are learned with the model: residual encoding by bilinear similarity, straight-through.
+"""Encodes items as codes that are learned with the model: residual encoding by bilinear similarity, straight-through.
 
 Source: Wu et al., LISA, WWW 2021, section 3; temperature, similarity and residual encoding as in the paper's published
-code. Its assignment becomes multi-hot where similarities tie; here the first of them wins.
+code. There, ties of similarities make codes multi-hot; here the first codeword wins.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Encoded(NamedTuple):
 
 
 class Quantiser(nn.Module):
-    """Codebooks that each encode the residual of those before.
+    """Codebooks, each of which encodes the residual of the previous ones.
 
-    Hard codes begin as in the published code: small codewords, and one random similarity for all codebooks. They learn
+    Hard codes start as in the published code: small codewords, and one random similarity for all codebooks. They learn
     much better from there than from the identity (docs/measurements/mechanisms.md).
     """
 

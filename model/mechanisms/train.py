@@ -40,7 +40,7 @@ POSITIONS_AT_ONCE = 8_192  # when scoring
 
 @dataclass(frozen=True)
 class TrainedMechanism:
-    """A loaded model directory of a mechanism; its ``tag`` is made as that of a model that is served."""
+    """A loaded model directory of a mechanism. Its ``tag`` is computed like that of a served model."""
 
     name: str
     tag: str
@@ -52,7 +52,7 @@ class TrainedMechanism:
 class MechanismBatch(NamedTuple):
     """Histories and their next items.
 
-    items      (S, L)  padded behind
+    items      (S, L)  padded at the end
     lengths    (S,)
     targets    (Q,)    of the real positions
     negatives  (Q,) with the binary loss, one for each position; else (negatives,), for all of them
@@ -144,7 +144,7 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
 
 
 def mechanism_scorer(network: MechanismNetwork) -> Scorer:
-    """Return a scorer by the query after the newest event of each history."""
+    """Return a scorer that uses the query after the newest event of each history."""
     with torch.inference_mode():
         distinct = network.eval().distinct()
 
@@ -167,7 +167,7 @@ def mechanism_scorer(network: MechanismNetwork) -> Scorer:
 
 
 def newest_events(histories: Histories, max_events: int) -> Histories:
-    """Cut each history to its newest events, at most `most`."""
+    """Cut each history to its newest events, at most `max_events`."""
     lengths = np.minimum(histories.lengths, max_events)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     kept = np.arange(starts[-1]) + np.repeat(histories.starts[1:] - lengths - starts[:-1], lengths)
@@ -186,10 +186,10 @@ def train(
 ) -> TrainedMechanism | Artifact:
     """Train a mechanism on a data directory and save it as a model directory, converted if its preset is served.
 
-    codes_from  a model directory of the same codebooks and items, whose codes are taken over: the codebook migration of
+    codes_from  a model directory with the same codebooks and items, whose codes are copied: the codebook migration of
                 Wu et al., LISA, WWW 2021, table 6
     raises      DataError   when the data cannot be read or split
-                TrainError  when ``out`` holds a model or an unfinished training, or the codes do not fit
+                TrainError  when ``out`` contains a model or an unfinished training, or the codes do not fit
     """
     progress.stage(READING)
     inputs = prepare_training(directory, out, recipe, Resources(device), resume)
