@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 FailureCause = Literal[
-    "unreachable",  # nobody answers at the address
+    "unreachable",  # no server answers at the address
     "timeout",  # no answer in time
     "loading",  # Redis is starting and loads its data
     "refused",  # the user, the password or the permission to use a command or file

@@ -370,7 +370,7 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
         raises  StorageError  when such events are lost and the loss is not accepted; nothing changed
         """
-        return 0  # a store whose rows stand for themselves
+        return 0  # for a store that has nothing to rebuild
 
     async def accept_loss(self) -> None:
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""

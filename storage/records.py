@@ -242,7 +242,7 @@ NO_PROPERTIES = HeldProperties({"item": {}, "user": {}})
 
 @dataclass(frozen=True, slots=True)
 class ItemChanges:
-    """Changed items and codes as they are now, each in the order of the last changes; `version` is the last one's.
+    """The current values of changed items and codes, in the order of their last changes; `version` is the last one's.
 
     held  the tenant's properties at that moment
     """

@@ -55,7 +55,7 @@ class UserEventsQuery(Closed):
 
 
 class LoggedEvent(TypedDict):
-    """An event as it was logged, without fields that were not sent. It can be posted again as it stands."""
+    """An event as it was logged, without fields that were not sent. It can be posted again unchanged."""
 
     event_id: str
     user_id: str

@@ -159,7 +159,7 @@ def spread(of_words, ends, places, levels, turns):  # type: ignore[no-untyped-de
 
 @numba.njit(cache=True, nogil=True)
 def add_word(of_word, turns, levels, reached):  # type: ignore[no-untyped-def]
-    """Raise each string's level to that of the next word of a search, which stands at these turns.
+    """Raise each string's level to that of the next word of a search, which has these turns.
 
     reached  (N,)  uint8, the turns at which the previous word ends a sequence of all words so far, ANY_TURN at first;
                    updated to those of this word

@@ -339,7 +339,7 @@ def _from_earlier_json(value: Any) -> tuple[str, LogRecord]:
     """Return tenant and record of an entry in an earlier version's backup, where each has the fields of an event.
 
     An undo has the type "!undo" and the undone id as its item; a merge has the type "!into" and the other user as its
-    item. Codes stand behind the type of an event: "TYPE!TAGCODES!TAGCODES", in hex, the tag of 16 digits.
+    item. Codes follow the type of an event: "TYPE!TAGCODES!TAGCODES", in hex, the tag of 16 digits.
     """
     tenant, *fields = value
     event = Event(*fields)

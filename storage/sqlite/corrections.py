@@ -39,7 +39,7 @@ ERASED_AT_ONCE = 250  # log entries; other writers wait for some milliseconds
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
-    """Log an undo of the event; return whether the event counted until now, None where it is not logged."""
+    """Log an undo of the event; return whether the event counted until now, None if it is not logged."""
     of_user = resolve_alias(db, tenant, user_id)
     undone = full_id(event_id, user_id, of_user)
     is_logged = "SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND event_id = ? AND kind = ?"

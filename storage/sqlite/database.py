@@ -67,7 +67,7 @@ class Database:
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """What is wrong with the files, as of the last half second; None while they are where they were opened."""
+        """What is wrong with the files, as of the last half second; None if nothing is."""
         return self._files.failure
 
     def read(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":

@@ -169,7 +169,7 @@ async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events:
 def _seen_of_short_log(
     db: sqlite3.Connection, tenant: str, user_id: str, events: EventFilter, limit: int
 ) -> SeenItems | None:
-    """Return the items of a log of at most SHORT_LOG entries, or of so many that count; None for a longer one.
+    """Return the items of a log of at most SHORT_LOG entries, or of any log if `limit` is no larger; else None.
 
     A state that lacks entries of its log is left out: `current_states` folds them.
     """

@@ -302,7 +302,7 @@ class SQLiteStore(UserStore):
     @override
     async def repair(self, *, accept_loss: bool = False) -> int:
         await (self.accept_loss() if accept_loss else self.require_archived())
-        return 0  # rows stand for themselves
+        return 0  # there is nothing to rebuild
 
     @override
     async def accept_loss(self) -> None:

@@ -77,7 +77,7 @@ class JobProgress(Progress):
         super().stop()
 
     def say(self, line: str) -> None:
-        """Print a line as it is, without markup or colours."""
+        """Print a line verbatim, without markup or colours."""
         self._spoke_s = self.get_time()
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 

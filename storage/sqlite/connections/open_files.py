@@ -38,7 +38,7 @@ _descriptors_lock = threading.Lock()
 class OpenFiles:
     """The files that some connection has open as long as this object is used. Any thread may use it.
 
-    failure     what was wrong when they were last checked; None while they are where they were opened
+    failure     what was wrong at the last check; None if nothing was
     has_failed  whether anything was ever wrong
     """
 
@@ -172,7 +172,7 @@ class _Log:
         return None if first is None else (first - 1) % TURN
 
     def first_number(self, frames: range) -> int | None:
-        """Return the number in the first of these frames that has the first page; None where none has."""
+        """Return the number in the first of these frames that has the first page; None if none has."""
         for frame in frames:
             header = self._frame_header(frame)
             if header[8:16] != self._salt:
