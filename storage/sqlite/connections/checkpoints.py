@@ -77,7 +77,7 @@ class CheckpointThread:
             self._turns_in_vain += 1
             if self._turns_in_vain % WARN_AFTER_TURNS == 0:
                 size = self._files.log_bytes >> 20
-                logger.warning("another program reads for long, so the write-ahead log (%d MB) is not emptied", size)
+                logger.warning("a long read of another program delays emptying the write-ahead log (%d MB)", size)
             return
         self._turns_in_vain = 0
         with self._changed:
@@ -92,7 +92,7 @@ class CheckpointThread:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             (is_busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as exc:
-            logger.warning("the write-ahead log could not be emptied, which will be tried again: %s", exc)
+            logger.warning("cannot empty the write-ahead log, retrying: %s", exc)
             return False
         return not is_busy
 
