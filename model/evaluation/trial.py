@@ -150,7 +150,7 @@ class Trial:
         return lambda scorer: metrics(ranks_full(events, scorer, self.seen_rule))["ndcg_at_10"]
 
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
-        """Find the baseline with the best validation NDCG@10 over the whole catalogue. Validation events train none."""
+        """Find the best baseline by validation NDCG@10 over the whole catalogue. None trains on validation events."""
         weights = self.config.event_weights
         parts = split(self.interactions, self.config.data.split)
         histories = training_histories(self.interactions, parts.train, weights)
