@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from lisarec.tables import TableSettings, directory_of, is_of_a_table
-from model.config import DEFAULT_THREADS, Protocol, RegularisationChoice, TrainOn
+from model.config import DEFAULT_THREADS, Protocol, TrainOn
 
 if TYPE_CHECKING:
     from lisarec.recommender import Recommender
@@ -20,7 +20,6 @@ class RecipeSettings(TypedDict, total=False):
     protocol: Protocol
     train_on: TrainOn
     epochs: int
-    regularisation: RegularisationChoice
     lift: float
     event_weights: Mapping[str, float]
     unseen: Sequence[str]
@@ -75,7 +74,6 @@ def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) 
             recipe,
             resources=Resources(device, machine.get("memory")),
             progress=progress,
-            on_config=progress.set_config,
         )
     return load(out, device=device)
 

@@ -14,7 +14,6 @@ SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
 NegativesChoice = Literal["uniform", "popular"]
-RegularisationChoice = Literal["given", "by-density"]
 
 # What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
@@ -34,7 +33,7 @@ DEFAULT_THREADS = 1
 
 
 DEFAULT_LIFT_DECAY = 0.7  # where no validation chooses it
-RETIRED_SETTINGS = {"lift_choice"}  # of trainings by version 0.2
+RETIRED_SETTINGS = {"lift_choice", "regularisation"}  # of trainings by version 0.2
 
 # A setting that is as in versions before it is not written, so that their models and checkpoints stay the same files.
 _is_none, _is_whole, _is_zero, _is_empty = (partial(eq, value) for value in (None, 1.0, 0, ""))
@@ -89,7 +88,6 @@ class TrainConfig(Frozen):
     learning_rate: float = Field(0.002, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
-    regularisation: RegularisationChoice = "given"  # by-density: dropout and epochs by how many events an item has
     patience: int = Field(2, ge=1)  # epochs without a better NDCG@10 of the served model on validation
     sampled_negatives: int = Field(4096, ge=1)
     full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
@@ -119,7 +117,7 @@ FULL_EVERY = 7  # models, of which one is trained afresh: daily trainings make o
 
 def warm_training(training: TrainConfig) -> TrainConfig:
     """Return the settings for a warm start from a model that was trained with these settings."""
-    changed = {"learning_rate": WARM_LEARNING_RATE, "epoch_share": WARM_EPOCH_SHARE, "regularisation": "given"}
+    changed = {"learning_rate": WARM_LEARNING_RATE, "epoch_share": WARM_EPOCH_SHARE}
     return training.model_copy(update={**changed, "epochs": min(training.epochs, WARM_EPOCHS)})
 
 

@@ -38,7 +38,6 @@ from model.config import (
     MechanismTraining,
     NegativesChoice,
     Protocol,
-    RegularisationChoice,
     SeenRule,
     SplitName,
     TrainOn,
@@ -112,10 +111,6 @@ class RecipeOptions(LessWorkOptions):
         typer.Option(help="Events to train on. 'all' is for production: it leaves no events for an evaluation."),
     ] = "train"
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs. Default: the preset's.")] = None
-    regularisation: Annotated[
-        RegularisationChoice,
-        typer.Option(help="'by-density' uses dropout 0.5 and 5 epochs if there are few events per item."),
-    ] = "given"
     lift: Annotated[
         float | None,
         typer.Option(
@@ -159,16 +154,12 @@ class RecipeOptions(LessWorkOptions):
         """Return the recipe that the options describe. Raise BadParameter if they contradict each other."""
         if self.preset in MECHANISMS and (self.lift, self.lift_from) != (None, None):
             raise typer.BadParameter("mechanisms have no lift; omit --lift and --lift-from")
-        if self.regularisation != "given" and (self.preset in MECHANISMS or self.epochs is not None):
-            raise typer.BadParameter(
-                "--regularisation sets the number of epochs; omit it for mechanisms and with --epochs"
-            )
         if self.preset in PRESETS and self.codes_from is not None:
             raise typer.BadParameter("this preset doesn't learn its codes; omit --codes-from")
         if self.preset in MECHANISMS:
             self.require_none()
-        if self.warm_from is not None and (self.preset in MECHANISMS or self.regularisation != "given"):
-            raise typer.BadParameter("--warm-from needs a preset, and no --regularisation")
+        if self.warm_from is not None and self.preset in MECHANISMS:
+            raise typer.BadParameter("--warm-from needs a preset")
         overrides: dict[str, Any] = {"seed": self.seed, **({"epochs": self.epochs} if self.epochs else {})}
         split: SplitName = "temporal" if self.protocol == "temporal" else "loo"
         card = DataCard(split=split, train_on=self.train_on, **self.of_data())
@@ -176,7 +167,7 @@ class RecipeOptions(LessWorkOptions):
         if self.preset not in MECHANISMS:
             shape, training = preset_of(self.preset)
             training = training if self.warm_from is None else warm_training(training)
-            lift, overrides["regularisation"] = self._lift(), self.regularisation
+            lift = self._lift()
             overrides |= self.of_training()
             of_shape: dict[str, Any] = {name: lift.pop(name) for name in ("followers", "lift_decay") if name in lift}
             shape = shape.model_copy(update=of_shape)
@@ -255,7 +246,7 @@ def train(
             else:
                 how["resources"] = Resources(device, memory, processes)
                 if options.warm_from is None:
-                    made = train_model(data, out, recipe, on_config=progress.set_config, **how)
+                    made = train_model(data, out, recipe, **how)
                 else:
                     made = train_warm(model_directory.load(options.warm_from), data, out, recipe, **how)
     except KeyboardInterrupt:

@@ -28,7 +28,6 @@ from model.training.distributed import shared_files
 from model.training.distributed.shard_trainer import ShardTrainer
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError
 from model.training.memory import UNLIMITED, Resources
-from model.training.regularisation import regularised
 from model.training.trainer import FirstModel, Preparation, Trainer, prepare
 from model.training.warm_start import WarmStart
 
@@ -173,7 +172,6 @@ class _Training(NamedTuple):
         progress = self.progress
         progress.stage(READING)
         inputs = prepare_training(self.directory, self.out, config, self.resources, self.resume)
-        inputs = inputs._replace(recipe=regularised(inputs.recipe))
         if start is not None:
             inputs = inputs.with_items_first(start.item_ids)
         interactions, recipe = inputs.interactions, inputs.recipe

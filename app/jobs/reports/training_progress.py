@@ -11,7 +11,6 @@ from rich.progress import BarColumn, TextColumn
 
 from app.jobs.reports.job_progress import JobProgress, ShareColumn, TimeLeftColumn
 from app.jobs.reports.phase_times import PhaseTimes
-from model.config import Config
 from model.training.loop import EpochReport
 
 EPOCHS = "epochs"
@@ -61,14 +60,6 @@ class TrainingProgress:
         if kind is None and self.phases.seconds:
             self._bar.say(f"time: {self.phases}")
         self._bar.stop()
-
-    def set_config(self, config: Config) -> None:
-        """Use the number of epochs that the data determines, and print the chosen settings."""
-        self._epochs = config.training.epochs
-        self._bar.update(self._task, total=self._epochs)
-        if config.training.regularisation == "by-density":
-            per_item, dropout = config.data.events_per_item, config.model.dropout
-            self._bar.say(f"{per_item:.1f} events per item: dropout {dropout:g}, {self._epochs} epochs")
 
     def break_silence(self) -> None:
         """Print the progress if the output is not a terminal and had no line for a while."""

@@ -40,7 +40,6 @@ def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.Capt
     [
         (["--preset", "lisa-base", "--since", "2026-05-31"], "omit --since"),
         (["--preset", "lisa-base", "--warm-from", "m"], "--warm-from"),
-        (["--regularisation", "by-density", "--warm-from", "m"], "--warm-from"),
         (["--since", "lately"], "2026-05-31"),
         (["--users-sample", "0"], "users-sample"),
     ],

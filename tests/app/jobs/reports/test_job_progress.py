@@ -10,7 +10,6 @@ from rich.progress import BarColumn, TextColumn
 
 from app.jobs.reports.job_progress import SILENCE_S, JobProgress, ShareColumn, TimeLeftColumn, announced, counted
 from app.jobs.reports.training_progress import TrainingProgress
-from model.config import Config, DataCard, TrainConfig
 from model.training.loop import EpochReport
 from tests.waiting import wait_until
 
@@ -116,17 +115,6 @@ class TestTraining:
         progress.batch(3, 1.0, 6.0)
         progress.stage("writing the model")
         assert line() == "writing the model, 100 % done"
-
-    def test_goes_by_the_epochs_that_the_data_chooses(self) -> None:
-        output, clock = Output(), Clock()
-        progress = TrainingProgress(7, 2, output.console, clock)
-        training = TrainConfig(epochs=5, regularisation="by-density")
-        progress.set_config(Config(training=training, data=DataCard(events_per_item=6.96)))
-        progress.batch(0, 0.5, 7.0)
-        clock.now_s += 20
-        progress.break_silence()
-        assert output.lines[0] == "7.0 events per item: dropout 0.2, 5 epochs"
-        assert output.lines[1] == "epoch 1 of 5, loss 7.000, 10 % done"
 
     def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
         output, clock = Output(), Clock()
