@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCKS = {path.name: path for path in sorted((ROOT / "docker" / "requirements").glob("*.txt"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+IMAGE_PYTHON = {"python_version": "3.11", "python_full_version": "3.11.14"}
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalnum())
 
 
@@ -29,7 +30,7 @@ def locked(name: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def needed(names: list[str]) -> set[str]:
-    """The packages, and what they need on this machine, as they are installed here."""
+    """The packages, and what they need in the image, by their versions that are installed here."""
     found: set[str] = set()
     waiting = [Requirement(name) for name in names]
     while waiting:
@@ -41,7 +42,7 @@ def needed(names: list[str]) -> set[str]:
         found.add(name)
         for text in requires(name) or []:
             needs = Requirement(text)
-            if needs.marker is None or any(needs.marker.evaluate({"extra": extra}) for extra in extras):
+            if needs.marker is None or any(needs.marker.evaluate({**IMAGE_PYTHON, "extra": extra}) for extra in extras):
                 waiting.append(needs)
     return found
 
