@@ -66,8 +66,9 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     tidy = tidy.str.replace(_ISO_DAY + r"$", "${1}T00:00:00")
     tidy = tidy.str.replace(_ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
     tidy = tidy.str.replace(r"T(\d{2}:\d{2})$", "T${1}:00")
-    frame = pl.DataFrame({"tidy": tidy})
-    local = frame.select(local=pl.when(pl.col("tidy").str.contains(_LOCAL_TIME)).then("tidy"))["local"]
+    frame = pl.DataFrame({"tidy": tidy, "by_clock": _by_clock(tidy)})
+    is_local = pl.col("tidy").str.contains(_LOCAL_TIME) & pl.col("by_clock").is_not_null()  # unlike 00.00.0000
+    local = frame.select(local=pl.when(is_local).then("tidy"))["local"]
     either_way = (
         has_slashes
         if not (is_day_first or is_month_first)
@@ -76,11 +77,17 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     return local, either_way
 
 
+def _by_clock(local: pl.Series) -> pl.Series:
+    """Return local times as if they were UTC; null for days and times that no calendar and no clock has."""
+    return (local + "Z").str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
+
+
 def _in(local: pl.Series, timezone: str) -> pl.Series:
     """Return the microseconds since the epoch of local times of a zone."""
-    by_clock = (local + "Z").str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
-    moments = by_clock.dt.replace_time_zone(None).dt.replace_time_zone(
-        timezone, ambiguous="earliest", non_existent="null"
+    moments = (
+        _by_clock(local)
+        .dt.replace_time_zone(None)
+        .dt.replace_time_zone(timezone, ambiguous="earliest", non_existent="null")
     )
     return moments.dt.timestamp("us")
 

@@ -21,6 +21,8 @@ from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 MAX_NAMED_TYPES = 5
 MAX_LOST_OF_ITEMS = 0.5
+DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
+CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2})?)?\s*$"
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
@@ -68,6 +70,7 @@ def _tables(directory: Path) -> dict[str, Path]:
 
 
 def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
+    _find_clock(found, mapping)
     header_cells = _rename(found, mapping, REQUIRED, OPTIONAL)
     _find_repeated_headers(found, header_cells)
     for column in ("user_id", "item_id", "type"):
@@ -139,6 +142,23 @@ def _rename(
         cells = [cell.str.strip_chars() for cell in cells]
     found.frame = found.frame.select(cells)
     return {name: own_names[name] for name in wanted}
+
+
+def _find_clock(found: Examination, mapping: TableMapping) -> None:
+    """Note that the timestamps are days, and that another column has their times of day."""
+    own_names = mapping.own_names(found.frame.columns)
+    own = own_names.get("timestamp")
+    if own is None or not found.frame[own].str.contains(DAY).any() or found.frame[own].str.contains(":").any():
+        return
+    others = {own for name, own in own_names.items() if name not in (*REQUIRED, *OPTIONAL)}
+    for name in sorted(others):
+        cells = found.frame[name].drop_nulls()
+        if cells.str.contains(":").any() and cells.str.contains(CLOCK_OR_NOTHING).all():
+            found.note(
+                f"the days of {own!r} have no time, and {name!r} has times",
+                "join both columns by a space, as in 24.12.2025 18:30",
+            )
+            return
 
 
 def _find_repeated_headers(found: Examination, header: dict[str, str]) -> None:
@@ -236,7 +256,7 @@ def _find_unknown_types(found: Examination) -> None:
     found.find(
         ~types.is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
-        f"pass their weights for training, 0 to ignore a type: {weights}",
+        f"rename what is one of these, and pass weights of the others for training, 0 to ignore a type: {weights}",
         column="type",
         stops=False,
     )

@@ -59,8 +59,8 @@ def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
     ],
 )
 def test_each_way_to_write_a_time(text: str, expected: str) -> None:
-    found = times_in(pl.Series([text, "noon", "", None]), "Europe/Berlin")
-    assert found.us.to_list() == [micros(datetime.fromisoformat(expected)), None, None, None]
+    found = times_in(pl.Series([text, "noon", "00.00.0000", "31.02.2025 10:00", "", None]), "Europe/Berlin")
+    assert found.us.to_list() == [micros(datetime.fromisoformat(expected)), *[None] * 5]
     assert not found.by_no_clock.any()
 
 
