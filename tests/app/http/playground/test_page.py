@@ -176,7 +176,7 @@ def test_without_a_browser_continuous_integration_fails(
         monkeypatch.setattr("tests.conftest.IN_CI", in_ci)
         result = pytester.runpytest_inprocess("-rsE", "-p", "tests.conftest")
         assert result.parseoutcomes() == {outcome: 1}
-        result.stdout.fnmatch_lines("*there is no chromium*")
+        result.stdout.fnmatch_lines("*there is no Chromium*")
 
 
 def test_what_is_popular_is_explained_as_such(page: Page) -> None:
