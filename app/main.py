@@ -28,8 +28,9 @@ from app.http import openapi
 from app.http.error_responses import install_error_handlers
 from app.http.middleware.cors import CrossOriginPolicy
 from app.http.middleware.fast_path import FastPath
-from app.http.middleware.load_shedding import LoadShedding
-from app.http.middleware.request_metrics import RequestTimer
+from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress
+from app.http.middleware.plain_requests import PlainRequests
+from app.http.middleware.request_metrics import RequestRecorder, RequestTimer
 from app.http.middleware.request_path import RequestPath
 from app.http.protocol import LimitedHttpProtocol
 from app.http.routes import (
@@ -70,9 +71,10 @@ class Unprotected(ValueError):
 
 
 class State(TypedDict):
-    """The state that the lifespan gives to every request."""
+    """The state that the lifespan gives to every connection and request."""
 
     services: Services
+    plain_requests: PlainRequests
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -85,16 +87,18 @@ def create_app(settings: Settings) -> FastAPI:
         for tenant, model_dir in settings.model_dirs.items()
     }
     metrics = Metrics(shared_metrics())
+    in_progress = RequestsInProgress(settings.max_requests)
+    recorder = RequestRecorder(metrics.requests, slow_s=settings.slow_request_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
         async with open_services(settings, loaded, metrics) as services:
             with _draining_on_sigterm(services, settings.drain_s):
-                yield {"services": services}
+                yield {"services": services, "plain_requests": PlainRequests(services, in_progress, recorder)}
 
     app = Application(
-        settings,
-        metrics,
+        in_progress,
+        recorder,
         title="lisarec",
         version="1",
         description="Real-time recommendations for online shops.",
@@ -125,17 +129,16 @@ class Application(FastAPI):
 
     __call__ = Starlette.__call__  # FastAPI's own asks at each request for its telemetry, which is off
 
-    def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
+    def __init__(self, in_progress: RequestsInProgress, recorder: RequestRecorder, **options: Any) -> None:
         super().__init__(**options)
-        self._settings = settings
-        self._metrics = metrics
+        self._in_progress = in_progress
+        self._recorder = recorder
 
     @override
     def build_middleware_stack(self) -> ASGIApp:
-        settings = self._settings
         answered = FastPath(RequestPath(super().build_middleware_stack()))
-        bounded = LoadShedding(answered, max_in_progress=settings.max_requests)
-        return RequestTimer(CrossOriginPolicy(bounded), self._metrics.requests, slow_s=settings.slow_request_s)
+        bounded = LoadShedding(answered, self._in_progress)
+        return RequestTimer(CrossOriginPolicy(bounded), self._recorder)
 
 
 def create_worker_app() -> FastAPI:

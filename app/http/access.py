@@ -71,18 +71,27 @@ async def authorise(services: Services, request: HTTPScope, required: Scope) -> 
 
 
 async def _caller_of(services: Services, request: HTTPScope, required: Scope) -> Caller:
-    is_disconnected = request["state"].get("is_disconnected", never_disconnected)
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
-        return Caller(services.settings.tenant, None, Requester(is_disconnected))
+        return _without_key(services, request)
     key = verified_key(services, request)
     if key is None:  # the same words for no key and a wrong one, which reveal no existing key
         raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
-    caller = Caller(key.tenant, key, Requester(is_disconnected, key.id))
+    caller = _with_key(key, request)
     require_scope(caller, required)
     if key.is_public and Headers(scope=request).get("origin") not in key.origins:
         raise Forbidden("this key does not allow this web origin")
     await services.rate_limiter.count(key)
     return caller
+
+
+def unlimited_caller(services: Services, request: HTTPScope, required: Scope) -> Caller | None:
+    """Return the same as `authorise` for a caller without a rate, whom nothing has to be counted against; else None."""
+    if services.keyring is None:
+        return _without_key(services, request)
+    key = verified_key(services, request)
+    if key is None or key.is_public or key.requests_per_minute is not None or not key.allows(required):
+        return None
+    return _with_key(key, request)
 
 
 def verified_key(services: Services, request: HTTPScope) -> Key | None:
@@ -174,6 +183,16 @@ def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
     """Return the scopes that a route's dependencies declare, None for NO_SCOPE. A route declares exactly one."""
     declarations = [one.dependency for one in dependencies if isinstance(one.dependency, RequireScope | NoScope)]
     return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
+
+
+def _without_key(services: Services, request: HTTPScope) -> Caller:
+    is_disconnected = request["state"].get("is_disconnected", never_disconnected)
+    return Caller(services.settings.tenant, None, Requester(is_disconnected))
+
+
+def _with_key(key: Key, request: HTTPScope) -> Caller:
+    is_disconnected = request["state"].get("is_disconnected", never_disconnected)
+    return Caller(key.tenant, key, Requester(is_disconnected, key.id))
 
 
 def _key_of(keyring: Keyring, headers: Headers) -> Key | None:

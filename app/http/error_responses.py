@@ -12,7 +12,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Scope
 
 from app.errors import (
     BodyTooLarge,
@@ -208,13 +207,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def _handle(request: Request, exc: Exception) -> JSONResponse:
-    return response_to(exc, request.scope)
+    return response_to(exc, request.state.services.metrics)
 
 
-def response_to(exc: Exception, scope: Scope) -> JSONResponse:
+def response_to(exc: Exception, metrics: Metrics) -> JSONResponse:
     """Return the response to an exception of a request, and report a failure of the store."""
     if isinstance(exc, StorageError):
-        metrics: Metrics = scope["state"]["services"].metrics
         metrics.store.failures.report(exc)
     return error_response(exc)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from httptools import HttpParserError, HttpParserUpgrade
 from typing_extensions import override
@@ -20,10 +20,12 @@ from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
 from app.http.lingering_transport import LingeringTransport
 
 if TYPE_CHECKING:
+    from app.http.middleware.plain_requests import PlainRequests
     from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the service to answer itself that a body is late
 MAX_HEADERS = 100
+NOBODY_WAITS = asyncio.Event()  # for the messages of a plain request
 MAX_PIPELINED = 16  # requests of one connection that wait for an answer
 
 
@@ -131,7 +133,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             )
         self._in_head, self._in_body, self._has_advanced = False, True, True
         self._clear_deadline()
-        super().on_headers_complete()
+        if (cycle := PlainCycle.begin(self, self.app_state["plain_requests"])) is None:
+            super().on_headers_complete()
+            return
+        self.cycle = self._cycle = cycle
+        self._idle.pop(self.transport, None)
 
     def on_chunk_header(self) -> None:
         """Note that the line before a chunk, or before the trailers, is complete (httptools)."""
@@ -273,6 +279,55 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._cycle is not None and not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
+
+
+class PlainCycle(RequestResponseCycle):
+    """A request that is answered without a task, with a response that is complete when it is sent."""
+
+    @classmethod
+    def begin(cls, connection: HttpToolsProtocol, plain_requests: PlainRequests) -> Self | None:
+        """Begin to answer the request whose head is complete; return None if the app should do so."""
+        parser = connection.parser
+        is_first = connection.cycle is None or connection.cycle.response_complete
+        is_usual = parser.get_http_version() == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+        is_plain = is_first and is_usual and parser.get_method() == b"GET"
+        if not is_plain or connection.flow.write_paused or connection.access_log:
+            return None
+        cycle = cls(
+            scope=connection.scope,
+            transport=connection.transport,
+            flow=connection.flow,
+            logger=connection.logger,
+            access_logger=connection.access_logger,
+            access_log=False,
+            default_headers=connection.server_state.default_headers,
+            message_event=NOBODY_WAITS,
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=connection.on_response_complete,
+        )
+        answer = plain_requests.begin(connection.url, connection.scope, cycle.respond)  # type: ignore[arg-type]
+        if answer is None:
+            return None
+        connection.tasks.add(answer)  # type: ignore[arg-type]  # the server cancels those that last too long
+        answer.add_done_callback(connection.tasks.discard)
+        return cycle
+
+    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send the response in one write, unless the client has gone."""
+        if self.disconnected:
+            return
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines += (b"\r\n", body)
+        self.response_started = self.response_complete = True
+        self.transport.write(b"".join(lines))
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
 
 
 class ResponseTransport(asyncio.Transport):

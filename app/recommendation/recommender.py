@@ -16,7 +16,7 @@ from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
-from app.recommendation.cost import LIGHT, SHORT_LOG, cost_of, cost_of_log
+from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_log
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.filters import EVERYTHING, Selection, Selector
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
@@ -144,10 +144,12 @@ class Recommender(BaseRecommender):
         # Unknown users get popular items. So do users whose long history is not yet folded for this generation, and all
         # users whom the store cannot read now.
         engine = self._context.engine
-        if any(request.because is not None for request in requests) and not (engine.has_distances or engine.is_lost):
-            return self._prepare_distances_and_recommend(requests, requester)
-        if any(map(_needs_reading, requests)):
-            return self._read_and_recommend(requests, requester)
+        if any(request.model_fields_set - PLAIN_FIELDS for request in requests):
+            has_because = any(request.because is not None for request in requests)
+            if has_because and not (engine.has_distances or engine.is_lost):
+                return self._prepare_distances_and_recommend(requests, requester)
+            if any(map(_needs_reading, requests)):
+                return self._read_and_recommend(requests, requester)
         states = self._readers.states
         return self._batcher.submit(
             [BatchEntry.of(request, EVERYTHING, NOTHING_SEEN, states) for request in requests], requester

@@ -27,7 +27,7 @@ from rich.table import Table
 from starlette.types import Message
 
 from app.http.middleware import fast_path
-from app.http.middleware.request_metrics import RequestTimer
+from app.http.middleware.request_metrics import RequestRecorder, RequestTimer
 from app.main import create_app
 from app.observability import tracing
 from app.observability.metrics import Metrics
@@ -154,7 +154,7 @@ async def _observation_costs() -> dict[str, float]:
         await answer(scope, receive, send)
 
     async def sampled(app: App) -> float:
-        return await least_us(RequestTimer(app, metrics.requests, 10), lambda: metrics.sample(0))
+        return await least_us(RequestTimer(app, RequestRecorder(metrics.requests, 10)), lambda: metrics.sample(0))
 
     bare = await least_us(answer, lambda: None)
     return {"a recommendation": await sampled(recommendation) - bare, "an event": await sampled(event) - bare}

@@ -1,4 +1,4 @@
-"""Some thousand malformed requests to a running service: `benchmarks.fuzzing.fuzz` in short."""
+"""Malformed requests to a running service, and plain ones with and without the app: `benchmarks.fuzzing` in short."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import typer
 
-from benchmarks.fuzzing import fuzz
+from benchmarks.fuzzing import fuzz, plain_answers
 from benchmarks.fuzzing.fuzz import (
     Findings,
     FuzzTarget,
@@ -21,6 +23,7 @@ from benchmarks.fuzzing.fuzz import (
 )
 from benchmarks.fuzzing.malformed_requests import MalformedCase, malformed_cases
 from tests.app.conftest import write_model
+from tests.benchmarks.support import require_servers
 
 RAW = {"service": 700, "balancer": 300}
 WAITING_SHARE = 0.001
@@ -100,3 +103,22 @@ def test_failures_of_the_load_balancer_are_seen_but_not_those_who_hang_up() -> N
 def test_numbers_are_found_wherever_they_stand() -> None:
     numbers = [random.random() for _ in range(4)]
     assert list(fuzz.json_leaves({"a": [numbers[0], {"b": numbers[1]}], "c": numbers[2:]})) == numbers
+
+
+@pytest.mark.parametrize("redis", [False, True])
+def test_no_byte_of_an_answer_without_the_app_differs(tmp_path: Path, redis: bool) -> None:
+    if redis:
+        require_servers()
+    plain_answers.main(write_model(tmp_path / "tiny"), requests=300, redis=redis)
+
+
+@pytest.mark.parametrize("found", [(1, 0), (0, 1)])
+def test_an_answer_that_differs_fails_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: tuple[int, int]
+) -> None:
+    async def differences(*_: object) -> tuple[int, int]:
+        return found
+
+    monkeypatch.setattr(plain_answers, "differences", differences)
+    with pytest.raises(typer.Exit):
+        plain_answers.main(tmp_path, requests=1)

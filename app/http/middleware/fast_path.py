@@ -19,11 +19,13 @@ from app.http.dependencies import REPEATABLE, json_body, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.routes.portable import append_portable_events, recommend_portable
 from app.http.services import Services
+from app.schemas.fields import is_id
 from app.schemas.recommendations import RecommendationRequest, RecommendationUrlQuery
 
 USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
 SINGLE_VALUED = RecommendationUrlQuery.model_fields.keys() - REPEATABLE
 JSON_CONTENT_TYPE = (b"content-type", b"application/json")
+PLAIN = RecommendationRequest(user_id="user")
 
 
 class Route(NamedTuple):
@@ -47,7 +49,7 @@ class FastPath:
         try:
             content = None if answer is None else await answer
         except Exception as exc:
-            await response_to(exc, scope)(scope, receive, send)
+            await response_to(exc, scope["state"]["services"].metrics)(scope, receive, send)
             if isinstance(exc, EXPECTED_ERRORS):
                 return
             raise  # a fault: whoever runs the app logs it
@@ -73,11 +75,13 @@ def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | Non
     return None
 
 
-def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
+def plain_request(user_id: str, query: bytes) -> RecommendationRequest | None:
     """Parse the request from the user's id and the query; None where they are invalid."""
+    if not query:  # almost always; a copy takes a third of the time of a validation
+        return PLAIN.model_copy(update={"user_id": user_id}) if is_id(user_id) else None
     fields: dict[str, str | list[str]] = {"user_id": user_id}
     try:
-        parameters = parse_qsl(scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
+        parameters = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
         return None
     for name, value in parameters:
@@ -96,7 +100,7 @@ def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
 async def _recommend(scope: Scope, user_id: str) -> bytes | None:
     services: Services = scope["state"]["services"]
     caller = await authorise(services, scope, "recs:read")
-    request = _plain_request(scope, user_id)  # after the key: reading a cursor takes milliseconds
+    request = plain_request(user_id, scope["query_string"])  # after the key: reading a cursor takes milliseconds
     if request is None:
         return None
     return await recommend(services, caller, request)

@@ -79,15 +79,15 @@ class RequestsInProgress:
 
 
 class LoadShedding:
-    """ASGI middleware: refuses a request while `max_in_progress` others are in progress.
+    """ASGI middleware: refuses a request while as many others are in progress as may be.
 
     Tenants and keys share the room. A request does not count while it waits for its client to send the body, and from
     when its response begins, which is complete by then: slow clients shut nobody out.
     """
 
-    def __init__(self, app: ASGIApp, max_in_progress: int) -> None:
+    def __init__(self, app: ASGIApp, in_progress: RequestsInProgress) -> None:
         self._app = app
-        self._in_progress = RequestsInProgress(max_in_progress)
+        self._in_progress = in_progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request (ASGI)."""
@@ -129,4 +129,5 @@ class LoadShedding:
         try:
             await self._app(scope, receive_uncounted, send_uncounted)
         finally:
-            count(False)
+            if is_counted:  # there was no response
+                count(False)

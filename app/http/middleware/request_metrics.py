@@ -14,7 +14,7 @@ from app.http.error_responses import error_response
 from app.observability import tracing
 from app.observability.log_format import MAX_LINES_PER_SECOND
 from app.observability.metrics import RequestMetrics
-from app.observability.tracing import Spans, Trace
+from app.observability.tracing import Trace
 
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -25,59 +25,31 @@ _request_numbers = count()
 logger = logging.getLogger(__name__)
 
 
-class RequestTimer:
-    """ASGI middleware that measures every request, and answers with its id and its `Server-Timing`.
+class RequestRecorder:
+    """Records requests in the metrics, and logs the slow and the failed ones.
 
     A time is recorded under the route's template, so that user ids make no new series. A slow or failed request is
     logged with its id, at most MAX_LINES_PER_SECOND of them, since an overloaded process should not write much.
-
-    A request that takes longer than the server's shutdown, which cancels it, gets a 503.
     """
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics, slow_s: float) -> None:
-        self._app = app
+    def __init__(self, metrics: RequestMetrics, slow_s: float) -> None:
         self._metrics = metrics
         self._slow_s = slow_s
         self._second = 0
         self._lines = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request (ASGI)."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_trace = Trace(_request_id(scope))
-        tracing.current.set(request_trace)  # in the request's own task
-        status: int | None = None
+    def begin(self) -> float:
+        """Count a request in progress, and return the time at which it began, by ``time.perf_counter``."""
+        self._metrics.in_progress += 1
+        return time.perf_counter()
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = message["headers"]
-                headers.append((b"x-request-id", request_trace.id))
-                if request_trace.spans:
-                    headers.append((b"server-timing", _server_timing(request_trace.spans)))
-            await send(message)
-
-        metrics = self._metrics
-        metrics.in_progress += 1
-        begin = time.perf_counter()
-        try:
-            await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:
-            if status is not None:
-                raise
-            await error_response(Draining())(scope, receive, send_with_id)
-        finally:
-            status = status or 500
-            seconds = time.perf_counter() - begin
-            metrics.in_progress -= 1
-            method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
-            route = getattr(scope.get("route"), "path", "unmatched")
-            metrics.observe(method, route, status, seconds)
-            if status >= 500 or seconds >= self._slow_s:
-                self._log(method, route, status, seconds)
+    def end(self, method: str, route: str, status: int, begin_s: float) -> None:
+        """Record the end of a request."""
+        seconds = time.perf_counter() - begin_s
+        self._metrics.in_progress -= 1
+        self._metrics.observe(method, route, status, seconds)
+        if status >= 500 or seconds >= self._slow_s:
+            self._log(method, route, status, seconds)
 
     def _log(self, method: str, route: str, status: int, seconds: float) -> None:
         if (second := int(time.monotonic())) != self._second:
@@ -89,7 +61,46 @@ class RequestTimer:
             logger.warning("%s %s answered %d after %.3f s", method, route, status, seconds)
 
 
-def _request_id(scope: Scope) -> bytes:
+class RequestTimer:
+    """ASGI middleware that records every request, and answers with its id and its `Server-Timing`.
+
+    A request that takes longer than the server's shutdown, which cancels it, gets a 503.
+    """
+
+    def __init__(self, app: ASGIApp, recorder: RequestRecorder) -> None:
+        self._app = app
+        self._recorder = recorder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_trace = Trace(request_id(scope))
+        tracing.current.set(request_trace)  # in the request's own task
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] += trace_headers(request_trace)
+            await send(message)
+
+        begin_s = self._recorder.begin()
+        try:
+            await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            if status is not None:
+                raise
+            await error_response(Draining())(scope, receive, send_with_id)
+        finally:
+            method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._recorder.end(method, route, status or 500, begin_s)
+
+
+def request_id(scope: Scope) -> bytes:
     """Return the id that the caller gave the request, if it is safe in a log line; else a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
@@ -99,6 +110,13 @@ def _request_id(scope: Scope) -> bytes:
     return b"%s%08x" % (PROCESS_PREFIX, next(_request_numbers) & 0xFFFFFFFF)
 
 
-def _server_timing(spans: Spans) -> bytes:
-    """Return the value of the `Server-Timing` header, in milliseconds (https://www.w3.org/TR/server-timing/)."""
-    return b", ".join(b"%s;dur=%.3f" % (name.encode(), seconds * 1e3) for name, seconds in spans.items())
+def trace_headers(request_trace: Trace) -> list[tuple[bytes, bytes]]:
+    """Return the headers with the request's id and, in milliseconds, its `Server-Timing`.
+
+    Source: https://www.w3.org/TR/server-timing/
+    """
+    headers = [(b"x-request-id", request_trace.id)]
+    if request_trace.spans:
+        spans = [b"%s;dur=%.3f" % (name.encode(), seconds * 1e3) for name, seconds in request_trace.spans.items()]
+        headers.append((b"server-timing", b", ".join(spans)))
+    return headers

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.middleware import request_metrics
-from app.http.middleware.request_metrics import RequestTimer
+from app.http.middleware.request_metrics import RequestRecorder, RequestTimer
 from app.observability import tracing
 from app.observability.log_format import MAX_LINES_PER_SECOND, OWN_LOGGERS, UNSAFE_CHARACTERS, JsonLines, TextLines
 from app.observability.metrics import Metrics
@@ -163,7 +163,7 @@ def test_overload_does_not_fill_the_log(lines: int, caplog: pytest.LogCaptureFix
     async def send(_: Message) -> None: ...
 
     async def request_again_and_again() -> None:
-        timer = RequestTimer(refuse, Metrics().requests, 1.0)
+        timer = RequestTimer(refuse, RequestRecorder(Metrics().requests, 1.0))
         for _ in range(lines):
             await timer({"type": "http", "method": "GET", "headers": []}, receive, send)
 

@@ -26,7 +26,7 @@ class TestTheBound:
             self.at_work = self.most_at_work = 0
             self.may_end = asyncio.Event()
             self.body_comes = asyncio.Event()
-            self.bound = LoadShedding(self._work, max_in_progress)
+            self.bound = LoadShedding(self._work, RequestsInProgress(max_in_progress))
 
         async def _work(self, _scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
@@ -93,7 +93,7 @@ class TestTheBound:
 
         async def law() -> None:
             bounded = self.Bounded(1)
-            bounded.bound = LoadShedding(respond, 1)
+            bounded.bound = LoadShedding(respond, RequestsInProgress(1))
             assert [await bounded.ask() for _ in range(3)] == [200] * 3
 
         asyncio.run(law())

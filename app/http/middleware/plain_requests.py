@@ -1,0 +1,109 @@
+"""Answers the plainest requests for recommendations from the callbacks of their connection.
+
+A task for each request, and the layers around the app that it passes through, cost more than a recommendation of a
+batch. These requests have no body, and of the fields of a query at most `k`, so they can join a batch at once: nothing
+needs to be awaited or charged. All others go to the app, and so do those that it would refuse.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from app.catalogue.trained_catalogue import encode
+from app.errors import Draining
+from app.http.access import Caller, unlimited_caller
+from app.http.error_responses import EXPECTED_ERRORS, response_to
+from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, plain_request
+from app.http.middleware.load_shedding import RequestsInProgress, Source
+from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
+from app.http.services import Services
+from app.observability import tracing
+from app.observability.tracing import Trace
+from app.recommendation.cost import LIGHT, cost_of
+from app.schemas.recommendations import Recommendations
+
+URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?(k=\d+))?")  # \w is ASCII
+OF_OTHERS = frozenset({b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
+
+Headers = Sequence[tuple[bytes, bytes]]
+Respond = Callable[[int, Headers, bytes], None]
+"""Sends a response: status, headers and body."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PlainRequest:
+    """A request that waits for its answer."""
+
+    source: Source | None
+    trace: Trace
+    begin_s: float
+    respond: Respond
+
+
+class PlainRequests:
+    """Answers plain requests. They are counted, measured, shed and logged together with those that the app answers."""
+
+    def __init__(self, services: Services, in_progress: RequestsInProgress, recorder: RequestRecorder) -> None:
+        self._services = services
+        self._in_progress = in_progress
+        self._recorder = recorder
+
+    def begin(self, url: bytes, scope: Scope, respond: Respond) -> "asyncio.Future[list[Recommendations]] | None":
+        """Begin to answer a GET request; return a future that is done before `respond` is called, or can be cancelled.
+
+        scope  the request's headers and state
+        return None if the app should answer, for whatever reason
+        """
+        match = URL.fullmatch(url)
+        if match is None or self._services.draining or not OF_OTHERS.isdisjoint([name for name, _ in scope["headers"]]):
+            return None
+        services, source = self._services, Source.of(scope)
+        caller = unlimited_caller(services, scope, "recs:read")
+        if caller is None or not self._in_progress.has_room(source):
+            return None
+        request_trace = Trace(request_id(scope))
+        token = tracing.current.set(request_trace)
+        try:
+            answer = self._submit(caller, match[1].decode(), match[2] or b"")
+            if answer is not None:
+                self._in_progress.begin(source)
+                request = PlainRequest(source, request_trace, self._recorder.begin(), respond)
+                answer.add_done_callback(lambda _: self._end(request, answer))  # in this context, with its trace
+        finally:
+            tracing.current.reset(token)
+        return answer
+
+    def _submit(self, caller: Caller, user_id: str, query: bytes) -> "asyncio.Future[list[Recommendations]] | None":
+        request = plain_request(user_id, query)
+        if request is None or cost_of(request) >= LIGHT:
+            return None
+        recommender = self._services.by_tenant[caller.tenant].switcher.recommender
+        try:
+            return asyncio.ensure_future(recommender.recommend([request], caller.requester))
+        except Exception:  # the app fails in the same way, and says how
+            return None
+
+    def _end(self, request: PlainRequest, answer: "asyncio.Future[list[Recommendations]]") -> None:
+        self._in_progress.end(request.source)
+        try:
+            (found,) = answer.result()
+            status, body = 200, encode(found)
+            headers: Headers = [(b"content-length", b"%d" % len(body)), JSON_CONTENT_TYPE]
+        except (Exception, asyncio.CancelledError) as exc:
+            status, headers, body = self._failure(exc)
+        request.respond(status, [*headers, *trace_headers(request.trace)], body)
+        self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
+
+    def _failure(self, exc: BaseException) -> tuple[int, Headers, bytes]:
+        """Return the response to a failure. The server's shutdown cancels what takes longer."""
+        failure = exc if isinstance(exc, Exception) else Draining()
+        if not isinstance(failure, EXPECTED_ERRORS):
+            logger.error("a request failed", exc_info=failure)
+        response = response_to(failure, self._services.metrics)
+        return response.status_code, response.raw_headers, bytes(response.body)

@@ -1,0 +1,176 @@
+"""Check that plain requests are answered without the app as the app answers them, byte for byte.
+
+Users with histories of every length, with merged ones and unknown ones among them, ask over several connections at
+once, so that batches of all sizes form, and click in between. Each request is sent twice: as it comes, and over a
+connection that passes everything to the app. Random bytes and the time in the ids of lists are the same for both, and
+the headers `Date` and `Server-Timing` may differ. Exit status 1 if anything else does, or if the app got a request that
+is plain.
+
+    python -m benchmarks.fuzzing.plain_answers --model models/ml-1m --requests 100000
+    python -m benchmarks.fuzzing.plain_answers --model models/ml-1m --requests 100000 --redis
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import typer
+from rich.console import Console
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from app.events import live_signals, recommendation_ids
+from app.http.protocol import LimitedHttpProtocol
+from app.main import create_app
+from app.serving.lifespan import Service
+from app.settings import Settings
+from benchmarks.harness.topology import redis_server
+
+LENGTHS = (0, 1, 2, 3, 4, 10, 30)  # of histories: up to three events, trends are blended in
+USERS = 200
+TRENDS = 1_500  # events that make trends
+CONNECTIONS = 32
+CLICKS = 0.1  # per round
+QUERIES = ("", "", "?k=5", "?k=30")
+HEADERS = ("", "Accept: */*\r\nConnection: keep-alive\r\n", "User-Agent: x\r\nAccept-Encoding: gzip, br\r\n")
+MAY_DIFFER = re.compile(rb"(?:date|server-timing): [^\r]*\r\n")
+
+console = Console()
+
+
+class Memory(asyncio.Transport):
+    """The transport of a connection whose answers are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    @override
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.answers.put_nowait(data)
+
+    @override
+    def is_closing(self) -> bool:
+        return False
+
+    @override
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    @override
+    def close(self) -> None: ...
+
+
+class Way:
+    """Connections to the service, and the number of requests on them that the app got."""
+
+    def __init__(self, app: Any, state: dict[str, Any]) -> None:
+        self.for_app = 0
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            self.for_app += 1
+            await app(scope, receive, send)
+
+        config = Config(counted, lifespan="off", ws="none", access_log=False, log_config=None, proxy_headers=False)
+        config.load()
+        self._connect = partial(LimitedHttpProtocol, config, ServerState(), state)
+
+    async def answers(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Send each request over another connection, all at once; their answers without what may differ."""
+        connections = [(self._connect(), Memory()) for _ in requests]
+        for (protocol, transport), request in zip(connections, requests, strict=True):
+            protocol.connection_made(transport)
+            protocol.data_received(request)
+        answers = [MAY_DIFFER.sub(b"", await transport.answers.get()) for _, transport in connections]
+        for protocol, _ in connections:
+            protocol.connection_lost(None)
+        return answers
+
+
+def request(user_id: str, number: int) -> bytes:
+    """Return a plain request."""
+    target = f"/v1/users/{user_id}/recommendations{random.choice(QUERIES)}"
+    head = f"GET {target} HTTP/1.1\r\nHost: x\r\nX-Request-ID: r-{number}\r\n{random.choice(HEADERS)}\r\n"
+    return head.encode()
+
+
+async def click(service: Service, user_id: str, count: int) -> None:
+    """Let the user choose some items."""
+    ids = service.catalogue.item_ids
+    items = [ids[random.randrange(len(ids))] for _ in range(count)]
+    await service.ingest.append([{"user_id": user_id, "item_id": item_id} for item_id in items])
+
+
+async def add_users(service: Service) -> list[str]:
+    """Give users their histories, and return their ids with some of nobody."""
+    users = [f"user-{number}" for number in range(USERS)]
+    for number, user_id in enumerate(users):
+        if count := LENGTHS[number % len(LENGTHS)]:
+            await click(service, user_id, count)
+    for number in range(TRENDS // 100):
+        await click(service, f"crowd-{number}", 100)
+    for number in range(5, USERS, 70):
+        await service.users.merge(users[number], users[number + 1])
+    await service.signals.sync()
+    return [*users, "a:b", "~", "..."]
+
+
+async def differences(settings: Settings, requests: int) -> tuple[int, int]:
+    """Return how many answers differ, and how many requests were not answered without the app."""
+    app = create_app(settings)
+    different, sent = 0, 0
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+        (service,) = state["services"].by_tenant.values()
+        users = await add_users(service)
+        plain = Way(app, dict(state))
+        nothing = SimpleNamespace(begin=lambda *_: None)
+        usual = Way(app, {**state, "plain_requests": nothing})
+        while sent < requests:
+            count = min(random.randint(1, CONNECTIONS), requests - sent)
+            batch = [request(random.choice(users), sent + n) for n in range(count)]
+            found, expected = await plain.answers(batch), await usual.answers(batch)
+            different += sum(one != other for one, other in zip(found, expected, strict=True))
+            sent += count
+            if random.random() < CLICKS:
+                await click(service, random.choice(users), 1)
+        assert usual.for_app == requests
+        return different, plain.for_app
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    requests: Annotated[int, typer.Option(min=1)] = 100_000,
+    redis: Annotated[bool, typer.Option("--redis", help="Start a Redis, instead of using SQLite.")] = False,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Print how many answers differ."""
+    random.seed(seed)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory()))
+        url = stack.enter_context(redis_server(directory)) if redis else None
+        chance = SimpleNamespace(urandom=partial(bytes))
+        stack.enter_context(patch.object(recommendation_ids, "os", chance))
+        stack.enter_context(patch.object(recommendation_ids, "time", SimpleNamespace(time_ns=lambda: 0)))
+        stack.enter_context(patch.object(live_signals, "SYNC_EVERY_S", 1e9))  # or trends change between two answers
+        settings = Settings(model_dir=model, data_dir=directory, redis_url=url)
+        different, for_app = asyncio.run(differences(settings, requests))
+    console.print(f"{requests:,} requests: {different:,} answers differ, {for_app:,} were left to the app")
+    if different or for_app:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

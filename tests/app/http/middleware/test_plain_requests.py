@@ -1,0 +1,394 @@
+"""Plain requests are answered without the app, and as it would answer them; it gets all others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from app.http.auth.keys import add, make
+from app.http.middleware.load_shedding import RequestsInProgress, Source
+from app.http.middleware.plain_requests import PlainRequests
+from app.http.middleware.request_metrics import RequestRecorder
+from app.http.protocol import LimitedHttpProtocol
+from app.observability import tracing
+from app.schemas.recommendations import Recommendations
+from tests.app.conftest import Client
+from tests.waiting import PATIENCE_S
+
+PATH = "/v1/users/{}/recommendations"
+OWN_HEADERS = {"x-request-id", "server-timing"}
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Bounds(NamedTuple):
+    """What bounds the requests of a server: how many may be in progress, and when they are slow."""
+
+    in_progress: RequestsInProgress
+    slow_s: float = PATIENCE_S
+
+
+class Server:
+    """The protocol of a service's connections, on a socket, over a client's app.
+
+    for_app  the paths of the requests that the app got
+    """
+
+    def __init__(self, client: Client, bounds: Bounds | None = None) -> None:
+        in_progress, slow_s = bounds or Bounds(RequestsInProgress(100))
+        self.for_app: list[str] = []
+        self.state = ServerState()
+        self.services = client.services
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            self.for_app.append(scope["path"])
+            await client.transport.app(scope, receive, send)
+
+        config = Config(app, lifespan="off", ws="none", access_log=False, log_config=None, proxy_headers=False)
+        config.load()
+        recorder = RequestRecorder(self.services.metrics.requests, slow_s)
+        plain_requests = PlainRequests(self.services, in_progress, recorder)
+        state = {"services": self.services, "plain_requests": plain_requests}
+        self._protocol = partial(LimitedHttpProtocol, config, self.state, state)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect to it; the reader and the writer."""
+        server = await asyncio.get_running_loop().create_server(self._protocol, "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            yield reader, writer
+            writer.close()
+            await writer.wait_closed()
+
+    async def exchange(self, *parts: bytes, answers: int = 1) -> list[Answer]:
+        """Send parts of requests, one after the other; that many answers."""
+        async with asyncio.timeout(PATIENCE_S), self.connected() as (reader, writer):
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.001)
+            return [await read_answer(reader) for _ in range(answers)]
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    pairs = [line.split(": ", 1) for line in lines[1:-2]]
+    headers = dict(pairs)
+    assert len(headers) == len(pairs)
+    return int(lines[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+def request(path: str, *headers: str, version: str = "1.1") -> bytes:
+    return "\r\n".join((f"GET {path} HTTP/{version}", "Host: x", *headers, "\r\n")).encode()
+
+
+def shown(answer: Answer) -> Any:
+    """Return what must be equal in two answers to a request."""
+    status, headers, body = answer
+
+    def without_id(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return [pair for pair in pairs if pair[0] != "recommendation_id"]
+
+    content = json.loads(body, object_pairs_hook=without_id)
+    return status, list(headers), {name: headers[name] for name in headers.keys() - OWN_HEADERS}, content
+
+
+@pytest.fixture(scope="module")
+def known(shared_client: Client) -> Client:
+    shared_client.click("ada", "item-1", "item-2", "item-9")
+    return shared_client
+
+
+@pytest.mark.parametrize("user_id", ["ada", "nobody", "a:b", "...", "a" * 128, "A-Z_0~9"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ("X-Request-ID: own-id_1",),
+        ("X-Request-ID: not safe",),
+        ("X-Request-ID: first", "X-Request-ID: second"),
+        ("Accept: */*", "User-Agent: test", "Connection: keep-alive", "Accept-Encoding: gzip"),
+    ],
+)
+def test_answers_are_those_of_the_app(known: Client, user_id: str, headers: Sequence[str]) -> None:
+    server = Server(known)
+    path = PATH.format(user_id)
+    run = known.runner.run
+    (plain,) = run(server.exchange(request(path, *headers)))
+    assert server.for_app == []
+    (of_app,) = run(server.exchange(request(f"{path}?", *headers)))
+    assert server.for_app == [path]
+    assert plain[0] == 200
+    assert shown(plain) == shown(of_app)
+    if headers and headers[0].split()[1] in ("own-id_1", "first"):
+        assert plain[1]["x-request-id"] == of_app[1]["x-request-id"] == headers[0].split()[1]
+    else:
+        assert plain[1]["x-request-id"] != of_app[1]["x-request-id"]
+    assert plain[1]["server-timing"].startswith("store;dur=")
+
+
+@pytest.mark.parametrize("k", ["1", "10", "020", "249"])
+def test_the_length_of_a_list_needs_no_app(known: Client, k: str) -> None:
+    server = Server(known)
+    (plain,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?k={k}")))
+    assert server.for_app == []
+    (of_app,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?k={k}&")))
+    assert len(json.loads(plain[2])["items"]) == min(int(k), 57)
+    assert shown(plain) == shown(of_app)
+
+
+OF_THE_APP = {
+    "another path": request("/v1/users/ada/recommendation"),
+    "a longer path": request(f"{PATH.format('ada')}/"),
+    "a long id": request(PATH.format("a" * 129)),
+    "no id": request(PATH.format(".")),
+    "a step": request(PATH.format("..")),
+    "an encoded id": request(PATH.format("a%2Fb")),
+    "another field": request(f"{PATH.format('ada')}?exclude_seen=none"),
+    "more fields": request(f"{PATH.format('ada')}?k=3&exclude_seen=none"),
+    "a field twice": request(f"{PATH.format('ada')}?k=3&k=3"),
+    "a wrong field": request(f"{PATH.format('ada')}?k=0"),
+    "a long list": request(f"{PATH.format('ada')}?k=250"),
+    "an address with its host": request(f"http://x{PATH.format('ada')}"),
+    "another method": request(PATH.format("ada")).replace(b"GET", b"PUT"),
+    "a body": request(PATH.format("ada"), "Content-Length: 2") + b"{}",
+    "a body in chunks": request(PATH.format("ada"), "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    "a page of another origin": request(PATH.format("ada"), "Origin: https://elsewhere.example"),
+    "a page": request(PATH.format("ada"), "Sec-Fetch-Site: same-origin"),
+    "an upgrade": request(PATH.format("ada"), "Connection: upgrade", "Upgrade: websocket"),
+    "the last request": request(PATH.format("ada"), "Connection: close"),
+    "old HTTP": request(PATH.format("ada"), version="1.0"),
+    "one that asks first": request(PATH.format("ada"), "Expect: 100-continue"),
+}
+
+
+@pytest.mark.parametrize("sent", OF_THE_APP.values(), ids=OF_THE_APP)
+def test_others_are_for_the_app(known: Client, sent: bytes) -> None:
+    server = Server(known)
+    known.runner.run(server.exchange(sent))
+    assert len(server.for_app) == 1
+
+
+def test_a_head_may_come_in_parts(known: Client) -> None:
+    server = Server(known)
+    sent = b"\r\n" + request(PATH.format("ada"), "X-Request-ID: in-parts")
+    ((status, headers, _),) = known.runner.run(server.exchange(*(sent[n : n + 7] for n in range(0, len(sent), 7))))
+    assert (status, headers["x-request-id"], server.for_app) == (200, "in-parts", [])
+
+
+def test_a_connection_takes_one_after_the_other(known: Client) -> None:
+    async def ask_again_and_again() -> list[int]:
+        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+            statuses = []
+            for n in range(6):
+                writer.write(request(PATH.format("ada") if n % 3 else "/healthz"))
+                statuses.append((await read_answer(reader))[0])
+            return statuses
+
+    server = Server(known)
+    assert known.runner.run(ask_again_and_again()) == [200] * 6
+    assert server.for_app == ["/healthz"] * 2
+    assert server.state.total_requests == 6
+
+
+def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None:
+    ids = [f"id-{n}" for n in range(8)]
+    paths = [PATH.format("ada"), "/healthz"] * 4
+    sent = b"".join(request(path, f"X-Request-ID: {name}") for path, name in zip(paths, ids, strict=True))
+    server = Server(known)
+    answers = known.runner.run(server.exchange(sent, answers=8))
+    assert [headers["x-request-id"] for _, headers, _ in answers] == ids
+    assert {status for status, _, _ in answers} == {200}
+
+
+def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
+    server = Server(client)
+    for path in (PATH.format("ada"), f"{PATH.format('ada')}?"):
+        client.runner.run(server.exchange(request(path)))
+    exposition = client.get("/metrics").text
+    labels = 'method="GET",route="/v1/users/{user_id}/recommendations",status="200"'
+    assert f"lisarec_request_seconds_count{{{labels}}} 2.0" in exposition
+    assert client.services.metrics.requests.in_progress == 0
+
+
+KINDS: dict[str, tuple[dict[str, Any], bool]] = {
+    "a key": ({"scopes": ["recs:read"]}, True),
+    "a key with a rate": ({"scopes": ["recs:read"], "requests_per_minute": 100}, False),
+    "another scope": ({"scopes": ["events:write"]}, False),
+    "a page's key": ({"scopes": ["events:write"], "origins": ["https://shop.example"]}, False),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Client, dict[str, str]]]:
+    """A service with a key of each kind."""
+    directory = tmp_path_factory.mktemp("guarded")
+    texts = {}
+    for name, (kind, _) in KINDS.items():
+        texts[name], key = make("main", **kind)
+        add(directory / "keys", key)
+    client = start(directory, keys_file=directory / "keys")
+    yield client, texts
+    client.close()
+
+
+class TestKeys:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_only_a_key_without_a_rate_needs_no_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
+        client, texts = guarded
+        server = Server(client)
+        authorised = f"Authorization: Bearer {texts[kind]}"
+        ((status, _, _),) = client.runner.run(server.exchange(request(PATH.format("ada"), authorised)))
+        assert status == (403 if kind in ("another scope", "a page's key") else 200)
+        assert bool(server.for_app) != KINDS[kind][1]
+
+    @pytest.mark.parametrize("headers", [(), ("Authorization: Bearer lisarec_0_0",)])
+    def test_the_app_refuses_requests_without_a_valid_key(
+        self, guarded: tuple[Client, dict[str, str]], headers: Sequence[str]
+    ) -> None:
+        server = Server(guarded[0])
+        ((status, _, _),) = guarded[0].runner.run(server.exchange(request(PATH.format("ada"), *headers)))
+        assert (status, len(server.for_app)) == (401, 1)
+
+    def test_keys_share_the_room(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        client, texts = guarded
+        in_progress = RequestsInProgress(2)
+        for key_id in ("1", "2"):
+            in_progress.begin(Source("main", key_id))
+        server = Server(client, Bounds(in_progress))
+        authorised = f"Authorization: Bearer {texts['a key']}"
+        client.runner.run(server.exchange(request(PATH.format("ada"), authorised)))
+        assert server.for_app == []  # it has less than its share
+        assert in_progress.has_room(Source("main", "3"))
+
+
+def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
+    in_progress = RequestsInProgress(1)
+    server = Server(known, Bounds(in_progress))
+    in_progress.begin(None)
+    known.runner.run(server.exchange(request(PATH.format("ada"))))
+    assert server.for_app == [PATH.format("ada")]
+    in_progress.end(None)
+    known.runner.run(server.exchange(request(PATH.format("ada"))))
+    assert len(server.for_app) == 1
+
+
+class TestFailures:
+    def failing(self, client: Client, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+        async def fail(*_: object) -> list[Recommendations]:
+            raise failure
+
+        monkeypatch.setattr(client.service.switcher.recommender, "recommend", fail)
+
+    def test_a_fault_is_answered_and_logged(
+        self, known: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.failing(known, monkeypatch, ZeroDivisionError())
+        ((status, headers, body),) = known.runner.run(Server(known).exchange(request(PATH.format("ada"))))
+        assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
+        assert headers["content-type"] == "application/json"
+        assert "ZeroDivisionError" in caplog.text
+        assert "/v1/users/{user_id}/recommendations answered 500" in caplog.text
+
+    def test_the_servers_shutdown_cancels_what_takes_too_long(
+        self, known: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun = asyncio.Event()
+
+        async def wait(*_: object) -> list[Recommendations]:
+            begun.set()
+            await asyncio.Event().wait()
+            return []
+
+        async def cancelled() -> Answer:
+            async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+                writer.write(request(PATH.format("ada")))
+                await begun.wait()
+                for connection in list(server.state.connections):
+                    connection.shutdown()
+                (task,) = server.state.tasks
+                task.cancel()
+                answer = await read_answer(reader)
+                assert await reader.read() == b""
+                return answer
+
+        monkeypatch.setattr(known.service.switcher.recommender, "recommend", wait)
+        server = Server(known)
+        status, headers, body = known.runner.run(cancelled())
+        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+        assert headers["connection"] == "close"
+        assert not server.state.tasks
+
+    def test_nobody_is_answered_who_has_gone(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+        recommend = known.service.switcher.recommender.recommend
+
+        async def wait(*arguments: Any) -> list[Recommendations]:
+            begun.set()
+            await may_end.wait()
+            found: list[Recommendations] = await recommend(*arguments)
+            return found
+
+        async def gone() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                async with server.connected() as (_, writer):
+                    writer.write(request(PATH.format("ada")))
+                    await begun.wait()
+                while server.state.connections:
+                    await asyncio.sleep(0.001)
+                may_end.set()
+                while server.state.tasks:
+                    await asyncio.sleep(0.001)
+
+        monkeypatch.setattr(known.service.switcher.recommender, "recommend", wait)
+        server = Server(known)
+        known.runner.run(gone())
+        assert known.services.metrics.requests.in_progress == 0
+
+    def test_a_store_that_is_gone(self, start: Callable[..., Client], tmp_path: Path) -> None:
+        client = start(tmp_path)
+        client.close_store()
+        server = Server(client)
+        ((status, _, body),) = client.runner.run(server.exchange(request(PATH.format("ada"))))
+        assert (status, json.loads(body)["source"], server.for_app) == (200, "popular", [])
+        client.close()
+
+
+def test_slow_ones_are_logged_with_their_ids(known: Client, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[bytes | None] = []
+
+    class Ids(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            trace = tracing.current.get()
+            seen.append(None if trace is None else trace.id)
+
+    logger = logging.getLogger("app.http.middleware.request_metrics")
+    handler = Ids()
+    logger.addHandler(handler)
+    server = Server(known, Bounds(RequestsInProgress(9), slow_s=0.0))
+    known.runner.run(server.exchange(request(PATH.format("ada"), "X-Request-ID: slow-1")))
+    logger.removeHandler(handler)
+    assert seen == [b"slow-1"]
+    assert "GET /v1/users/{user_id}/recommendations answered 200 after" in caplog.text
+
+
+def test_a_draining_process_sends_the_client_to_another_one(start: Callable[..., Client], tmp_path: Path) -> None:
+    client = start(tmp_path)
+    server = Server(client)
+    client.services.draining = True
+    ((_, headers, _),) = client.runner.run(server.exchange(request(PATH.format("ada"))))
+    assert headers["connection"] == "close"
+    assert len(server.for_app) == 1
+    client.close()
