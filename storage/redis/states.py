@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from redis.exceptions import NoScriptError
@@ -24,6 +25,7 @@ from storage.state.generation import Generation, StateError
 
 UNOWNED = "none"  # the node of slots that no known node owns
 MAX_ROUND = 512  # values
+READ_TOGETHER = 64  # users, whose caller waits for all of them anyway
 SAVED_AT_ONCE = 64  # states of a rebuild per transaction, about 250 kB
 MAX_KNOWN_TARGETS = 10_000
 MAX_MISSING_IN_ROUND = 500  # entries; states that lack more are folded in the background, so that no round waits
@@ -55,29 +57,48 @@ class RedisStates:
 
     def node_of(self, tenant: str, user_id: str) -> str:
         """Return the node that has the state of the user, or of the user's known merge target."""
-        slots, user = self._session.servers.slots, self._session.keys.user(tenant, user_id)
-        return slots.node_of(self._targets.get(user.head, user).head) or UNOWNED if slots.is_cluster else ""
+        slots = self._session.servers.slots
+        if not slots.is_cluster:
+            return ""
+        user = self._session.keys.user(tenant, user_id)
+        return slots.node_of(self._targets.get(user.head, user).head) or UNOWNED
 
     async def read(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, max_missing: int | None
     ) -> list[bytes | None]:
         """Return the users' encoded states, in order."""
         users = {user_id: self._session.keys.user(tenant, user_id) for user_id in user_ids}
-        reads = [Read([user.head, user.state(generation)]) for user in users.values()]
+        reads = self._reads_of(list(users.values()), generation)
         self._reads.put(reads)
         values: dict[str, bytes | None] = {}
         failure: StorageError | None = None
-        for (user_id, user), read in zip(users.items(), reads, strict=True):
+        left = iter(users.items())
+        for read in reads:
+            own = list(islice(left, len(read.keys) // 2))
             try:
-                head, stored = await read.answer
-                values[user_id] = await self._fresh_value(user, generation, head, stored, max_missing)
+                found = iter(await read.answer)
             except StorageError as exc:
                 failure = exc
+                continue
+            for (user_id, user), head, stored in zip(own, found, found, strict=True):
+                try:
+                    value = _value_of_whole_log(generation, head, stored)
+                    if value is None:
+                        value = await self._fresh_value(user, generation, head, stored, max_missing)
+                    values[user_id] = value
+                except StorageError as exc:
+                    failure = exc
         if failure is None:
             return [values[user_id] for user_id in user_ids]
         if not values:
             raise failure
         raise PartlyRead(failure, values) from failure
+
+    def _reads_of(self, users: Sequence[User], generation: Generation) -> list[Read]:
+        """Return reads of the users' heads and states, in order: one for many users, unless their slots differ."""
+        together = READ_TOGETHER if self._session.has_single_server else 1
+        pages = [users[start : start + together] for start in range(0, len(users), together)]
+        return [Read([key for user in page for key in (user.head, user.state(generation))]) for page in pages]
 
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
         """Return the users that have no head."""
@@ -106,11 +127,9 @@ class RedisStates:
 
         It is None without a log, and also, for now, if more than `max_missing` entries are missing.
         """
-        Head.check(head, stored)
-        if head is None:
-            return None
-        if len(head) <= MERGE_MARK and (value := fresh_state(generation, stored, head)) is not None:
-            return value  # the common case
+        value = _value_of_whole_log(generation, head, stored)
+        if head is None or value is not None:
+            return value
         if Head.of(head).merge is not None:
             target = await self._corrections.resolve(user)
             if len(self._targets) >= MAX_KNOWN_TARGETS:
@@ -255,6 +274,15 @@ class _TooFarBehindError(StorageError):
 
     def __init__(self) -> None:
         super().__init__("the log of a user could not be read to its end")
+
+
+def _value_of_whole_log(generation: Generation, head: bytes | None, stored: bytes | None) -> bytes | None:
+    """Return the state in a stored value if it is the fold of the user's whole log, as almost always; else None.
+
+    raises  StorageError  when the head is not valid, or belongs to no such value
+    """
+    Head.check(head, stored)
+    return None if head is None or len(head) > MERGE_MARK else fresh_state(generation, stored, head)
 
 
 def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, bytes]:

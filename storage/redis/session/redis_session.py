@@ -63,6 +63,11 @@ class RedisSession:
         """Whether new calls are rejected."""
         return self._is_closed
 
+    @property
+    def has_single_server(self) -> bool:
+        """Whether it is known that there is no cluster."""
+        return self._is_checked and not self.servers.is_cluster
+
     def refuse_calls(self) -> None:
         """Reject new calls from now on. Accepted calls can still be completed."""
         self._is_closed = True
