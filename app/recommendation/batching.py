@@ -1,5 +1,7 @@
 """Micro-batching without a timer: requests that arrive while a batch is processed form the next batch.
 
+A batch begins when a turn of the event loop has brought no further request.
+
 Where batches can overlap, for example copying to a GPU and computing on it, several batches run at the same time.
 
 Callers share the batches fairly, by the cost of their requests. The requests of one key queue behind each other. They
@@ -22,6 +24,8 @@ from typing import Generic, NamedTuple, TypeVar
 from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
+
+MAX_TURNS = 16  # of the event loop, for which a batch waits for requests that arrive at the same time
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
@@ -248,6 +252,7 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
 
     async def _run(self) -> None:
         while self._waiting:
+            await self._let_others_arrive()
             batch = self._waiting.take(self._limits.max_batch)
             if not batch:  # all callers have gone
                 continue
@@ -259,9 +264,20 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
             else:
                 for (call, place), answer in zip(batch, answers, strict=True):
                     call.add(place, answer)
-            if self._waiting:
-                await asyncio.sleep(0)  # let others run even if the work never awaits
         self._running -= 1
+
+    async def _let_others_arrive(self) -> None:
+        """Wait as long as each turn of the event loop brings further requests, and the next batch has room for them.
+
+        Clients that get their answers at the same time ask again at almost the same time. A turn also lets others run
+        even if the work never awaits.
+        """
+        waiting, before = self._waiting.requests, 0
+        for _ in range(MAX_TURNS):
+            if before == waiting.total or before >= self._limits.max_batch:
+                return
+            before = waiting.total
+            await asyncio.sleep(0)
 
 
 class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
@@ -288,6 +304,8 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
 
     def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
         """Return a future of the answers, in order, as `MicroBatcher.submit` does: all, or none if a batch fails."""
+        if len(requests) == 1:
+            return self._batcher(self._lane_of(requests[0])).submit(requests, requester)
         lanes = [self._lane_of(request) for request in requests]
         if len(names := set(lanes)) == 1:
             return self._batcher(lanes[0]).submit(requests, requester)  # the common case
