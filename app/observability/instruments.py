@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from app.observability.buffered_counter import BufferedCounter
 from app.observability.buffered_histogram import BufferedHistogram
 
 
@@ -26,7 +27,7 @@ class Instruments:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.declared: list[DeclaredMetric] = []
-        self._buffered: list[BufferedHistogram] = []
+        self._buffered: list[BufferedHistogram | BufferedCounter] = []
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
         """Create a counter. Prometheus adds ``_total`` to its name."""
@@ -53,7 +54,13 @@ class Instruments:
         self._buffered.append(buffered)
         return buffered
 
+    def buffered_counter(self, counter: Counter) -> BufferedCounter:
+        """Make a buffer in front of the counter, or of one of its series."""
+        buffered = BufferedCounter(counter)
+        self._buffered.append(buffered)
+        return buffered
+
     def flush(self) -> None:
-        """Write all buffers into their histograms."""
+        """Write all buffers into their instruments."""
         for buffered in self._buffered:
             buffered.flush()

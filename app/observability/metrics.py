@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, ProcessCollector
 from prometheus_client import generate_latest as in_text
 
+from app.observability.buffered_counter import BufferedCounter
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.instruments import DeclaredMetric, Instruments
 from app.observability.multiprocess import WorkerNumbers, WorkerProcesses, living_workers
@@ -251,7 +252,8 @@ class RecommendationMetrics:
             "Lists by source: personalised, blended, popular, similar, together or repeat",
             ["source"],
         )
-        self._by_source: dict[str, Counter] = {}
+        self._instruments = instruments
+        self._by_source: dict[str, BufferedCounter] = {}
         of_list = ["tenant", "generation", "experiment"]
         self._shown = instruments.counter(
             "lisarec_shown_lists", "Lists by length; 21 stands for all longer lists", [*of_list, "length"]
@@ -288,8 +290,9 @@ class RecommendationMetrics:
         """Count one list."""
         series = self._by_source.get(source)
         if series is None:
-            series = self._by_source[source] = self._recommendations.labels(source)
-        series.inc()
+            labelled = self._recommendations.labels(source)
+            series = self._by_source[source] = self._instruments.buffered_counter(labelled)
+        series.count += 1
 
     def count_places(self, tenant: str, tallies: Mapping[Tally, float]) -> None:
         """Count lists, events and their values, from the tallies of `app.events.click_through`."""
