@@ -3,10 +3,10 @@
     python -m benchmarks.service.request_walk --model models/ml-1m
 
 The service runs in this process over an embedded store. After a warm-up the command sends one plain
-``POST /v1/events`` and one plain ``GET /v1/users/{id}/recommendations`` as ASGI calls. They take the way that most
-requests take, past the framework. It records each call into a Python function of this project's packages, in every
-thread and task, until nothing of the request is left to do. A coroutine that goes on counts as a call, and so does a
-comprehension.
+``POST /v1/events`` and one plain ``GET /v1/users/{id}/recommendations`` as ASGI calls, which go past the framework. A
+server answers the latter without the app, and shares everything behind the middleware. The command records each call
+into a Python function of this project's packages, in every thread and task, until nothing of the request is left to do.
+A coroutine that goes on counts as a call, and so does a comprehension.
 
 A *return* is a step into a file that the request has entered before and left since. Exit status 1 where a walk is
 longer than its limit. To watch another copy of the code,
