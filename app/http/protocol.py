@@ -131,13 +131,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise TooManyPipelined(
                 f"at most {MAX_PIPELINED} requests of a connection may be pending; read the responses, or connect again"
             )
-        self._in_head, self._in_body, self._has_advanced = False, True, True
+        self._in_head, self._has_advanced = False, True
         self._clear_deadline()
         if (cycle := PlainCycle.begin(self, self.app_state["plain_requests"])) is None:
-            super().on_headers_complete()
-            return
-        self.cycle = self._cycle = cycle
-        self._idle.pop(self.transport, None)
+            super().on_headers_complete()  # raises for a target that is no URL
+        else:
+            self.cycle = self._cycle = cycle
+            self._idle.pop(self.transport, None)
+        self._in_body = True
 
     def on_chunk_header(self) -> None:
         """Note that the line before a chunk, or before the trailers, is complete (httptools)."""

@@ -179,6 +179,27 @@ def test_so_many_requests_wait_for_an_answer_and_no_more(server: Process, waitin
             assert connection.recv(1) == b""
 
 
+@pytest.mark.parametrize("target", ["http://[", "http:///", "http://x:99999/"])
+@pytest.mark.parametrize("before", [[], ["/healthz"], ["/v1/users/u/recommendations"]])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_target_that_is_no_url_is_refused_after_the_answers_that_are_owed(
+    server: Process, key: tuple[str, Path], target: str, before: list[str], at_once: bool
+) -> None:
+    *first, last = [
+        f"GET {one} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n\r\n".encode() for one in (*before, target)
+    ]
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as connection:
+        connection.sendall(b"".join([*first, last] if at_once else first))
+        answers = b""
+        if not at_once:
+            answers += connection.recv(65_536) if first else b""
+            connection.sendall(last)
+        while chunk := connection.recv(65_536):
+            answers += chunk
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * len(before) + [b"400"]
+    assert b'"not_http"' in answers
+
+
 def test_a_head_has_a_limited_number_of_headers(server: Process) -> None:
     def status(headers: int) -> int:
         names = {f"x-{n}": "y" for n in range(headers)}
