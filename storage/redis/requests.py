@@ -41,7 +41,7 @@ class _Waiting(ABC):
 
 
 class Read(_Waiting):
-    """A read of keys of one user."""
+    """A read of keys, which share a slot: of one user, or of several on a single server."""
 
     def __init__(self, keys: list[str]) -> None:
         loop = asyncio.get_running_loop()

@@ -63,6 +63,14 @@ class PlainRequests:
         match = URL.fullmatch(url)
         if match is None or self._services.draining or not OF_OTHERS.isdisjoint([name for name, _ in scope["headers"]]):
             return None
+        try:
+            return self._begin(match[1].decode(), match[2] or b"", scope, respond)
+        except Exception:  # the app fails in the same way, and says how
+            return None
+
+    def _begin(
+        self, user_id: str, query: bytes, scope: Scope, respond: Respond
+    ) -> "asyncio.Future[list[Recommendations]] | None":
         services, source = self._services, Source.of(scope)
         caller = unlimited_caller(services, scope, "recs:read")
         if caller is None or not self._in_progress.has_room(source):
@@ -70,7 +78,7 @@ class PlainRequests:
         request_trace = Trace(request_id(scope))
         token = tracing.current.set(request_trace)
         try:
-            answer = self._submit(caller, match[1].decode(), match[2] or b"")
+            answer = self._submit(caller, user_id, query)
             if answer is not None:
                 self._in_progress.begin(source)
                 request = PlainRequest(source, request_trace, self._recorder.begin(), respond)
@@ -84,10 +92,7 @@ class PlainRequests:
         if request is None or cost_of(request) >= LIGHT:
             return None
         recommender = self._services.by_tenant[caller.tenant].switcher.recommender
-        try:
-            return asyncio.ensure_future(recommender.recommend([request], caller.requester))
-        except Exception:  # the app fails in the same way, and says how
-            return None
+        return asyncio.ensure_future(recommender.recommend([request], caller.requester))
 
     def _end(self, request: PlainRequest, answer: "asyncio.Future[list[Recommendations]]") -> None:
         self._in_progress.end(request.source)

@@ -17,6 +17,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from app.http.auth.keys import add, make
+from app.http.middleware import plain_requests
 from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.http.middleware.plain_requests import PlainRequests
 from app.http.middleware.request_metrics import RequestRecorder
@@ -57,8 +58,7 @@ class Server:
         config = Config(app, lifespan="off", ws="none", access_log=False, log_config=None, proxy_headers=False)
         config.load()
         recorder = RequestRecorder(self.services.metrics.requests, slow_s)
-        plain_requests = PlainRequests(self.services, in_progress, recorder)
-        state = {"services": self.services, "plain_requests": plain_requests}
+        state = {"services": self.services, "plain_requests": PlainRequests(self.services, in_progress, recorder)}
         self._protocol = partial(LimitedHttpProtocol, config, self.state, state)
 
     @asynccontextmanager
@@ -286,6 +286,12 @@ def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
 
 
 class TestFailures:
+    def test_the_app_answers_what_cannot_begin(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(plain_requests, "unlimited_caller")
+        server = Server(known)
+        ((status, _, _),) = known.runner.run(server.exchange(request(PATH.format("ada"))))
+        assert (status, server.for_app) == (200, [PATH.format("ada")])
+
     def failing(self, client: Client, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
         async def fail(*_: object) -> list[Recommendations]:
             raise failure
