@@ -11,19 +11,19 @@ import pytest
 import storage.redis.requests
 import storage.redis.session.cooperative_loops
 import storage.redis.writer
-from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.errors import PartlyRead, StorageBusy, StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import Command
 from storage.redis.layout.keys import Keyspace
 from storage.redis.log.user_log import UserLog
-from storage.redis.states import MAX_MISSING_IN_ROUND, RedisStates
+from storage.redis.states import MAX_MISSING_IN_ROUND, READ_TOGETHER, RedisStates
 from storage.redis.store import PARTITIONS, RedisStore
 from storage.state.event import Event
 from tests.storage.begun_append import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, PREFIX, ids, in_other_partitions, opened
+from tests.storage.redis.stores import GENERATION, PREFIX, ids, in_other_partitions, opened, user_of
 from tests.waiting import PATIENCE_S, until
 
 
@@ -227,6 +227,26 @@ class TestRounds:
                 assert await ids(store) == ["a", "b"]
 
         asyncio.run(law())
+
+
+def test_damaged_users_among_many_that_are_read_together_fail_alone(server: RedisServer) -> None:
+    async def law() -> None:
+        users = [f"user-{n}" for n in range(2 * READ_TOGETHER + 9)]
+        damaged = {users[3], users[READ_TOGETHER], users[-1]}
+        async with opened(server.url) as store:
+            await store.append("main", [click(f"e-{n}", user_id) for n, user_id in enumerate(users) if n % 7])
+            await store.merge("main", users[6], users[5])
+            alone = {user_id: (await store.states("main", [user_id], GENERATION))[0] for user_id in users}
+            assert None in alone.values()
+            assert alone[users[5]] == alone[users[6]]
+            assert await store.states("main", users, GENERATION) == list(alone.values())
+            for user_id in damaged:
+                server.client.set(user_of(server.url, user_id).head, "not a head")
+            with pytest.raises(PartlyRead) as partly:
+                await store.states("main", users, GENERATION)
+            assert partly.value.values == {user_id: alone[user_id] for user_id in users if user_id not in damaged}
+
+    asyncio.run(law())
 
 
 def test_a_state_that_is_read_while_its_user_is_erased_is_of_what_came_since(
