@@ -57,7 +57,7 @@ def check(
     The exit status is 1 if the tables can't be used for training.
     """
     from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
-    from model.data.exports.checks import examine
+    from model.data.exports.checks import examine, unknown_types
 
     mapping = options.mapping()
     tables = examine(data, mapping)
@@ -75,7 +75,8 @@ def check(
         raise typer.Exit(1)
     for line in warnings(tables.values()):
         say(line)
-    arguments = f"--data {quote(str(data))}{options.arguments()}"
+    weights = "".join(f" --event-weight {quote(f'{name}=1')}" for name in unknown_types(tables["interactions"]))
+    arguments = f"--data {quote(str(data))}{options.arguments()}{weights}"
     say(f"these tables are ready for training. Next: 'lisarec train {arguments} --out models/shop'")
 
 

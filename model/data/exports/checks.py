@@ -101,6 +101,12 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
     if "available" in found.frame.columns:
         cells = found.frame["available"].fill_null("").str.to_lowercase()
         is_odd = ~cells.is_in([*YES_OR_NO, ""])
+        found.find(
+            is_odd & cells.str.contains(r"^\d+$"),
+            "available is a count, not yes or no",
+            "map the column to another name, such as stock, and filter by item.stock > 0.0",
+            column="available",
+        )
         found.find(is_odd, "available is neither yes nor no; write true or false", found.remedy, column="available")
     for column in found.frame.columns:
         if column not in ITEM_COLUMNS:
@@ -244,17 +250,22 @@ def _read_values(found: Examination, mapping: TableMapping) -> None:
         found.set_column("value", numbers.cast(pl.String))
 
 
-def _find_unknown_types(found: Examination) -> None:
+def unknown_types(found: Examination) -> list[str]:
+    """Return the types of readable lines that need a weight for training, the most frequent first."""
     if "type" not in found.frame.columns:
+        return []
+    types = found.good["type"]
+    names: list[str] = types.filter(~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)["type"].to_list()
+    return names
+
+
+def _find_unknown_types(found: Examination) -> None:
+    names = unknown_types(found)[:MAX_NAMED_TYPES]
+    if not names:
         return
-    types = found.frame["type"]
-    counts = types.filter(~found.bad & ~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)
-    if counts.is_empty():
-        return
-    names = counts["type"].to_list()[:MAX_NAMED_TYPES]
     weights = " ".join(f"--event-weight {name}=1" for name in names)
     found.find(
-        ~types.is_in([*EVENT_WEIGHTS]),
+        ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
         f"rename what is one of these, and pass weights of the others for training, 0 to ignore a type: {weights}",
         column="type",

@@ -122,7 +122,10 @@ def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.Capt
     assert status == 0
     assert "1 line: type is none of" in "\n".join(lines)
     assert "--event-weight cart_add=1" in "\n".join(lines)
-    assert f"lisarec train --data {table} --timezone UTC --decimal , --out models/shop" in lines[-1]
+    assert (
+        f"lisarec train --data {table} --timezone UTC --decimal , --event-weight cart_add=1 --out models/shop"
+        in lines[-1]
+    )
 
 
 def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
@@ -208,6 +211,14 @@ def shop_with_items(directory: Path, items: str) -> Path:
     (directory / "interactions.csv").write_text(events)
     (directory / "items.csv").write_text("item_id,available\n" + items)
     return directory
+
+
+def test_a_stock_count_is_told_from_yes_and_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = checked(capsys, shop_with_items(tmp_path, "i1,27\ni2,1\ni3,0\ni4,perhaps\n"))
+    assert status == 1
+    about = "\n".join(lines)
+    assert "1 line: available is a count, not yes or no (line 2: '27') -> map the column to another name" in about
+    assert "1 line: available is neither yes nor no; write true or false (line 5: 'perhaps')" in about
 
 
 @pytest.mark.parametrize("options", [(), ("--skip-bad-lines",)])
