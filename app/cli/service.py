@@ -102,7 +102,8 @@ def serve(
     }
     settings = service_settings(given)
     configure(settings.log_level, settings.log_format)
-    logger.info("loading %s", "the active model, if any" if settings.model_dir is None else settings.model_dir)
+    loaded = "the active model, if any" if settings.model_dir is None else settings.model_dir
+    logger.info("loading %s; the first start compiles code, which takes a minute or more", loaded)
     from app.main import serve as serve_http  # takes seconds
 
     serve_http(settings)

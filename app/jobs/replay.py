@@ -130,7 +130,8 @@ def wait_for_service(url: str, say: Callable[[str], None]) -> None:
 
 
 def _not_there(url: object, exc: httpx.TransportError) -> ReplayError:
-    return ReplayError(f"{url} cannot be reached ({exc}); start the service with 'lisarec serve'")
+    hint = "start the service with 'lisarec serve' and wait until it prints its address"
+    return ReplayError(f"{url} cannot be reached ({exc}); {hint}")
 
 
 def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:

@@ -235,7 +235,7 @@ class TestFailures:
         refused(Outcome(capsys, "evaluate", "--model", tmp_path, "--data", shop), "lisarec train")
         served = Outcome(capsys, "serve", "--model", tmp_path)
         refused(served, "lisarec train")
-        assert served.err.splitlines()[0].endswith(f"{LOADING}{tmp_path}")
+        assert f"{LOADING}{tmp_path}; " in served.err.splitlines()[0]
 
     def test_a_model_is_not_overwritten(self, model: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "train", "--data", shop, "--out", model), "already contains a model; choose another")
