@@ -60,7 +60,7 @@ class Head:
             raise StorageError(
                 "a user has states but no head; rebuild it from the log with 'lisarec repair'", "damaged"
             )
-        if value is not None and HEAD.fullmatch(value) is None:
+        if value is not None and not _is_valid(value):
             raise StorageError("a user's head is damaged; rebuild it from the log with 'lisarec repair'", "damaged")
 
     def may_be_archived(self, event_id: str) -> bool:
@@ -73,6 +73,17 @@ class Head:
             return False
         time_us = uuid7_time_us(event_id)
         return time_us is None or rounded_up_s(time_us) <= self.id_time_s
+
+
+def _is_valid(value: bytes) -> bool:
+    if HEAD.fullmatch(value) is None:
+        return False
+    if len(value) > MERGE_MARK:
+        try:
+            value[MERGE_MARK:].decode()
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def rounded_up_s(time_us: int) -> int:

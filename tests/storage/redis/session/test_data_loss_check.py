@@ -343,9 +343,10 @@ class TestDamagedUsers:
         [
             lambda client, key: client.set(key, "not a head"),
             lambda client, key: client.set(key, b"\xff" * 16),
+            lambda client, key: client.set(key, b"0" * 42 + b"=\xff"),
             lambda client, key: client.delete(key),
         ],
-        ids=["text", "bytes", "deleted"],
+        ids=["text", "bytes", "merged into bytes", "deleted"],
     )
     def test_a_damaged_head_fails_only_its_user(
         self, server: RedisServer, damage: Callable[[object, str], object]
