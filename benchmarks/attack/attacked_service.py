@@ -32,6 +32,7 @@ Store = Literal["sqlite", "redis"]
 USERS = 64
 REDIS_NAMES = "redis-server", "valkey-server"
 TENANT, OTHER_TENANT = "main", "books"
+RATE = 10_000_000  # a minute, which refuses nothing: keys without a rate are not charged, and cost less
 KEYS = {"plain": TENANT, "neighbour": TENANT, "stranger": OTHER_TENANT}
 """The tenant of each key: `neighbour` is of the same tenant as `plain`, `stranger` of another one."""
 
@@ -132,7 +133,7 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
             shutil.copytree(models[TENANT], models[TENANT].with_name(arm))
         texts = {}
         for name, tenant in KEYS.items():
-            texts[name], key = keys.make(tenant, SCOPES)
+            texts[name], key = keys.make(tenant, SCOPES, requests_per_minute=RATE)
             keys.add(Path(directory) / "keys", key)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
         environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
