@@ -128,9 +128,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
             raise self._head_too_large()
         if len(self.pipeline) == MAX_PIPELINED:
-            raise TooManyPipelined(
-                f"at most {MAX_PIPELINED} requests of a connection may be pending; read the responses, or connect again"
-            )
+            most = f"at most {MAX_PIPELINED} requests of a connection may be pending"
+            raise TooManyPipelined(f"{most}; read the responses, or connect again")
         self._in_head, self._has_advanced = False, True
         self._clear_deadline()
         if (cycle := PlainCycle.begin(self, self.app_state["plain_requests"])) is None:

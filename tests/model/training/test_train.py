@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from model import holdout_ranks, metrics
 from model.artifact import model_directory
-from model.config import Config, DataCard
+from model.config import Config, DataCard, TrainConfig
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 from model.data.splits import Split, split
@@ -348,3 +349,10 @@ def test_events_of_weight_zero_teach_nothing(
         directory = write_rows(tmp_path / name / "data", table, columns)
         train.train(directory, tmp_path / name / "model", tiny_config(epochs=1), progress=silent())
     assert same_weights(*(weights_of(tmp_path / name / "model") for name in ("plain", "with dislikes")))
+
+
+def test_retired_settings_of_an_earlier_version_are_left_out_and_others_refused() -> None:
+    earlier = {"seed": 3, "lift_choice": "table", "regularisation": "by-density"}
+    assert TrainConfig.model_validate(earlier) == TrainConfig(seed=3)
+    with pytest.raises(ValidationError, match="unheard_of"):
+        TrainConfig.model_validate({"unheard_of": 1})
