@@ -11,8 +11,8 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_network
 from pathlib import Path
@@ -55,8 +55,20 @@ def check_machine() -> None:
     missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
     if missing:
         raise CannotTry(f"an engine of containers needs Debian's packages {', '.join(missing)}")
-    if not (3, 11, 3) <= sys.version_info < (3, 12):
+    if python_of_image() is None:
         raise CannotTry("the image of Python is made of a Python 3.11.3 or newer of this machine")
+
+
+@cache
+def python_of_image() -> Path | None:
+    """Return the prefix of a Python that can be the image's: the one that runs, or one on the path."""
+    ask = "import sys; print(sys.base_prefix, (3, 11, 3) <= sys.version_info < (3, 12), sep='\\n')"
+    for program in (sys.executable, "python3.11", "python3"):
+        with suppress(OSError):
+            answer = subprocess.run([program, "-c", ask], capture_output=True, text=True).stdout.split("\n")
+            if answer[1:2] == ["True"]:
+                return Path(answer[0])
+    return None
 
 
 class EngineFailed(RuntimeError):
@@ -205,8 +217,10 @@ def make_base(engine: Engine) -> None:
     if engine.has_image(begins[1]):
         return
     with tarfile.open(context / "python.tar", "w") as tar_file:
-        tar_file.add(Path(sys.base_prefix) / "bin" / "python3.11", "bin/python3.11")
-        tar_file.add(Path(sys.base_prefix) / "lib", "lib", filter=without_tests)
+        prefix = python_of_image()
+        assert prefix is not None
+        tar_file.add(prefix / "bin" / "python3.11", "bin/python3.11")
+        tar_file.add(prefix / "lib", "lib", filter=without_tests)
     certificates = os.environ.get("PIP_CERT", "/etc/ssl/certs/ca-certificates.crt")
     shutil.copy(certificates, context / "certificates.crt")
     (context / "pip.conf").write_text(pip_configuration(engine.gateway))
