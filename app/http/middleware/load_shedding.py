@@ -79,7 +79,7 @@ class RequestsInProgress:
 
 
 class LoadShedding:
-    """ASGI middleware: refuses a request while as many others are in progress as may be.
+    """ASGI middleware that refuses a request while the maximum number of others is in progress.
 
     Tenants and keys share the room. A request does not count while it waits for its client to send the body, and from
     when its response begins, which is complete by then: slow clients shut nobody out.
