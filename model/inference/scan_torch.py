@@ -24,7 +24,7 @@ class TorchScan:
     def __init__(self, codes: Tensor, bias: Tensor) -> None:
         self.items = len(codes)
         self._codes_by_book = codes.T.contiguous()  # (B', N) uint8: each look-up reads one row
-        self.bias = bias
+        self.bias = bias.detach()
 
     def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the bias of some items: (len(items),)."""
@@ -38,17 +38,24 @@ class TorchScan:
         return other
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
-        """Score every item: (Q, B', W') -> (Q, N)."""
+        """Score every item: (Q, B', W') -> (Q, N), on the CPU.
+
+        A GPU adds several gains of one item in no fixed order, so that two calls may round differently.
+        """
+        return self.plain_scores(products).cpu().scatter_add_(1, *(part.cpu() for part in lifted))
+
+    def plain_scores(self, products: Tensor) -> Tensor:
+        """Score every item without gains, on the device: (Q, B', W') -> (Q, N)."""
         scores = self.bias.expand(len(products), -1).clone()
         for book, codes in enumerate(self._codes_by_book):
             scores += products[:, book].index_select(1, codes.int())
-        return scores.scatter_add_(1, *lifted)
+        return scores
 
     def top_k(
         self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
     ) -> Ranked:
         """Find the k best items of each query, as ``Scan.top_k`` does."""
-        scores = self.scores(products, lifted).cpu()
+        scores = self.scores(products, lifted)
         if boosts is not None:
             for members, gain in zip(boosts.sets, boosts.gains, strict=True):
                 scores[:, torch.from_numpy(bitmap.to_mask(members, self.items))] += gain
@@ -92,9 +99,10 @@ class TorchScan:
         scores = self.bias[chosen].clone()
         for row, codes in zip(products[0], self._codes_by_book[:, chosen], strict=True):
             scores += row[codes.int()]  # bytes would be interpreted as a mask
-        place, which = torch.where(chosen[:, None] == lifted.items[0])
-        scores.index_add_(0, place, lifted.gains[0][which])
         values: NDArray[np.float32] = scores.cpu().numpy()
+        followers, gains = (part.numpy(force=True)[0] for part in lifted)
+        place, which = np.nonzero(items[:, None] == followers)
+        np.add.at(values, place, gains[which])
         if boosts is not None:
             for members, gain in zip(boosts.sets, boosts.gains, strict=True):
                 values[bitmap.has(members, items)] += gain

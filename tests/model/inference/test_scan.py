@@ -186,6 +186,11 @@ def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) ->
             Scan(codes, bias, path).rank(products, lifted, 5, [np.arange(300)] * 2)
 
 
+def test_a_model_s_own_bias_is_read() -> None:
+    codes, bias = torch.zeros((3, 2), dtype=torch.uint8), torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    assert TorchScan(codes, bias).bias_of(np.array([2, 0])).tolist() == [3.0, 1.0]
+
+
 def test_a_path_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="this CPU does not support abacus; it supports: portable"):
         Scan(np.zeros((1, 1), np.uint8), np.zeros(1, np.float32), "abacus")  # type: ignore[arg-type]
