@@ -146,15 +146,15 @@ class CapturedBatch:
         pool  torch's pool for intermediate memory. Graphs that never run at the same time may share it, because nothing
               in it outlives a run
         """
-        side = torch.cuda.Stream(self._masks.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        stream = capture_stream(self._masks.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 self._enqueue_operations()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads may allocate during the capture
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._enqueue_operations()
         self._graph = graph
 
@@ -195,6 +195,15 @@ class CapturedBatch:
         found = items, scores, vectors, has_steps, is_finite
         for kept, part in zip(self.answers.on_device, found, strict=True):
             kept.copy_(part)
+
+
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream to capture on, which no pipeline has.
+
+    torch lends the same 32 streams of a priority in turn. Another thread's batch on the stream of a capture would fail,
+    or become part of the graph.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Slot:

@@ -82,10 +82,13 @@ class _BatchOnStreams:
 
 
 class CudaPipeline:
-    """Enqueues each stage on its stream, after the event of the previous stage."""
+    """Enqueues each stage on its stream, after the event of the previous stage.
+
+    streams  of the three stages
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._streams = [torch.cuda.Stream(device) for _ in range(3)]
+        self.streams = [torch.cuda.Stream(device) for _ in range(3)]
         self._lock = Lock()  # no other batch may enqueue work between a stage's two events
 
     def enqueue(self, stages: Stages) -> RunningBatch:
@@ -93,7 +96,7 @@ class CudaPipeline:
         batch = _BatchOnStreams()
         before: torch.cuda.Event | None = None
         with self._lock:
-            for stream, work, (begin, end) in zip(self._streams, stages, batch.events, strict=True):
+            for stream, work, (begin, end) in zip(self.streams, stages, batch.events, strict=True):
                 with torch.cuda.stream(stream):
                     if before is not None:
                         stream.wait_event(before)

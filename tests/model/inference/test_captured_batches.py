@@ -20,9 +20,17 @@ from torch import Tensor
 from model.artifact.model_directory import Artifact
 from model.config import ModelConfig
 from model.inference import captured_batches
-from model.inference.captured_batches import SIZES, SLOTS, CapturedBatches, Resident, States, divided
+from model.inference.captured_batches import (
+    SIZES,
+    SLOTS,
+    CapturedBatches,
+    Resident,
+    States,
+    capture_stream,
+    divided,
+)
 from model.inference.engine import Engine
-from model.inference.pipeline import RunningBatch, SerialPipeline, Stages, StageSeconds
+from model.inference.pipeline import CudaPipeline, RunningBatch, SerialPipeline, Stages, StageSeconds
 from model.inference.scan import Lifted
 from model.inference.scan_torch import TorchScan
 from model.lisa.lisa_mini import AttentionTables, LisaMini, sum_of_codewords
@@ -376,3 +384,13 @@ def test_graphs_of_several_threads_equal_those_of_one(model: LisaMini) -> None:
         for found, one in zip(threads.map(lambda one: graphs.rank(*one), asked), expected, strict=True):
             np.testing.assert_array_equal(found.ranked[0], one[0])
             np.testing.assert_array_equal(found.ranked[1], one[1])
+
+
+@pytest.mark.gpu
+def test_no_batch_runs_on_a_stream_that_captures() -> None:
+    if DEVICE == "cpu":
+        pytest.skip("torch finds no GPU")
+    device = torch.device(DEVICE)
+    pipelines = [CudaPipeline(device) for _ in range(30)]  # more streams than torch has
+    captures = {capture_stream(device).cuda_stream for _ in range(70)}
+    assert captures.isdisjoint(stream.cuda_stream for pipeline in pipelines for stream in pipeline.streams)
