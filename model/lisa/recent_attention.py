@@ -124,7 +124,7 @@ class _WindowAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """(Q, H, D), (U, D), (Q, K), (Q, H, K) -> averages (Q, H, D) and shares (Q, H, K)."""
         attended, shares = torch.empty_like(queries), torch.empty_like(logits)
-        for block in _blocks(len(queries)):
+        for block in _blocks(queries):
             gathered = memory[window[block]]
             shares[block] = torch.baddbmm(logits[block], queries[block], gathered.mT).softmax(dim=-1)
             attended[block] = shares[block] @ gathered
@@ -137,7 +137,7 @@ class _WindowAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         queries, memory, window, shares = ctx.saved_tensors  # type: ignore[attr-defined]
         of_queries, of_memory, of_logits = torch.empty_like(queries), torch.zeros_like(memory), torch.empty_like(shares)
-        for block in _blocks(len(queries)):
+        for block in _blocks(queries):
             gathered, share = memory[window[block]], shares[block]
             of_share = of_found[block] @ gathered.mT + of_shares[block]
             of_logit = share * (of_share - (of_share * share).sum(dim=-1, keepdim=True))
@@ -148,5 +148,7 @@ class _WindowAttention(torch.autograd.Function):
         return of_queries, of_memory, None, of_logits
 
 
-def _blocks(rows: int) -> list[slice]:
-    return [slice(begin, begin + ROWS_PER_BLOCK) for begin in range(0, rows, ROWS_PER_BLOCK)]
+def _blocks(queries: Tensor) -> list[slice]:
+    """Return the rows of each block; a GPU takes all of them at once."""
+    size = ROWS_PER_BLOCK if queries.device.type == "cpu" else max(len(queries), 1)
+    return [slice(begin, begin + size) for begin in range(0, len(queries), size)]

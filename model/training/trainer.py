@@ -26,6 +26,7 @@ from model.holdout_ranks import HeldOutEvents, Scorer
 from model.lisa import item_codes
 from model.lisa.item_followers import Lift
 from model.lisa.lisa_mini import LisaMini, build_lisa_mini
+from model.training.batches.ahead import made_ahead
 from model.training.batches.padding import STEPS_PER_EPOCH
 from model.training.batches.positions import BatchMaker, Bound, PositionBatch
 from model.training.counts.pair_counts import PairCounts
@@ -133,8 +134,11 @@ class Trainer(TrainingLoop[PositionBatch]):
 
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
-        for batch in self.batch_maker.batches(seed):
-            yield PositionBatch(*(part.to(self.device) for part in batch)), len(batch.targets) / self.positions
+        batches = self.batch_maker.batches(seed)
+        if self.device.type == "cuda":
+            batches = made_ahead(batches, PositionBatch.pinned)
+        for batch in batches:
+            yield batch.on(self.device), len(batch.targets) / self.positions
             self.arrays.release()
 
     @override

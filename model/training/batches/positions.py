@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -25,6 +25,14 @@ class PositionBatch(NamedTuple):
     last: Tensor
     recent: Tensor
     targets: Tensor
+
+    def pinned(self) -> Self:
+        """Return a copy in pinned memory, from which a GPU copies while it computes."""
+        return type(self)(*(part.pin_memory() for part in self))
+
+    def on(self, device: torch.device) -> Self:
+        """Return the batch on a device; from pinned memory, without waiting for the copy."""
+        return type(self)(*(part.to(device, non_blocking=True) for part in self))
 
 
 class Shard(NamedTuple):
