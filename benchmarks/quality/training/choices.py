@@ -1,23 +1,27 @@
 """Train tables with settings that may become the default, and judge them on validation events alone; no test is read.
 
-Dropout and epochs: every pair is trained on every table, to its last epoch. Printed are the quality of the best one,
-the paired difference to the first pair, and which epoch each patience would have kept, with what.
+A variant is a preset, and settings that differ from it: ``lisa-mini,dropout=0.5,epochs=5``. Every variant is trained on
+every table, to its last epoch. Printed are the quality of the best one, the paired difference to the first variant, and
+which epoch each patience would have kept, with what. ``variants.py`` says which settings there are beside the model's.
 
-The decay of the lift: half of the validation users choose it for the model of the first pair, as a training does, and
-the other half is asked what that is worth beside the usual decay with the strength that the same half likes best; then
-the halves change places.
+The decay of the lift: half of the validation users choose it for the model of the first variant, as a training does,
+and the other half is asked what that is worth beside the usual decay with the strength that the same half likes best;
+then the halves change places.
 
 What was trained is kept in ``--out`` and not trained again, and an interrupted training goes on.
 
     python -m benchmarks.quality.training.choices --out runs/choices --data $LISAREC_DATA/ml-1m \\
-        --data $LISAREC_DATA/beauty --data $LISAREC_DATA/online-retail --data $LISAREC_DATA/completejourney
+        --data $LISAREC_DATA/beauty --variant lisa-mini --variant lisa-recent,recent_items=64
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -32,7 +36,8 @@ from rich.table import Table
 
 from benchmarks.machine import cpu
 from benchmarks.quality.training.epoch_printer import EpochPrinter
-from model.config import DEFAULT_THREADS, Config, DataCard, preset
+from benchmarks.quality.training.variants import Variant
+from model.config import DEFAULT_THREADS, Config, DataCard
 from model.lisa.item_followers import Lift
 from model.metrics import gains, mean_interval_95
 from model.training.lift_choice import chosen_lift
@@ -43,23 +48,13 @@ from model.training.train import prepare_training
 from model.training.trainer import Trainer, prepare
 
 TEMPORAL = {"online-retail", "completejourney"}  # tables that are split in time
-PAIRS = ("0.2,7", "0.35,7", "0.5,7", "0.2,5", "0.5,5")  # dropout and epochs; the first is the default
+VARIANTS = ("lisa-mini", "lisa-mini,dropout=0.35", "lisa-mini,dropout=0.5", "lisa-mini,epochs=5")
 PATIENCE = (1, 2, 3)
 GAINS = "gains.npy"
 METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
 
-console = Console(width=220)
+console = Console(width=320)
 Gains = dict[str, NDArray[np.float64]]
-
-
-class Pair(NamedTuple):
-    """Dropout and epochs of a training."""
-
-    dropout: float
-    epochs: int
-
-    def __str__(self) -> str:
-        return f"{self.dropout:g}, {self.epochs}"
 
 
 class LiftTrial(NamedTuple):
@@ -72,9 +67,13 @@ class LiftTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A training: the validation NDCG@10 of its epochs, and what each validation user adds to the metrics."""
+    """A training: the validation NDCG@10 of its epochs, and what each validation user adds to the metrics.
+
+    without_lift  NDCG@10 of the best epoch without a lift
+    """
 
     events_per_item: float
+    without_lift: float
     ndcg_at_10: list[float]
     lift: dict[str, Any]
     by_user: Gains
@@ -90,31 +89,48 @@ class Run:
         return best
 
 
-def train(data: Path, pair: Pair, seed: int, out: Path, device: str) -> Run:
+def train(data: Path, variant: Variant, seed: int, out: Path, device: str) -> Run:
     """Train once, to the last epoch, or read what came of it."""
-    folder = out / data.name / f"dropout-{pair.dropout:g}-epochs-{pair.epochs}-seed-{seed}"
+    folder = out / data.name / f"{variant.text}-seed-{seed}"
     if not (folder / "run.json").exists():
-        shape, training = preset("lisa-mini")
+        shape, training = variant.settings()
         config = Config(
-            model=shape.model_copy(update={"dropout": pair.dropout}),
-            training=training.model_copy(update={"epochs": pair.epochs, "patience": pair.epochs, "seed": seed}),
+            model=shape,
+            training=training.model_copy(update={"patience": training.epochs, "seed": seed}),
             data=DataCard(split="temporal" if data.name in TEMPORAL else "loo"),
         )
         resume = (folder / LAST_CHECKPOINT).exists()
-        inputs = prepare_training(data, folder, config, Resources(device), resume)
-        trainer = Trainer(prepare(inputs.interactions, inputs.parts, inputs.recipe), inputs.recipe, folder, device)
-        trainer.fit(EpochPrinter(f"{data.name}, {pair}, seed {seed}", console), resume)
+        with variant.parts():
+            inputs = prepare_training(data, folder, config, Resources(device), resume)
+            trainer = Trainer(prepare(inputs.interactions, inputs.parts, inputs.recipe), inputs.recipe, folder, device)
+            trainer.fit(EpochPrinter(f"{data.name}, {variant.text}, seed {seed}", console), resume)
         _keep(trainer, folder)
     return _read(folder)
+
+
+def train_all(
+    trainings: Sequence[tuple[Path, Variant, int]], out: Path, device: str, threads: int, processes: int
+) -> Iterator[Run]:
+    """Train so many at once, and return the runs in order."""
+    arguments = [*zip(*trainings, strict=True), itertools.repeat(out), itertools.repeat(device)]
+    if processes == 1:
+        use_threads(threads)
+        yield from map(train, *arguments)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, use_threads, (threads,)) as pool:
+        yield from pool.map(train, *arguments)
 
 
 def _keep(trainer: Trainer, folder: Path) -> None:
     assert trainer.ranked is not None, "the table holds nothing out for validation"
     usual, trial = _usual_lift(trainer), try_lift(trainer)
+    plain = _gains(trainer.ranked.ranks(usual._replace(strength=0.0)))
     by_user = [_gains(trainer.ranked.ranks(usual)), trial.chosen, trial.usual]
     np.save(folder / GAINS, np.stack([list(found.values()) for found in by_user]))
     about = {
         "events_per_item": trainer.config.data.events_per_item,
+        "ndcg_at_10_without_lift": plain["ndcg_at_10"].mean(),
         "ndcg_at_10": [report.ndcg_at_10 for report in trainer.reports],
         "lift": trainer.lift._asdict(),
         "lifts_of_halves": [lift._asdict() for lift in trial.lifts],
@@ -126,7 +142,8 @@ def _read(folder: Path) -> Run:
     about = json.loads((folder / "run.json").read_text())
     plain, chosen, usual = (dict(zip(METRICS, found, strict=True)) for found in np.load(folder / GAINS))
     lifts = [Lift(**lift) for lift in about["lifts_of_halves"]]
-    return Run(about["events_per_item"], about["ndcg_at_10"], about["lift"], plain, LiftTrial(chosen, usual, lifts))
+    quality = about["ndcg_at_10_without_lift"], about["ndcg_at_10"]
+    return Run(about["events_per_item"], *quality, about["lift"], plain, LiftTrial(chosen, usual, lifts))
 
 
 def try_lift(trainer: Trainer) -> LiftTrial:
@@ -167,20 +184,21 @@ def mean_gains(runs: Sequence[Run]) -> Gains:
     return {metric: np.mean([run.by_user[metric] for run in runs], axis=0) for metric in METRICS}
 
 
-def pairs_table(found: dict[tuple[str, Pair], list[Run]]) -> Table:
-    """Return the quality of each pair on each table, beside that of the first pair."""
-    columns = ("table", "events an item", "dropout, epochs", *METRICS.values(), "minus the first, HR@10", "NDCG@10")
-    table = Table(*columns, "best epoch", *(f"patience {one}: epoch, loss" for one in PATIENCE), box=box.MARKDOWN)
+def variants_table(found: dict[tuple[str, str], list[Run]]) -> Table:
+    """Return the quality of each variant on each table, beside that of the first variant."""
+    columns = ("table", "events an item", "variant", *METRICS.values(), "minus the first, HR@10", "NDCG@10")
+    patience = [f"patience {one}: epoch, loss" for one in PATIENCE]
+    table = Table(*columns, "without lift", "best epoch", *patience, box=box.MARKDOWN)
     firsts: dict[str, Gains] = {}
-    for (name, pair), runs in found.items():
+    for (name, variant), runs in found.items():
         own = mean_gains(runs)
         first = firsts.setdefault(name, own)
         margins = ["", ""] if own is first else [difference(own, first, metric) for metric in METRICS]
         means = [f"{own[metric].mean():.4f}" for metric in METRICS]
-        best = [run.kept(pair.epochs) for run in runs]
         cells = ["; ".join(_kept(run, patience) for run in runs) for patience in PATIENCE]
-        epochs = "; ".join(str(epoch + 1) for epoch in best)
-        table.add_row(name, f"{runs[0].events_per_item:.1f}", str(pair), *means, *margins, epochs, *cells)
+        plain = f"{np.mean([run.without_lift for run in runs]):.4f}"
+        epochs = "; ".join(str(run.kept(len(run.ndcg_at_10)) + 1) for run in runs)
+        table.add_row(name, f"{runs[0].events_per_item:.1f}", variant, *means, *margins, plain, epochs, *cells)
     return table
 
 
@@ -189,8 +207,8 @@ def _kept(run: Run, patience: int) -> str:
     return f"{epoch + 1}, {max(run.ndcg_at_10) - run.ndcg_at_10[epoch]:.4f}"
 
 
-def lifts_table(found: dict[tuple[str, Pair], list[Run]]) -> Table:
-    """Return what the choice of the lift's decay is worth on users that have not made it, for the first pair."""
+def lifts_table(found: dict[tuple[str, str], list[Run]]) -> Table:
+    """Return what the choice of the lift's decay is worth on users that have not made it, for the first variant."""
     table = Table("table", "chosen by each half", "minus the usual decay, HR@10", "NDCG@10", "by all", box=box.MARKDOWN)
     names: set[str] = set()
     for (name, _), runs in found.items():
@@ -209,31 +227,28 @@ def _lift_text(lift: Lift) -> str:
     return f"{lift.strength:g}, decay {lift.decay:g}"
 
 
-def _pair(text: str) -> Pair:
-    dropout, _, epochs = text.partition(",")
-    try:
-        return Pair(float(dropout), int(epochs))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no DROPOUT,EPOCHS, such as 0.5,5") from None
-
-
 def main(
     data: Annotated[list[Path], typer.Option(help="Data directory; repeatable.")],
     out: Annotated[Path, typer.Option(help="Where trainings are kept.")],
-    pair: Annotated[list[str] | None, typer.Option(help="DROPOUT,EPOCHS; repeatable, the first is compared.")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="PRESET[,SETTING=VALUE...]; repeatable, the first is compared.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable; default: 0.")] = None,
     device: str = "cpu",
     threads: int = DEFAULT_THREADS,
+    processes: Annotated[int, typer.Option(min=1, help="Trainings at once.")] = 1,
 ) -> None:
     """Train what is not trained yet, and print both tables."""
-    use_threads(threads)
-    pairs, seeds = [_pair(text) for text in pair or PAIRS], seed or [0]
-    found = {(one.name, each): [train(one, each, s, out, device) for s in seeds] for one in data for each in pairs}
-    console.print(pairs_table(found), soft_wrap=True)
+    variants, seeds = [Variant.of(text) for text in variant or VARIANTS], seed or [0]
+    trainings = list(itertools.product(data, variants, seeds))
+    found: dict[tuple[str, str], list[Run]] = {}
+    for (directory, each, _), run in zip(trainings, train_all(trainings, out, device, threads, processes), strict=True):
+        found.setdefault((directory.name, each.text), []).append(run)
+    console.print(variants_table(found), soft_wrap=True)
     console.print(lifts_table(found), soft_wrap=True)
     console.print(
         f"validation, best epoch of each training, seeds {seeds}; {cpu()}, {len(os.sched_getaffinity(0))} cores, "
-        f"{threads} threads, {device}, torch {torch.__version__}"
+        f"{processes} processes of {threads} threads, {device}, torch {torch.__version__}"
     )
 
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 
 from benchmarks.quality.training import choices
+from benchmarks.quality.training.variants import GatedFeedForward, RepeatedRecentItems, Variant
+from model.lisa.feed_forward import FeedForward
 from model.lisa.item_followers import Lift
+from model.lisa.lisa_mini import LisaMini
 from tests.model.conftest import shop_rows, write_rows
 
 
@@ -18,30 +22,51 @@ from tests.model.conftest import shop_rows, write_rows
 def test_an_epoch_is_kept_as_a_training_keeps_it(patience: int, kept: int) -> None:
     quality = [0.1, 0.3, 0.2, 0.4, 0.3, 0.3, 0.4]
     trial = choices.LiftTrial({}, {}, [])
-    assert choices.Run(7.0, quality, {}, {}, trial).kept(patience) == kept
+    assert choices.Run(7.0, 0.2, quality, {}, {}, trial).kept(patience) == kept
 
 
-def test_pairs_are_trained_once_and_compared_user_by_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_are_trained_once_and_compared_user_by_user(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = write_rows(tmp_path / "shop", shop_rows()[:600])
-    run = partial(choices.main, [data], tmp_path / "runs", pair=["0.2,1", "0.5,2"], seed=[0])
-    run()
-    printed = capsys.readouterr().out
+    texts = ["lisa-mini,epochs=1", "lisa-recent,epochs=1,recent_items=8,twice", "lisa-mini,dropout=0.5,epochs=2,gated"]
+    run = partial(choices.main, [data], tmp_path / "runs", variant=texts, seed=[0])
+    run(processes=2)
+    printed = capfd.readouterr().out
     lines = [line for line in printed.splitlines() if line.startswith("| shop ")]
-    assert [line.split("|")[3].strip() for line in lines[:2]] == ["0.2, 1", "0.5, 2"]
-    assert len(lines) == 3, "and one of the lift"
+    assert [line.split("|")[3].strip() for line in lines[:3]] == texts
+    assert len(lines) == 4, "and one of the lift"
     files = sorted((tmp_path / "runs").rglob("run.json"))
     made = [file.stat().st_mtime_ns for file in files]
     run()
-    assert capsys.readouterr().out.count("epoch 1,") == 0 < printed.count("epoch 1,")
+    assert capfd.readouterr().out.count("epoch 1,") == 0 < printed.count("epoch 1,")
     assert [file.stat().st_mtime_ns for file in files] == made
-    pairs = choices.Pair(0.2, 1), choices.Pair(0.5, 2)
-    first, other = (choices.train(data, pair, 0, tmp_path / "runs", "cpu") for pair in pairs)
+    first, _, other = (choices.train(data, Variant.of(text), 0, tmp_path / "runs", "cpu") for text in texts)
     margin = np.mean(other.by_user["hr_at_10"] - first.by_user["hr_at_10"])
-    assert f"{margin:+.4f} (" in lines[1]
+    assert f"{margin:+.4f} (" in lines[2]
     assert max(first.ndcg_at_10) == pytest.approx(first.by_user["ndcg_at_10"].mean())
     assert [lift._replace(strength=1.5) for lift in first.lift_trial.lifts] == [Lift(16, 1.5, 0.4, 0.01)] * 2
 
 
-def test_what_is_no_pair_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="no DROPOUT,EPOCHS"):
-        choices.main([tmp_path], tmp_path, pair=["0.5"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lisa-huge", "unknown preset"),
+        ("lisa-mini,drop=0.5", "drop"),
+        ("lisa-mini,dropout=2", "dropout"),
+        ("lisa-mini,thrice", "no part 'thrice'"),
+    ],
+)
+def test_what_is_no_variant_is_refused(text: str, message: str) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
+        Variant.of(text)
+
+
+def test_parts_replace_the_model_s_own_while_it_is_made() -> None:
+    codes = torch.zeros((5, 8), dtype=torch.uint8)
+    variant = Variant.of("lisa-recent,gated,twice")
+    shape, _ = variant.settings()
+    with variant.parts():
+        model = LisaMini(shape, codes, codes)
+    assert isinstance(model.recent, RepeatedRecentItems)
+    assert isinstance(model.feed_forward, GatedFeedForward)
+    assert isinstance(model.recent.second.feed_forward, GatedFeedForward)
+    assert type(LisaMini(shape, codes, codes).feed_forward) is FeedForward
