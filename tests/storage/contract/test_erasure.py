@@ -205,7 +205,7 @@ class TestPagesOfRedis:
                     await other.append("main", [between[len(counts) - 1]])
                     counts.append(written())
 
-                with BetweenCalls(append_one):
+                with BetweenCalls(store, append_one):
                     await store.erase("main", f"{GONE}:")
                 pages = [after - before - 1 for before, after in pairwise(counts)]  # one is what was appended
                 assert max(pages) == REWRITTEN_AT_ONCE
@@ -235,7 +235,7 @@ class TestPagesOfRedis:
                 server.client.flushdb()
                 async with one_partition(server) as store:
                     await store.append("main", [one for both in zip(gone, kept, strict=True) for one in both])
-                    with DyingAfter(step) as died, suppress(StorageUnavailable):
+                    with DyingAfter(store, step) as died, suppress(StorageUnavailable):
                         await store.erase("main", f"{GONE}:")
                 async with one_partition(server) as store:
                     if not await store.events("main", f"{GONE}:"):
@@ -266,7 +266,7 @@ class TestPagesOfRedis:
                 await other.append("main", new[1:])
                 await other.erase("main", "person-7/")
 
-            with OvertakenAt(step, meanwhile) as overtaken:
+            with OvertakenAt(store, step, meanwhile) as overtaken:
                 await store.erase("main", f"{GONE}:")
             if overtaken:
                 await overtaken.end()

@@ -100,7 +100,7 @@ class TestKilled:
             has_died = False
             async with opened(address, GENERATION) as store:
                 for user_id, visitor in names:
-                    with DyingAfter(step) as died, suppress(StorageUnavailable):
+                    with DyingAfter(store, step) as died, suppress(StorageUnavailable):
                         await store.merge("main", user_id, visitor)
                     has_died = has_died or bool(died)
             return has_died
@@ -121,7 +121,7 @@ class TestKilled:
                     for name, visitor in ((between, asked_for), (user_id, between), (user_id, fourth)):
                         await store.merge("main", name, visitor)
                 async with opened(address, GENERATION) as store:
-                    with DyingAfter(step) as died, suppress(StorageUnavailable):
+                    with DyingAfter(store, step) as died, suppress(StorageUnavailable):
                         await store.erase("main", asked_for)
                     await store.erase("main", asked_for)
                     for name in users:
@@ -168,7 +168,7 @@ class TestOvertaken:
             if has_events:
                 await fast.properties.put_of_user("main", user_id, {"age": 2.0})
             faster = "erase" if slower == "merge" else "merge"
-            with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
+            with OvertakenAt(slow, step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
                 await overtaken.end()
@@ -206,7 +206,7 @@ class TestOvertaken:
                 return store.properties.put_of_user("main", visitor, {"age": 3.0})
 
             faster = "erase" if slower == "put" else "put"
-            with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
+            with OvertakenAt(slow, step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
                 await overtaken.end()
@@ -239,7 +239,7 @@ class TestOvertaken:
                 return store.append("main", [click("e1", visitor), click("e2", visitor)])
 
             faster = "erase" if slower == "append" else "append"
-            with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
+            with OvertakenAt(slow, step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
                 await overtaken.end()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
 from typing import Any, Self
 
 import pytest
 
 from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import Command
 
@@ -29,10 +31,20 @@ def overtake(monkeypatch: pytest.MonkeyPatch, mark: str, work: Callable[[], Awai
     monkeypatch.setattr(RedisServers, "send", send_afterwards)
 
 
-class InterruptedCalls:
-    """Within the block, calls of the servers are counted, and one of them is interrupted; true if it was."""
+def servers_of(store: UserStore) -> RedisServers:
+    """The servers of a Redis store, which nothing else needs to know."""
+    servers: RedisServers = attrgetter("_session.servers")(store)
+    return servers
 
-    def __init__(self, call: int) -> None:
+
+class InterruptedCalls:
+    """Within the block, a store's calls of its servers are counted, and one of them is interrupted; true if it was.
+
+    Other stores' calls are not, not even those in the background, for which whoever interrupts may have to wait.
+    """
+
+    def __init__(self, store: UserStore, call: int) -> None:
+        self._servers = servers_of(store)
         self._left = call
         self._was_interrupted = False
         self._patch = pytest.MonkeyPatch()
@@ -47,10 +59,11 @@ class InterruptedCalls:
         send = RedisServers.send
 
         async def count_and_send(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
-            if self._left == 0:
-                self._was_interrupted = True
-                await self.interrupt()
-            self._left -= 1
+            if servers is self._servers:
+                if self._left == 0:
+                    self._was_interrupted = True
+                    await self.interrupt()
+                self._left -= 1
             return await send(servers, commands, **options)
 
         self._patch.setattr(RedisServers, "send", count_and_send)
@@ -61,22 +74,22 @@ class InterruptedCalls:
 
 
 class DyingAfter(InterruptedCalls):
-    """Every call of the servers fails after some."""
+    """Every call of the store's servers fails after some."""
 
     async def interrupt(self) -> None:
         raise StorageUnavailable("killed")
 
 
 class OvertakenAt(InterruptedCalls):
-    """Somebody else's work is done before one call of the servers."""
+    """Somebody else's work is done before one call of the store's servers."""
 
-    def __init__(self, call: int, work: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(call)
+    def __init__(self, store: UserStore, call: int, work: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(store, call)
         self._work = work
         self._working: asyncio.Task[object]
 
     async def interrupt(self) -> None:
-        self._left -= 1  # or the work would interrupt itself
+        self._left -= 1  # or the store's next call would be interrupted too
         self._working = asyncio.create_task(self._do())
         # the call may be one of the store's own, in the background, which is given up where it takes too long
         await asyncio.shield(self._working)
@@ -90,13 +103,13 @@ class OvertakenAt(InterruptedCalls):
 
 
 class BetweenCalls(InterruptedCalls):
-    """Somebody else's work is done before every call of the servers."""
+    """Somebody else's work is done before every call of the store's servers."""
 
-    def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(0)
+    def __init__(self, store: UserStore, work: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(store, 0)
         self._work = work
 
     async def interrupt(self) -> None:
-        self._left = -1  # or the work would interrupt itself
+        self._left = -1  # or the store's other calls would be interrupted meanwhile
         await self._work()
         self._left = 1  # the call that was interrupted is counted down
