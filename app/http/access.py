@@ -1,6 +1,6 @@
-"""Access control: every route declares the scope that it needs, and none reaches a tenant's data without one.
+"""Access control: every route declares the scope that it needs, and no route reaches a tenant's data without one.
 
-What operators do with it goes into the tenant's audit log.
+The actions of operators are recorded in the tenant's audit log.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,15 @@ class Caller(NamedTuple):
 
     @property
     def audience(self) -> str:
-        """Whose sealed states the caller may open."""
+        """The audience whose sealed states the caller may open."""
         return "" if self.key is None else self.key.audience
 
 
 class RequireScope:
-    """A dependency that requires a key with this scope, and lets the request work for that key's tenant.
+    """A dependency that requires a key with this scope; the request then acts for the key's tenant.
 
-    A service without keys is reachable from its own machine only, and every request works for its only tenant.
+    Without keys, every request acts for the service's only tenant. Such a service listens only on its own machine,
+    unless it is started with --insecure.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -56,9 +57,9 @@ class RequireScope:
 
 
 async def authorise(services: Services, request: HTTPScope, required: Scope) -> Caller:
-    """Check the request's key for the scope, count it against the key's rate limit, and return whose it is.
+    """Check that the request's key has the scope, count the request against its rate limit, and return the caller.
 
-    A request that passes several checks for the same scope is counted once; `request.state.caller` is whose it is.
+    A request that is checked several times for the same scope is counted once. `request.state.caller` is the caller.
 
     raises  Unauthenticated, Forbidden, TooManyRequests
     """
@@ -74,7 +75,7 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
         return _without_key(services, request)
     key = verified_key(services, request)
-    if key is None:  # the same words for no key and a wrong one, which reveal no existing key
+    if key is None:  # the same message for a missing and a wrong key reveals no existing key
         raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
     caller = _with_key(key, request)
     require_scope(caller, required)
@@ -85,7 +86,7 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
 
 
 def unlimited_caller(services: Services, request: HTTPScope, required: Scope) -> Caller | None:
-    """Return the same as `authorise` for a caller without a rate, whom nothing has to be counted against; else None."""
+    """Return the caller if its key has the scope, no rate limit and no web origins; else None: `authorise` decides."""
     if services.keyring is None:
         return _without_key(services, request)
     key = verified_key(services, request)
@@ -95,9 +96,9 @@ def unlimited_caller(services: Services, request: HTTPScope, required: Scope) ->
 
 
 def verified_key(services: Services, request: HTTPScope) -> Key | None:
-    """Return the key whose text the request's header has; None without a valid one, and where there are no keys.
+    """Return the valid key in the request's header; None if there is none, or if the service has no keys.
 
-    It is looked for once: the layers that need it find it in the request's state.
+    The key is looked up once per request, and kept in the request's state.
     """
     state = request["state"]
     if "key" not in state:
@@ -107,15 +108,15 @@ def verified_key(services: Services, request: HTTPScope) -> Key | None:
 
 
 def require_scope(caller: Caller, required: Scope) -> None:
-    """Raise Forbidden for a key that lacks the scope, which a part of its call needs beside the route's own."""
+    """Raise Forbidden if the caller's key lacks the scope."""
     if caller.key is not None and not caller.key.allows(required):
         raise Forbidden(f"this call needs a key with the scope {required}")
 
 
 async def charge(services: Services, caller: Caller, cost: int, counted: int = 1) -> None:
-    """Count what a call costs, in plain requests, against the rate of its key.
+    """Count the cost of a call, in plain requests, against the rate limit of its key.
 
-    counted  the part of the cost that was already counted; every call counts one at first
+    counted  the part of the cost that was already counted; `authorise` counts 1 for every call
 
     raises  TooCostly, TooManyRequests
     """
@@ -130,7 +131,7 @@ async def charge(services: Services, caller: Caller, cost: int, counted: int = 1
 
 
 async def charge_operation(services: Services, caller: Caller, cost: int) -> None:
-    """Do the same for a call that no cost makes too costly: it counts as half of the key's minute at most.
+    """Count the cost of an operation, at most half of the key's requests per minute, so that it is never too costly.
 
     raises  TooManyRequests
     """
@@ -140,7 +141,7 @@ async def charge_operation(services: Services, caller: Caller, cost: int) -> Non
 
 
 def operation_limit(caller: Caller) -> int | None:
-    """Return the most that an operation counts, in plain requests; None for a caller without a rate."""
+    """Return the largest cost of an operation, in plain requests; None if the caller has no rate limit."""
     if caller.key is None or caller.key.requests_per_minute is None:
         return None
     return max(1, caller.key.requests_per_minute // 2)
@@ -149,9 +150,9 @@ def operation_limit(caller: Caller) -> int | None:
 async def audit(
     services: Services, caller: Caller, action: str, subject: str = "", details: Mapping[str, Any] | None = None
 ) -> None:
-    """Append to the tenant's audit log what the caller has just done; raise StorageError.
+    """Append the caller's action to the tenant's audit log; raises StorageError.
 
-    action, subject, details  as `AuditEntry` has them, a user as `audited_user`
+    action, subject, details  fields of `AuditEntry`; a user is named by `audited_user`
     """
     actor = "" if caller.key is None else caller.key.id
     entry = AuditEntry.now(actor, action, subject, details)
@@ -159,7 +160,7 @@ async def audit(
 
 
 async def audited_user(services: Services, caller: Caller, user_id: str) -> str:
-    """Return the keyed hash that replaces the user's id in the audit log. Raise StorageError."""
+    """Return the keyed hash that replaces the user's id in the audit log; raises StorageError."""
     return user_mark(await services.by_tenant[caller.tenant].store.secret(), caller.tenant, user_id)
 
 
@@ -167,7 +168,7 @@ class NoScope:
     """A dependency that requires no key, for routes that reveal nothing about tenants."""
 
     async def __call__(self) -> None:
-        """Let every request pass."""
+        """Accept every request."""
 
 
 def needs(scope: Scope) -> Dependency:
@@ -180,7 +181,7 @@ NO_SCOPE: Dependency = Depends(NoScope())
 
 
 def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
-    """Return the scopes that a route's dependencies declare, None for NO_SCOPE. A route declares exactly one."""
+    """Return the scopes that a route's dependencies declare, with None for NO_SCOPE. A route declares exactly one."""
     declarations = [one.dependency for one in dependencies if isinstance(one.dependency, RequireScope | NoScope)]
     return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
 

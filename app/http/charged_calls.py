@@ -41,21 +41,21 @@ from app.serving.item_updates import parse_items
 from app.serving.lifespan import Service
 from storage.protocol import UserStore
 
-LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
-REQUEST_SIZE = 50  # validating a request takes as long as so many of them
-ID_COST = 30.0  # of validating one of them, beside a byte of JSON
-LARGE_COST = 16  # plain requests, some 3 ms
+LONG_BODY = 2_000  # ids, categories and characters of cursors; validating more takes milliseconds
+REQUEST_SIZE = 50  # validating a request takes as long as validating this number of ids
+ID_COST = 30.0  # of validating an id, where parsing a byte of JSON costs 1
+LARGE_COST = 16  # plain requests, about 3 ms
 LONG_ANSWER_BYTES = 1 << 16
-FEW_ENTRIES = 128  # of a log, a millisecond
-NUMBERS_OF_ITEM = 25  # of a vector, which take as long to parse as an item without one
-FEW_ITEMS, ITEM_COST = 50, 500.0  # are parsed within half a millisecond; of one, beside a byte of JSON
+FEW_ENTRIES = 128  # log entries that take about a millisecond to read
+NUMBERS_OF_ITEM = 25  # vector elements that take as long to parse as an item without a vector
+FEW_ITEMS, ITEM_COST = 50, 500.0  # items parsed within half a millisecond; of parsing one, where a byte costs 1
 INVALID = "the body is not a valid request"
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 
 async def append_events(services: Services, caller: Caller, body: bytes) -> EventCounts:
-    """Charge the caller for each event of the body of ``POST /v1/events``, and log and fold them.
+    """Charge the caller for each event in the body of ``POST /v1/events``, then log and fold the events.
 
     raises  InvalidJson
             TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `Ingest.append`
@@ -66,7 +66,7 @@ async def append_events(services: Services, caller: Caller, body: bytes) -> Even
 
 
 async def charged_sender(services: Services, caller: Caller, events: int) -> Sender:
-    """Charge the caller for a number of events, one of which was counted with the call. Return the sender.
+    """Charge the caller for a number of events, one of which was counted with the call, and return their sender.
 
     raises  TooManyEvents, TooManyRequests
     """
@@ -89,7 +89,7 @@ async def charged_sender(services: Services, caller: Caller, events: int) -> Sen
 
 
 async def update_items(services: Services, caller: Caller, body: bytes) -> ItemsTaken:
-    """Charge the caller for the items of the body of ``POST /v1/items``, one or an array, and apply them.
+    """Charge the caller for the items in the body of ``POST /v1/items``, one or an array, then apply the updates.
 
     raises  InvalidJson, InvalidItems, TooCostly, TooManyRequests, and as `ItemUpdates.post`
     """
@@ -106,10 +106,10 @@ async def update_items(services: Services, caller: Caller, body: bytes) -> Items
 
 @asynccontextmanager
 async def parsed_write(services: Services, caller: Caller, body: bytes) -> AsyncIterator[object]:
-    """Parse a body of events or items; a key has one large body parsed and worked on at a time.
+    """Parse a body of events or items. Only one large body of each key is parsed and processed at a time.
 
-    Others of that key wait as bytes: the garbage collector does not go through these, and it stops every thread while
-    it goes through parsed ones, 40 ms for 32 bodies of 1,000 items.
+    The key's other large bodies wait as bytes, which the garbage collector does not traverse. It stops every thread
+    while it traverses parsed bodies, for 40 ms with 32 bodies of 1,000 items.
 
     raises  InvalidJson
     """
@@ -121,7 +121,7 @@ async def parsed_write(services: Services, caller: Caller, body: bytes) -> Async
 
 
 async def recommend(services: Services, caller: Caller, request: RecommendationRequest) -> bytes:
-    """Charge the caller for the request, and return the body of the answer to it.
+    """Charge the caller for the request, and return the body of the response.
 
     raises  TooCostly, TooManyRequests, and as `ScenarioRegistry.resolve` and `BaseRecommender.recommend`
     """
@@ -129,9 +129,9 @@ async def recommend(services: Services, caller: Caller, request: RecommendationR
 
 
 async def recommend_body(services: Services, caller: Caller, body: object) -> bytes:
-    """Do the same for the parsed body of ``POST /v1/recommendations``: one request, or several.
+    """Charge the caller for the parsed body of ``POST /v1/recommendations``, and return the body of the response.
 
-    raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
+    raises  InvalidRequest  when the body is invalid, and as `recommend`
     """
     size = size_of(body)
     if size <= LONG_BODY:
@@ -155,7 +155,7 @@ async def _recommend_parsed(
 
 
 async def similar(services: Services, caller: Caller, item_id: str, query: SimilarQuery) -> bytes:
-    """Charge the caller, and return the body with the items that are most similar to the item.
+    """Charge the caller, and return the response body with the items that are most similar to the item.
 
     raises  ItemNotFound, and as `recommend`
     """
@@ -167,7 +167,7 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
 
 
 async def together(services: Services, caller: Caller, item_id: str, query: ItemListQuery) -> bytes:
-    """Charge the caller, and return the body with the items that were bought together with the item.
+    """Charge the caller, and return the response body with the items that were bought together with the item.
 
     raises  ItemNotFound, and as `recommend`
     """
@@ -179,9 +179,9 @@ async def together(services: Services, caller: Caller, item_id: str, query: Item
 
 
 async def put_scenario(services: Services, caller: Caller, name: str, body: object) -> ScenarioVersion:
-    """Charge the caller, and keep the settings in the parsed body under the name from now on.
+    """Charge the caller, and store the settings in the parsed body as the scenario with this name.
 
-    raises  InvalidRequest  when they are not valid, be it an expression; it says where in the text
+    raises  InvalidRequest  when the settings are invalid; for an expression, it gives the position in the text
             and as `ScenarioRegistry.put`
     """
     settings = parse(ScenarioSettings, body, "the body is not a valid scenario; nothing changed")
@@ -191,7 +191,7 @@ async def put_scenario(services: Services, caller: Caller, name: str, body: obje
 
 
 async def preview_scenario(services: Services, caller: Caller, body: object) -> bytes:
-    """Charge the caller, and return the body of the answer to a request with settings that are not kept.
+    """Charge the caller, and return the response body for a request with settings that are not stored.
 
     raises  as `put_scenario` and `recommend`
     """
@@ -211,7 +211,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
 
 
 async def _with_kept_settings(services: Services, caller: Caller, body: object) -> object:
-    """Return the body of a preview, with the settings of the scenario that it names where it has none itself."""
+    """Return the body of a preview, with the named scenario's stored values for the settings that it omits."""
     if not isinstance(body, dict) or not isinstance(body.get("settings"), dict):
         return body
     if not isinstance(name := body.get("scenario"), str):
@@ -224,15 +224,18 @@ async def _check(services: Services, caller: Caller, settings: ScenarioSettings,
     service = services.by_tenant[caller.tenant]
     service.signals.require_types(settings.exclude_events, path)
     held = await service.store.properties.held(caller.tenant)
-    service.switcher.hold(held)  # also those that were declared just now
+    service.switcher.hold(held)  # includes types that were declared a moment ago
     run = partial(services.shared_thread.run, requester=caller.requester)
     await scenarios.check(settings, held.types, service.catalogue, run, path)
 
 
 async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:
-    """Charge the caller for the entries and the archived files that are read; raise as `UserData.events`.
+    """Charge the caller for the entries and archive files that are read, and return the page of the user's log.
 
-    A key has one long page at work at a time: thirty of them would each take a turn before anybody else's next one.
+    Only one long page of each key is read at a time. Otherwise, thirty of them would each take a turn before the next
+    turn of any other key.
+
+    raises  as `UserData.events`
     """
     service = services.by_tenant[caller.tenant]
     await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
@@ -245,14 +248,14 @@ async def user_events(services: Services, caller: Caller, user_id: str, query: U
 
 
 async def undo(services: Services, caller: Caller, user_id: str, event_id: str) -> Undone:
-    """Charge the caller for the log that is folded again, and undo the event; raise as `UserData.undo`."""
+    """Charge the caller for folding the log again, and undo the event; raises as `UserData.undo`."""
     await _charge_correction(services, caller, [user_id])
-    async with services.turn_of(caller.requester.flow, "write"):  # those of one user would contend for its log
+    async with services.turn_of(caller.requester.flow, "write"):  # undos of one user would contend for the log
         return await services.by_tenant[caller.tenant].users.undo(user_id, event_id)
 
 
 async def merge(services: Services, caller: Caller, user_id: str, body: object) -> Merged:
-    """Charge the caller for both logs, and merge the visitor whom the body names; raise as `UserData.merge`."""
+    """Charge the caller for both logs, and merge the visitor that the body names; raises as `UserData.merge`."""
     visitor = visitor_of(body, user_id)
     await _charge_correction(services, caller, [user_id, visitor])
     async with services.turn_of(caller.requester.flow, "write"):
@@ -260,7 +263,7 @@ async def merge(services: Services, caller: Caller, user_id: str, body: object) 
 
 
 async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:
-    """Charge the caller for what is copied or removed, and erase the user; raise as `UserData.erase`."""
+    """Charge the caller for the log entries that are processed, and erase the user; raises as `UserData.erase`."""
     service = services.by_tenant[caller.tenant]
     if (limit := operation_limit(caller)) is not None:
         entries = await service.store.erasure_length(caller.tenant, user_id, limit=limit * CORRECTED_EVENTS)
@@ -269,7 +272,7 @@ async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:
 
 
 async def put_user_properties(services: Services, caller: Caller, user_id: str, body: object) -> UserProperties:
-    """Charge the caller, also for a user of whom nothing is known, and set properties of the user.
+    """Charge the caller, count an unknown user as a new user, and set properties of the user.
 
     raises  TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests, and as `property_types.put_user_properties`
     """
@@ -295,10 +298,13 @@ async def _charge_correction(services: Services, caller: Caller, user_ids: Seque
 async def _recommend_as_json(
     services: Services, caller: Caller, requests: Sequence[RecommendationRequest], *, has_turn: bool = False
 ) -> list[bytes]:
-    """Return the answers; a key has one large call at work at a time, be it that the caller holds its turn."""
+    """Return the response to each request as JSON. Only one large call of each key runs at a time.
+
+    has_turn  whether this call already holds the key's turn
+    """
     service = services.by_tenant[caller.tenant]
     for place, request in enumerate(requests):
-        if request.exclude_events:  # a scenario's types were known when it was put, whatever model is served now
+        if request.exclude_events:  # those of a scenario were checked when it was stored, maybe with another model
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved = _resolve(service, requests)
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
@@ -311,12 +317,12 @@ async def _recommend_as_json(
         for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
             bodies.append(encode(answer))
             if len(bodies[-1]) > LONG_ANSWER_BYTES:
-                await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
+                await asyncio.sleep(0)  # let other requests run: a megabyte takes a millisecond
     return bodies
 
 
 def open_state(services: Services, caller: Caller, state: SealedState) -> None:
-    """Open a sealed state that is not open yet.
+    """Open the sealed state, unless it is already open.
 
     raises  InvalidSealedState, SealedStateExpired, SealingNotConfigured
     """
@@ -325,7 +331,7 @@ def open_state(services: Services, caller: Caller, state: SealedState) -> None:
 
 
 def sealer_of(services: Services) -> StateSealer:
-    """Return what seals states; raise SealingNotConfigured where there is no key to do so."""
+    """Return the service's sealer; raises SealingNotConfigured if the service has no seal keys."""
     if services.sealer is None:
         raise SealingNotConfigured
     return services.sealer
@@ -342,7 +348,7 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
         require_scope(caller, "scenarios:write")
     most = services.settings.max_cost
     cost = charge_for(requests, most)
-    if cost > 1:  # almost never, and one was counted with the call
+    if cost > 1:  # rare; a cost of 1 was counted with the call
         await charge(services, caller, cost)
         if user_ids := [query.user_id for query in log_queries(requests)]:
             await _charge_logs(services, caller, requests, user_ids, cost)
@@ -352,21 +358,21 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
 async def _charge_logs(
     services: Services, caller: Caller, requests: Sequence[RecommendationRequest], user_ids: Sequence[str], counted: int
 ) -> None:
-    """Charge the caller for the length of the users' logs, which is asked unless no length would change anything."""
+    """Charge the caller for the length of the users' logs, which is read only if it can make a difference."""
     settings, reader = services.settings, services.by_tenant[caller.tenant].log_reader
     has_rate = operation_limit(caller) is not None
     if not has_rate and counted + log_charge(settings.max_seen_events) * len(user_ids) <= settings.max_cost:
-        return  # almost always
+        return  # the common case
     lengths = await reader.lengths(user_ids)
     await charge(services, caller, charge_for(requests, settings.max_cost, lengths), counted=counted)
-    # one of which a part is archived is said to be as long as any
+    # a partly archived log is reported with the maximum length
     archived = [user for user, length in zip(user_ids, lengths, strict=False) if length >= settings.max_seen_events]
     if has_rate and archived:
         await charge_operation(services, caller, archive_charge(await reader.archived_files(archived)))
 
 
 def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
-    """Return the requests of the parsed body of ``POST /v1/recommendations``.
+    """Validate the parsed body of ``POST /v1/recommendations``, and return its requests.
 
     raises  InvalidRequest
     """
@@ -376,7 +382,7 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
 
 
 def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
-    """Validate a parsed body and return the request. Raise InvalidRequest."""
+    """Validate a parsed body and return the request; raises InvalidRequest with the problem as its message."""
     try:
         return schema.model_validate(body)
     except ValidationError as exc:
@@ -384,12 +390,12 @@ def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
 
 
 def size_of(body: object) -> int:
-    """Return how long the lists and texts are that the requests of a body have, and what stands for the requests."""
+    """Return the total length of the lists and texts in a body's requests, plus REQUEST_SIZE for each request."""
     requests = body.get("requests", [body]) if isinstance(body, dict) else ()
     return REQUEST_SIZE * len(requests if isinstance(requests, list) else ()) + sum(
         len(value)
         for request in (requests if isinstance(requests, list) else ())
         if isinstance(request, dict)
         for name, value in request.items()
-        if isinstance(value, list | str) and name != "state"  # whose length is looked at first
+        if isinstance(value, list | str) and name != "state"  # its length is checked before it is decoded
     )

@@ -18,7 +18,7 @@ from app.schemas.fields import WITH_SLASHES, Id
 from app.schemas.items import StockedId
 from app.serving.lifespan import Service
 
-LONG_BODY_BYTES = 1 << 14  # parsing more takes a good part of a millisecond
+LONG_BODY_BYTES = 1 << 14  # parsing a longer body takes a large part of a millisecond
 REPEATABLE = frozenset(
     {"basket", "boost", "categories", "categories_all", "categories_none", "exclude", "exclude_events", "max_per"}
 )
@@ -34,7 +34,7 @@ ServicesDep = Annotated[Services, Depends(get_services)]
 
 
 async def get_caller(request: Request) -> Caller:
-    """Return the caller, whom the route's declared scope has determined."""
+    """Return the caller, which the check of the route's scope has determined."""
     caller: Caller = request.state.caller
     return caller
 
@@ -43,7 +43,7 @@ CallerDep = Annotated[Caller, Depends(get_caller)]
 
 
 async def get_charge(services: ServicesDep, caller: CallerDep) -> Callable[[int], Awaitable[None]]:
-    """Return what counts the cost of a call against the rate of its key."""
+    """Return a function that counts the cost of a call against the rate limit of its key."""
     return partial(charge, services, caller)
 
 
@@ -68,7 +68,7 @@ EventId = Annotated[Id, WITH_SLASHES, Path(openapi_examples=example("01932c07-5e
 
 
 async def read_body(request: Request, services: ServicesDep) -> bytes:
-    """Return the body, read no further than the limit.
+    """Read the body, up to the size limit.
 
     raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType
     """
@@ -87,10 +87,10 @@ RawBody = Annotated[bytes, Depends(read_body)]
 
 
 async def json_body(request: Request, services: ServicesDep, body: RawBody) -> object:
-    """Return the body parsed strictly; raise InvalidJson."""
+    """Parse the body strictly, a long one in the shared thread; raises InvalidJson."""
     if len(body) <= LONG_BODY_BYTES:
         return parse_json(body)
-    caller: Caller = request.scope["state"]["caller"]  # a body is read after the key alone
+    caller: Caller = request.scope["state"]["caller"]  # set: the key is checked before the body is read
     return await services.shared_thread.run(partial(parse_json, body), len(body), caller.requester)
 
 
@@ -148,7 +148,7 @@ def _json_problem(fault: ValueError) -> str:
 
 
 def refuse_repeated_parameters(request: Request) -> None:
-    """Refuse a query parameter that is repeated and is no list; the framework would silently use the last one.
+    """Reject a repeated query parameter that is not a list; the framework would silently use the last value.
 
     raises  InvalidRequest
     """
@@ -158,7 +158,7 @@ def refuse_repeated_parameters(request: Request) -> None:
 
 
 async def no_query(request: Request) -> None:
-    """Refuse any query parameter."""
+    """Reject a request with query parameters; raises InvalidRequest."""
     if request.scope["query_string"]:
         raise InvalidRequest("this endpoint has no query parameters")
 

@@ -94,7 +94,7 @@ class ErrorBody(BaseModel):
 
 
 class Problem(NamedTuple):
-    """The response to an exception: status, code and message. Default message: that of the exception."""
+    """The response to an exception: status, code and message. The message defaults to that of the exception."""
 
     status: int
     code: str
@@ -158,7 +158,7 @@ PROBLEMS: dict[type[Exception], Problem] = {
     ),
     StorageUnavailable: Problem(503, "storage_unavailable", "{reason}; retry the same request later"),
     StorageError: Problem(503, "storage_failed", "{reason}"),
-    # Nobody reads this response, but an unhandled exception would be logged as a fault of the service.
+    # No client reads this response, but an unhandled exception would be logged as an error of the service.
     ClientDisconnect: Problem(400, "client_disconnected", "the request ended before its body was complete"),
     Exception: Problem(500, "internal_error", "internal error; see the service's log"),
 }
@@ -186,7 +186,7 @@ STORAGE_REASONS: dict[FailureCause, str] = {
 """The text for each kind of store failure in the message of a response. It reveals no details of the store."""
 
 EXPECTED_ERRORS = tuple(kind for kind in PROBLEMS if kind is not Exception)
-"""The exceptions that are not faults of the service. All others must also reach the server, which logs them."""
+"""The exceptions that do not indicate a bug in the service. All others must also reach the server, which logs them."""
 
 FRAMEWORK_PROBLEMS = {
     404: Problem(404, "not_found", "this path does not exist; /openapi.json lists all paths"),
@@ -199,7 +199,7 @@ RETRY_AFTER_S = "1"
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every exception the same shape of response, also those of the framework."""
+    """Install handlers that give all exceptions the same shape of response, including those of the framework."""
     for exception in PROBLEMS:
         app.add_exception_handler(exception, _handle)
     app.add_exception_handler(RequestValidationError, _handle_validation)
@@ -211,14 +211,14 @@ async def _handle(request: Request, exc: Exception) -> JSONResponse:
 
 
 def response_to(exc: Exception, metrics: Metrics) -> JSONResponse:
-    """Return the response to an exception of a request, and report a failure of the store."""
+    """Return the response to an exception of a request; count and log a failure of the store."""
     if isinstance(exc, StorageError):
         metrics.store.failures.report(exc)
     return error_response(exc)
 
 
 def error_response(exc: Exception) -> JSONResponse:
-    """Return the response to an exception. Middleware calls it too, since the framework does not see its exceptions."""
+    """Return the response to an exception. Middleware also calls this: the framework does not see its exceptions."""
     problem = next(PROBLEMS[kind] for kind in type(exc).__mro__ if kind in PROBLEMS)
     details = exc.details if isinstance(exc, RequestError) else []
     if isinstance(exc, PartlyApplied):
@@ -242,7 +242,7 @@ def _headers(exc: Exception, status: int) -> dict[str, str]:
 
 
 def _applied_runs(exc: PartlyApplied) -> ErrorDetail:
-    """Return which events are durable, as runs of indices: as many as fit."""
+    """Return the indices of the durable events as runs, at most MAX_APPLIED_RUNS."""
     applied = exc.results.keys()
     first_of_run = [index for index in sorted(applied) if index - 1 not in applied]
     last_of_run = [index for index in sorted(applied) if index + 1 not in applied]
@@ -265,7 +265,7 @@ async def _handle_http(request: Request, exc: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Return all methods of the path; the framework would name only those of the first route that has the path."""
+    """Return all methods of the path; the framework would name only those of the first route with this path."""
     declared = request.app.routes
     routes = [one for one in declared if isinstance(one, APIRoute) and one.path_regex.match(request.scope["path"])]
     return ", ".join(sorted({method for one in routes if one.path == routes[0].path for method in one.methods or ()}))
@@ -277,6 +277,6 @@ def _as_json(problem: Problem, message: str, details: Sequence[ErrorDetail] = ()
 
 
 def _first_details(details: Sequence[ErrorDetail]) -> list[ErrorDetail]:
-    """Return as many details as an error has room for, at least one, each in full."""
+    """Return the first details, each in full: as many as fit in a response, and at least one."""
     ends = list(accumulate(len(detail.model_dump_json()) for detail in details))
     return [detail for detail, end in zip(details, ends, strict=True) if end <= max(MAX_DETAILS_CHARS, ends[0])]

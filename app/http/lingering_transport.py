@@ -1,4 +1,4 @@
-"""A transport that is closed in such a way that its client can read the answer."""
+"""A transport whose client can still read the response after the service has closed the connection."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from typing_extensions import override
 
-MAX_DISCARDED_BYTES = 64 << 20  # of a request that is refused while its client still sends it
+MAX_DISCARDED_BYTES = 64 << 20  # of a rejected request that the client is still sending
 
 
 class LingeringTransport(asyncio.Transport):
-    """Reads on after `close` while the client is still sending, and discards what comes.
+    """Continues to read after `close` while the client is still sending, and discards the data.
 
-    A socket that is closed with unread data resets the connection, and the client loses the answer that it has not
-    read yet. So only the service's side is closed at first; the client ends the other one when it has read that. This
-    takes at most `patience_s` and MAX_DISCARDED_BYTES, since nothing obliges a client to end it.
+    Closing a socket with unread data resets the connection, and the client loses the part of the response that it has
+    not read yet. So at first only the service's side is closed; the client closes the other side when it has read the
+    response. The connection is aborted after `patience_s` or MAX_DISCARDED_BYTES, because a client may never close it.
 
-    transport   of the connection
-    is_sending  says whether the client has sent a part of a request only
-    patience_s  for the client to take what was written, and to notice that the connection is closed
+    transport   the transport of the connection
+    is_sending  returns whether the client may still be sending a request
+    patience_s  the time for the client to read the response and to notice that the connection is closed
     """
 
     def __init__(self, transport: asyncio.Transport, is_sending: Callable[[], bool], patience_s: float) -> None:
@@ -35,7 +35,7 @@ class LingeringTransport(asyncio.Transport):
 
     @override
     def close(self) -> None:
-        """Close the connection; see above. Pending writes go out."""
+        """Close the connection as described above, after sending pending writes."""
         if self.is_closing():
             return
         self._is_closing = True
@@ -52,7 +52,7 @@ class LingeringTransport(asyncio.Transport):
         self._transport.close()
 
     def discard(self, data: bytes) -> None:
-        """Count what came after `close`; it is enough at some time."""
+        """Discard data that arrived after `close`, and abort the connection after MAX_DISCARDED_BYTES."""
         self._discarded_bytes += len(data)
         if self._discarded_bytes > MAX_DISCARDED_BYTES:
             self._transport.abort()

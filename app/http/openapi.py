@@ -17,7 +17,7 @@ from app.settings import Settings
 
 COMPONENT = "#/components/schemas/{model}"
 Mode = Literal["validation", "serialization"]
-BODY = "x-body"  # of an operation: what its body is, in JSON, since the framework leaves out each null of an example
+BODY = "x-body"  # an operation's body as JSON text, because the framework drops nulls from examples
 BEARER = {
     "type": "http",
     "scheme": "bearer",
@@ -31,7 +31,7 @@ REFUSALS = {
 
 
 def component_schemas(*types: Any, mode: Mode = "validation") -> dict[str, Any]:
-    """Return the schemas of the models in these types, and of all that they refer to, by name."""
+    """Return the schemas of the models in these types, and of all models that they refer to, by name."""
     adapters = [(place, mode, TypeAdapter[Any](one)) for place, one in enumerate(types)]
     _, definitions = TypeAdapter.json_schemas(adapters, ref_template=COMPONENT)
     return dict(definitions["$defs"])
@@ -41,7 +41,7 @@ def json_request(body: Any, examples: Mapping[str, Any], schemas: Mapping[str, A
     """Return the description of an operation's JSON body, with named examples.
 
     body     a type whose models get schemas of their own, or a schema
-    schemas  those that this schema refers to
+    schemas  the schemas that `body` refers to, if it is a schema
     """
     if schemas is None:
         schemas = component_schemas(body)
@@ -60,15 +60,15 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def operation_id(route: APIRoute) -> str:
-    """Return the name of an operation: the function that answers it, as `get_recommendations`."""
+    """Return the id of an operation: the name of its endpoint function, such as `get_recommendations`."""
     return route.name
 
 
 def describe(app: FastAPI, settings: Settings) -> None:
-    """Complete the app's document: the schemas of bodies, and which scope each operation needs.
+    """Complete the app's OpenAPI document with the schemas of bodies and the scope of each operation.
 
-    A service without keys describes them too, as what an operation takes and does not need: a client that is generated
-    from it can send keys to another one.
+    If the service has no keys, the document describes them as optional. So a client that is generated from it can also
+    send keys to a service that needs them.
     """
     framework = app.openapi
 
@@ -86,13 +86,13 @@ def describe(app: FastAPI, settings: Settings) -> None:
                 operation = document["paths"][route.path][method.lower()]
                 _describe_body(operation, schemas)
                 _describe_key(operation, scope, is_open=is_open)
-                # the framework adds an empty JSON response to those that are declared by hand
+                # the framework adds empty JSON content to responses that are declared by hand
                 content = operation["responses"].get("200", {}).get("content", {})
                 if content.get("application/json") == {"schema": {}}:
                     del content["application/json"]
         answers = component_schemas(*(route.response_model for route in routes), mode="serialization")
         for name, schema in answers.items():
-            if "examples" in schema:  # with their nulls
+            if "examples" in schema:  # restores their nulls
                 schemas[name]["examples"] = schema["examples"]
         return document
 
@@ -102,12 +102,12 @@ def describe(app: FastAPI, settings: Settings) -> None:
 def _describe_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     body = orjson.loads(operation.pop(BODY, b"{}"))
     for name, schema in body.pop("schemas", {}).items():
-        schemas.setdefault(name, schema)  # an answer may have the same
+        schemas.setdefault(name, schema)  # a response may use the same model
     operation |= body
 
 
 def add_document(app: FastAPI) -> None:
-    """Serve the app's document to everybody, written once."""
+    """Serve the app's OpenAPI document to everyone; it is encoded only once."""
 
     @cache
     def document() -> bytes:

@@ -1,7 +1,7 @@
-"""The HTTP protocol of one connection, with time-outs and limits that the server does not have itself.
+"""The HTTP protocol of one connection, with timeouts and limits that uvicorn lacks.
 
-A worker process imports this module before it can answer its supervisor, which waits for 5 s. Torch takes seconds to
-import, so nothing here may import it.
+A worker process imports this module before it can answer its supervisor, which waits for 5 s. Importing torch takes
+seconds, so nothing here may import it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from app.http.middleware.plain_requests import PlainRequests
     from app.http.services import Services
 
-BODY_GRACE_S = 5.0  # for the service to answer itself that a body is late
+BODY_GRACE_S = 5.0  # for the app to respond that the body is late
 MAX_HEADERS = 100
-NOBODY_WAITS = asyncio.Event()  # for the messages of a plain request
-MAX_PIPELINED = 16  # requests of one connection that wait for an answer
+NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
+MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose request comes too slowly or is too large, or whose client takes the response too slowly.
+    """Closes the connection if a request arrives too slowly or is too large, or the client reads responses too slowly.
 
-    A request's time runs from the opening of the connection, or from the first byte after a response, to the request's
-    last byte. Where the service reads the body, it answers itself that the body is late; this class ends the
-    connections whose body nobody reads. What a connection may have of the service's memory is bounded: the bytes of a
-    head, of a line of a chunked body and of its trailers, which nobody reads, and the requests that wait.
+    The time limit of a head starts when the connection opens, or at the first byte after the previous request. That of
+    a body starts when the head is complete. If the app reads the body, it responds itself when the body is late; this
+    class closes the connection if the app does not read the body. The memory of a connection is bounded by limits on
+    the bytes of a head, of a chunk-size line and of trailers, which are ignored, and on the number of queued requests.
 
-    Above the limit of open connections the one that has waited longest for a request is closed, or else the new one:
-    clients that only connect shut nobody out.
+    Above the limit of open connections, the one that has been idle for longest is closed, or the new one if none is
+    idle. So clients that only connect cannot lock others out.
     """
 
     transport: LingeringTransport
@@ -51,17 +51,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._metrics = services.metrics.requests
         self._idle = services.idle_connections
         self.app_state = {**self.app_state, "is_disconnected": self.is_disconnected}
-        self._cycle: RequestResponseCycle | None = None  # of the request that the app works on
+        self._cycle: RequestResponseCycle | None = None  # the request in progress; `cycle` is the newest
         self._deadline: TimerHandle | None = None  # for the client to send the request
         self._response_deadline: TimerHandle | None = None  # for the client to take the response
         self._in_head = False
         self._in_body = False
-        self._has_advanced = False  # in this call: a head began or ended, a chunk began, or a part of a body came
-        self._standstill_bytes = 0  # received since it last advanced: of a head, a chunk's line, or trailers
-        self._refusal: bytes | None = None  # the last response, to follow those that are owed
+        self._has_advanced = False  # in this call, a head began or ended, a chunk began, or data of a body came
+        self._standstill_bytes = 0  # received since the last advance: in a head, chunk-size line or trailers
+        self._refusal: bytes | None = None  # the last response, to send after the pending ones
 
     def is_disconnected(self) -> bool:
-        """Return whether the client has gone."""
+        """Return whether the connection is closed or closing."""
         return self.transport.is_closing()
 
     @override
@@ -95,13 +95,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade:
-            pass  # the client gets the response of HTTP/1.1
+            pass  # the request is answered over HTTP/1.1
         except HttpParserError as exc:
-            # a limit that a callback found exceeded, or else the parser's own finding
+            # raised by a callback that found a limit exceeded, or else by the parser itself
             exceeded = exc.__context__ if isinstance(exc.__context__, RequestError) else None
             self._refuse(exceeded or NotHttp("this is not an HTTP/1.1 request; nothing was done"))
             return
-        if self._deadline is None:  # almost no request needs one: it comes as a whole
+        if self._deadline is None:  # set late, because almost every request arrives in one piece
             if self._in_body:
                 self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
             elif self._in_head or not self._has_advanced:
@@ -133,14 +133,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._has_advanced = False, True
         self._clear_deadline()
         if (cycle := PlainCycle.begin(self, self.app_state["plain_requests"])) is None:
-            super().on_headers_complete()  # raises for a target that is no URL
+            super().on_headers_complete()  # raises if the target is not a URL
         else:
             self.cycle = self._cycle = cycle
             self._idle.pop(self.transport, None)
         self._in_body = True
 
     def on_chunk_header(self) -> None:
-        """Note that the line before a chunk, or before the trailers, is complete (httptools)."""
+        """Record that a chunk-size line is complete, also the last one, before the trailers (httptools)."""
         self._has_advanced = True
 
     @override
@@ -165,7 +165,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._refusal is not None:
             self._send_refusal_after_responses()
         elif self.pipeline:
-            self.flow.pause_reading()  # the next one is at work, and others wait
+            self.flow.pause_reading()  # the next request is in progress, and more are queued
         else:
             self._set_idle()
 
@@ -206,13 +206,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _set_idle(self) -> None:
-        """Note that no response is owed from now on."""
+        """Record that no response is owed from now on."""
         if self in self.connections:
             self._idle.pop(self.transport, None)
             self._idle[self.transport] = None
 
     def _is_awaiting_rest(self) -> bool:
-        """Return whether the client still sends a request that has a response already."""
+        """Return whether the client may still be sending a request that already has a response."""
         return self._refusal is not None or (self._in_body and self.cycle.response_started)
 
     def _set_deadline(self, within_s: float) -> None:
@@ -235,9 +235,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, failure: RequestError) -> None:
-        """Answer what never becomes a request of the app, after the responses that are owed, and read no further.
+        """Reject input that never reaches the app: respond after the pending responses, and read no further.
 
-        The metrics count it; the log does not mention it.
+        The metrics count the rejection, but it is not logged.
         """
         from app.http.error_responses import error_response
 
@@ -252,7 +252,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._send_refusal_after_responses()
 
     def _break_off_request(self) -> None:
-        """Let the refusal be the response to the request whose body is being received, unless it has one."""
+        """Make the refusal the response to the request whose body is being received, unless it already has one."""
         if self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()
         elif self.cycle.response_started:
@@ -268,25 +268,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._close()
 
     def _close(self) -> None:
-        """Close the connection, and give the client limited time to take what was sent."""
+        """Close the connection, and give the client limited time to read what was sent."""
         self._clear_deadline()
         self._disconnect_cycle()
         self._set_idle()
         self.transport.close()
 
     def _disconnect_cycle(self) -> None:
-        """Tell the request in progress that its client has gone, also where pipelined requests follow it."""
+        """Tell the request in progress that its client has disconnected, even if pipelined requests follow it."""
         if self._cycle is not None and not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
 
 
 class PlainCycle(RequestResponseCycle):
-    """A request that is answered without a task, with a response that is complete when it is sent."""
+    """A request that is answered without an ASGI task; its response is sent as a whole."""
 
     @classmethod
     def begin(cls, connection: HttpToolsProtocol, plain_requests: PlainRequests) -> Self | None:
-        """Begin to answer the request whose head is complete; return None if the app should do so."""
+        """Start to answer the request whose head is complete; return None if the app must answer it."""
         parser = connection.parser
         is_first = connection.cycle is None or connection.cycle.response_complete
         is_usual = parser.get_http_version() == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
@@ -309,12 +309,12 @@ class PlainCycle(RequestResponseCycle):
         answer = plain_requests.begin(connection.url, connection.scope, cycle.respond)  # type: ignore[arg-type]
         if answer is None:
             return None
-        connection.tasks.add(answer)  # type: ignore[arg-type]  # the server cancels those that last too long
+        connection.tasks.add(answer)  # type: ignore[arg-type]  # on shutdown, the server cancels those that take too long
         answer.add_done_callback(connection.tasks.discard)
         return cycle
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send the response in one write, unless the client has gone."""
+        """Send the response in one write, unless the client has disconnected."""
         if self.disconnected:
             return
         lines = [STATUS_LINE[status]]
@@ -333,8 +333,8 @@ class PlainCycle(RequestResponseCycle):
 class ResponseTransport(asyncio.Transport):
     """Sends the head of a response in one write with the first part of the body.
 
-    The server writes them one after the other. A process that is killed in between leaves a response that a load
-    balancer has begun to pass on: it cannot send the request to another process any more, and the client gets half.
+    Uvicorn writes them separately. If a process is killed in between, the load balancer has already forwarded the head.
+    It can then no longer send the request to another process, and the client gets half a response.
 
     cycle  the request and its response, which has a body
     """
@@ -347,7 +347,7 @@ class ResponseTransport(asyncio.Transport):
 
     @override
     def write(self, data: bytes) -> None:  # type: ignore[override]
-        if not self._cycle.response_started:  # an answer to Expect: 100-continue
+        if not self._cycle.response_started:  # the interim response to Expect: 100-continue
             self._transport.write(data)
         elif self._head is None:
             self._head = data
@@ -365,7 +365,7 @@ class ResponseTransport(asyncio.Transport):
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:
-    """Return whether the body is so short that reading what is left of it is cheaper than a new connection."""
+    """Return whether the body is so short that reading the rest of it is cheaper than a new connection."""
     for name, value in headers:
         if name == b"content-length":
             return int(value) <= limit
@@ -375,7 +375,7 @@ def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:
 
 
 def _closing_if_unread(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Return the app, except that the connection ends with a response that comes before the end of the request."""
+    """Wrap the app so that the connection closes after a response that is sent before the request is complete."""
 
     async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         async def send_and_close(message: ASGISendEvent) -> None:

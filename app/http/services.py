@@ -1,4 +1,4 @@
-"""The services that the lifespan gives to every request: one for each tenant, and what all tenants share."""
+"""The services that the lifespan provides to every request: one per tenant, and the parts that all tenants share."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ from storage.errors import StorageUnavailable
 Kind = Literal["read", "write"]
 
 SAMPLE_EVERY_S = 1.0
-ASK_ARCHIVE_EVERY_S = 10.0  # it changes once a minute, and a bucket may take seconds to answer
+ASK_ARCHIVE_EVERY_S = 10.0  # the archive changes once a minute, and a bucket may take seconds to respond
 
 
 @dataclass(slots=True)
@@ -40,33 +40,33 @@ class Services:
     settings: Settings
     by_tenant: Mapping[str, Service]
     metrics: Metrics
-    keyring: Keyring | None  # None: no keys; every request is the only tenant's
+    keyring: Keyring | None  # None: there are no keys, and every request acts for the only tenant
     rate_limiter: RateLimiter
     shared_thread: FairThread
-    sealer: StateSealer | None  # None: visitors cannot keep states themselves
+    sealer: StateSealer | None  # None: there are no seal keys, and visitors cannot keep their states themselves
     draining: bool = False
-    # by key, as long as one is under way
+    # by key and kind, while a call holds the lock or waits for it
     large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    # of this process that are owed no response, the one that has been so for longest first
+    # connections of this process that are owed no response, longest idle first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 
     @property
     def store_failure(self) -> StorageUnavailable | None:
-        """Why the store of a tenant rejects writes until an operator fixes it."""
+        """Why a tenant's store rejects all writes until an operator fixes it; None if there is no such store."""
         stores = (service.store for service in self.by_tenant.values())
         return next((failure for store in stores if (failure := store.failure) is not None), None)
 
     @property
     def has_lost_device(self) -> bool:
-        """Whether a tenant's generation has lost its GPU, which this process does not get back."""
+        """Whether a served generation has lost its GPU, which this process cannot use again."""
         generations = (served for service in self.by_tenant.values() for served in service.switcher.served())
         return any(served.engine.is_lost for served in generations)
 
     def turn_of(self, key_id: str, kind: Kind) -> asyncio.Lock:
-        """Return the lock that a key's large calls hold: one that reads and one that writes are at work at a time.
+        """Return the lock of a key's large calls, of which one that reads and one that writes can run at a time.
 
-        The store would else take the writes all together, and others' writes with them; and whoever waits for an answer
-        would wait for what the event loop does for all of them.
+        Otherwise, the store would process all the writes together with those of other callers, and every response
+        would wait for the event loop's work on all of the calls.
         """
         lock = self.large_calls.get((key_id, kind))
         if lock is None:
@@ -83,19 +83,19 @@ class Services:
 async def open_services(
     settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics
 ) -> AsyncIterator[Services]:
-    """Open stores and engines of all tenants; afterwards finish the accepted requests and close them.
+    """Open the stores and engines of all tenants; on exit, finish the accepted requests and close them.
 
-    raises  KeysFileError, SealKeysError, StorageError, ValueError  when keys or store cannot be used
+    raises  KeysFileError, SealKeysError, StorageError, ValueError  when the keys or a store cannot be used
     """
     keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
     seal_keys = settings.seal_keys_file
     sealer = None if seal_keys is None else StateSealer(SealKeyring(seal_keys), settings.sealed_state_days)
     redis_url = None if settings.redis_url is None else settings.redis_url_with_password
     rate_limiter = RateLimiter(redis_url, settings.redis_prefix)
-    torch.set_num_threads(1)  # processes share the cores, one request does not
+    torch.set_num_threads(1)  # the cores are shared among processes, not within a request
     async with AsyncExitStack() as stack:
         stack.push_async_callback(rate_limiter.close)
-        # One thread each: the engines are called for one batch at a time, off the event loop; two where they overlap.
+        # One thread each, since batches run one at a time, off the event loop; on a GPU, SLOTS light batches overlap.
         light_threads = SLOTS if settings.device == "cuda" else 1
         engine_threads = EngineThreads(
             light=stack.enter_context(ThreadPoolExecutor(light_threads, thread_name_prefix="engine")),
@@ -113,18 +113,18 @@ async def open_services(
         following = [] if keyring is None else [follow_keys(keyring, logs)]
         async with in_background(_sample(services), _sample_archive(services), *following):
             yield services
-        services.sample()  # the last numbers of a worker that ends
+        services.sample()  # the last numbers before this worker ends
 
 
 async def _sample(services: Services) -> None:
-    """Update the metrics regularly: a scrape reaches one worker, and reads the numbers of all."""
+    """Update the metrics regularly, because a scrape reaches one worker but reads the numbers of all."""
     while True:
         services.sample()
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 
 async def _sample_archive(services: Services) -> None:
-    """Update how far the archive is behind the log."""
+    """Update the metric of how far the archive is behind the log."""
     archive = services.settings.archive
     while archive is not None:
         through_s = await asyncio.to_thread(archived_through_s, archive)
