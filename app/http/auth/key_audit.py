@@ -1,4 +1,4 @@
-"""Watches the keys file, and notes in the audit logs which keys have come and gone."""
+"""Watches the keys file, and records added and removed keys in the audit logs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ LOOK_EVERY_S = 1.0
 
 
 async def follow_keys(keyring: Keyring, logs: Mapping[str, AuditLog]) -> None:
-    """Note every change of each tenant's keys, be it by `lisarec keys` or by hand, once among all processes.
+    """Record each added or removed key of each tenant, whether by `lisarec keys` or by hand, once for all processes.
 
-    What changes while no process runs is noted when one starts.
+    A change that is made while no process runs is recorded when one starts.
     """
     noted: dict[str, str] = {}
     while True:
         for tenant, log in logs.items():
-            with suppress(StorageError):  # the next look finds the same
+            with suppress(StorageError):  # the next check finds the same changes
                 noted[tenant] = await _note(keyring, tenant, log, noted.get(tenant))
         await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def _note(keyring: Keyring, tenant: str, log: AuditLog, noted: str | None) -> str:
-    """Append what has changed since anybody looked, and return the keys as they are."""
+    """Record the changes since any process last checked, and return the ids of the current keys as JSON."""
     scopes = {key.id: key.scopes for key in keyring.keys_of(tenant)}
     while (now := json.dumps(sorted(scopes))) != noted:
         believed = await log.keys_seen(tenant)

@@ -1,7 +1,7 @@
-"""API keys: a file that operators edit. It contains hashes, never a key.
+"""API keys, in a file that operators edit. It contains hashes, never keys.
 
 A key is ``lisarec_ID_SECRET``. The id has 48 random bits and names the key in the file and in logs; the secret has 256.
-A fast hash is enough for so many random bits; passwords would need a slow one. The file has one line of JSON for each
+A fast hash is enough for this many random bits; passwords would need a slow one. The file has one line of JSON for each
 key. Blank lines and lines that begin with # are ignored.
 """
 
@@ -32,17 +32,17 @@ Scope = Literal[
 ]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BROWSER_SCOPES: frozenset[Scope] = frozenset({"events:write", "portable"})
-INCLUDED: Mapping[Scope, Scope] = {"scenarios:write": "admin"}  # what the scope admin allows, too
+INCLUDED: Mapping[Scope, Scope] = {"scenarios:write": "admin"}  # by scope, the scope that includes it
 KEY_PREFIX = "lisarec"
 
-# what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
+# as browsers send it: scheme, host, and the port unless it is the scheme's default; no path
 Origin = Annotated[str, StringConstraints(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$", max_length=256)]
 
 logger = logging.getLogger(__name__)
 
 
 class KeysFileError(ValueError):
-    """The file cannot be used. The message says where and what to do, and quotes nothing from the file."""
+    """The file cannot be used. The message names the place and the remedy, and quotes nothing from the file."""
 
 
 class Key(BaseModel):
@@ -54,10 +54,10 @@ class Key(BaseModel):
     tenant: Name
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is public
-    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None  # each of the cost of a plain one
+    origins: tuple[Origin, ...] = ()  # of the pages that may use the key, which is then public
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None  # plain requests
     new_users_per_hour: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None  # None: see RateLimiter
-    audience: Name | Literal[""] = ""  # keys of one audience open the states that they seal
+    audience: Name | Literal[""] = ""  # keys with the same audience open each other's sealed states
     note: Annotated[str, StringConstraints(max_length=256)] = ""
 
     @field_validator("note")
@@ -80,7 +80,7 @@ class Key(BaseModel):
 
     @property
     def is_public(self) -> bool:
-        """Whether everybody can read the key, in a page."""
+        """Whether the key is public, because it is part of a web page."""
         return bool(self.origins)
 
     def line(self) -> str:
@@ -100,9 +100,9 @@ def make(
     note: str = "",
     audience: str = "",
 ) -> tuple[str, Key]:
-    """Make a new key; return its text, which is shown once, and the entry for the file.
+    """Create a new key; return its text, which is shown once, and the entry for the file.
 
-    raises  ValidationError  when the parts do not go together
+    raises  ValidationError  when a part is invalid, or the parts contradict each other
     """
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     text = f"{KEY_PREFIX}_{key_id}_{secret}"
@@ -114,7 +114,7 @@ def make(
 def add(path: Path, key: Key) -> None:
     """Append the key to the file, which is created if it does not exist."""
     if path.exists():
-        read(path)  # raises for a file that is no keys file, before anything is added to it
+        read(path)  # raises if it is not a keys file, before anything is added
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         file.seek(max(0, file.seek(0, 2) - 1))
@@ -134,13 +134,13 @@ def remove(path: Path, key_id: str) -> None:
     successor = path.with_name(f".{path.name}.new")
     successor.write_text("".join(kept), encoding="utf-8")
     successor.chmod(path.stat().st_mode)
-    successor.replace(path)  # in one step: a service never reads half a file
+    successor.replace(path)  # atomic: a service never reads half a file
 
 
 def read(path: Path) -> list[Key]:
     """Return the keys of the file.
 
-    raises  KeysFileError  when it cannot be read, or a line is wrong
+    raises  KeysFileError  when the file cannot be read or is invalid
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -179,16 +179,16 @@ def _hash(text: str) -> str:
 
 
 class Keyring:
-    """The keys of a file, which is read again when it changes. A file that cannot be read changes nothing."""
+    """The keys of a file, which is read again when it changes. If it then cannot be used, the keys stay the same."""
 
     def __init__(self, path: Path, tenants: Iterable[str]) -> None:
-        """raises  KeysFileError  when the file cannot be read"""
+        """Read the file; raises KeysFileError if it cannot be used."""
         self._file = WatchedFile(path)
         self._tenants = frozenset(tenants)
         self._replace(read(path))
 
     def find(self, text: str) -> Key | None:
-        """Return the key with this text, if its tenant is served here. An unknown key takes as long as a known one."""
+        """Return the key with this text if its tenant is served here. Unknown keys take as long as known ones."""
         self._poll()
         key = self._keys.get(text.partition("_")[2].partition("_")[0], DUMMY_KEY)
         is_same = hmac.compare_digest(_hash(text), key.sha256)

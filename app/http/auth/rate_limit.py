@@ -1,4 +1,4 @@
-"""The limits of keys and tenants: counted in the store's Redis for all processes, else in each process."""
+"""The limits of keys and tenants, counted for all processes in the store's Redis, or else in each process."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from storage.redis.connections.circuit_breaker import CircuitBreaker
 from storage.redis.connections.nodes import node_urls
 from storage.redis.connections.password_file import split_password_file
 
-REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
+REDIS_TIMEOUT_S = 0.25  # a slower Redis must not slow down every request
 CONNECTIONS = 8
 REDIS_ERRORS = RedisError, RedisClusterException, OSError, RuntimeError
 
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class RateLimiter:
-    """Counts what each key costs over a sliding minute, and the new users of keys and tenants over a sliding hour.
+    """Counts the cost of each key's calls in a sliding minute, and the new users of keys and tenants in a sliding hour.
 
-    While Redis fails, each process counts for itself: a failure neither refuses everybody nor lifts the limits, and
-    only the requests wait for it that find it out.
+    While Redis fails, each process counts for itself, so a failure neither rejects every request nor lifts the limits.
+    Only the requests that detect the failure wait for Redis.
     A URL with several addresses names a cluster. The address of just one node of a cluster counts as a failure.
 
-    A sliding window is the current one and a share of the one before, as if that had been used evenly. Whatever the
-    order of requests, no window of that length has more than twice the limit.
+    The count of a sliding window is that of the current fixed window and a share of the previous one, as if the latter
+    had been used evenly. Whatever the order of requests, no window of that length has more than twice the limit.
     """
 
     def __init__(self, redis_url: str | None, prefix: str) -> None:
@@ -67,7 +67,7 @@ class RateLimiter:
             )
 
     async def count_new_users(self, key: Key, tenant_quota: int, count: int) -> None:
-        """Count the new users in a request of the key: those without earlier events.
+        """Count the new users in a request of the key against the quotas of the key and of its tenant.
 
         A page key without its own quota gets half of the tenant's quota. The rest is reserved for the tenant's servers.
 
@@ -113,7 +113,7 @@ class RateLimiter:
         return min(limit.get_expiry(), max(1, math.ceil(stats.reset_time - time.time())))
 
     async def _probe(self) -> None:
-        """Read what could not be counted: in a cluster, the node that has it may be the only one that fails."""
+        """Read the count that failed: in a cluster, the node that holds it may be the only one that fails."""
         assert self._shared is not None
         assert self._failed is not None
         async with asyncio.timeout(REDIS_TIMEOUT_S):
@@ -127,7 +127,7 @@ class RateLimiter:
 
 
 def _open_storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awaitable[None]]]:
-    """Return a storage, which connects on its first use, and what closes its connections."""
+    """Return a storage, which connects on its first use, and a function that closes its connections."""
     nodes = node_urls(url)
     bare_url, password_file = split_password_file(nodes[0])
     options: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""The keys that seal visitors' states: a file that operators rotate, which holds the keys themselves.
+"""The keys that seal visitors' states, in a file that operators rotate. It contains the keys themselves.
 
-The file has one line for each key: its id, a blank, and 256 bits of it, both in hexadecimal digits. The first key
-seals, all of them open. Blank lines and lines that begin with # are ignored.
+The file has one line for each key: its id, a space, and its 256 bits, both in hexadecimal digits. The first key seals
+states, and all keys open them. Blank lines and lines that begin with # are ignored.
 """
 
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class SealKeysError(ValueError):
-    """The file cannot be used. The message says where and what to do, and quotes nothing from the file."""
+    """The file cannot be used. The message names the place and the remedy, and quotes nothing from the file."""
 
 
 class SealKey(NamedTuple):
@@ -36,9 +36,9 @@ class SealKey(NamedTuple):
 
 
 def read(path: Path) -> list[SealKey]:
-    """Return the keys of the file, of which there is at least one.
+    """Return the keys of the file, at least one.
 
-    raises  SealKeysError  when it cannot be read, or a line is wrong
+    raises  SealKeysError  when the file cannot be read or is invalid, or has no key
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -64,12 +64,12 @@ def read(path: Path) -> list[SealKey]:
 
 
 def rotate(path: Path, keep: int = 4) -> list[SealKey]:
-    """Let the file's second key seal from now on, and a new one be the next; return those that the file has then.
+    """Move the file's second key to the first place, so that it seals, add a new second key, and return the keys.
 
-    The second key has been in the file since the rotation before, so every process knows it, however long a file takes
-    to reach its machine. The oldest keys leave the file.
+    The second key has been in the file since the previous rotation. So every process knows it already, even if the file
+    takes long to reach its machine. Of the older keys, the newest remain, up to `keep` keys in all.
 
-    raises  SealKeysError  when there is a file that cannot be used
+    raises  SealKeysError  when the file exists but cannot be used
     """
     primary, *others = read(path) if path.exists() else [_new_key()]
     following = others[:1] or [primary]
@@ -82,7 +82,7 @@ def rotate(path: Path, keep: int = 4) -> list[SealKey]:
     successor.write_text("".join(key.line() for key in keys), encoding="utf-8")
     if path.exists():
         successor.chmod(path.stat().st_mode)
-    successor.replace(path)  # in one step: a service never reads half a file
+    successor.replace(path)  # atomic: a service never reads half a file
     return keys
 
 
@@ -91,10 +91,10 @@ def _new_key() -> SealKey:
 
 
 class SealKeyring:
-    """The keys of a file, which is read again when it changes. A file that cannot be read changes nothing."""
+    """The keys of a file, which is read again when it changes. If it then cannot be used, the keys stay the same."""
 
     def __init__(self, path: Path) -> None:
-        """raises  SealKeysError  when the file cannot be used"""
+        """Read the file; raises SealKeysError if it cannot be used."""
         self._file = WatchedFile(path)
         self._replace(read(path))
 
@@ -104,7 +104,7 @@ class SealKeyring:
         return self._primary, self._ciphers[self._primary]
 
     def find(self, key_id: bytes) -> AESGCM | None:
-        """Return the cipher of the key with this id; another process may have read a new one a moment ago."""
+        """Return the cipher of the key with this id, after a check for a new file if the id is unknown."""
         self._follow(now=key_id not in self._ciphers)
         return self._ciphers.get(key_id)
 

@@ -1,16 +1,16 @@
-"""Sealed states: a visitor keeps them and can neither read nor change them.
+"""Sealed states: visitors keep them, and can neither read nor change them.
 
 A sealed state is URL-safe base64, without padding, of
 
-  version     u1     of this form and of the portable state in it
+  version     u1     of this format and of the portable state in it
   key         u1[4]  the id of the key
   generation  u1[8]  the tag of the generation that folded the state
   nonce       u1[12] random
   ciphertext         AES-256-GCM of the time in seconds (u4) at which it was sealed, and of the portable state
   tag         u1[16]
 
-The associated data are the version, the key, the generation, the tenant and the audience. So what another key, tenant,
-audience or version has sealed does not open, nor anything that differs in a single bit.
+The associated data are the version, the key, the generation, the tenant and the audience. So a state that was sealed
+with another key or version, or for another tenant or audience, cannot be opened. Nor can a state with any bit changed.
 """
 
 import os
@@ -30,12 +30,12 @@ HEAD = Struct("<B4s8s")
 NONCE_BYTES, TAG_BYTES = 12, 16
 TIME = Struct("<I")
 BYTES = HEAD.size + NONCE_BYTES + TIME.size + SIZE + TAG_BYTES
-CHARACTERS = BYTES * 4 // 3  # BYTES is a multiple of 3, so that no character has bits that mean nothing
+CHARACTERS = BYTES * 4 // 3  # BYTES is a multiple of 3, so no character has unused bits
 DAY_S = 86_400
 
 
 class Sealed(NamedTuple):
-    """A sealed state, and until when it can be opened."""
+    """A sealed state and the time at which it expires."""
 
     text: str
     expires: datetime
@@ -59,8 +59,8 @@ class StateSealer:
     def open(self, text: str, tenant: str, audience: str) -> PortableState:
         """Return the state that was sealed for this tenant and audience.
 
-        raises  InvalidSealedState  when it was not, whatever the reason
-                SealedStateExpired  when that is too long ago
+        raises  InvalidSealedState  when the text cannot be opened, for whatever reason
+                SealedStateExpired  when the state was sealed too long ago
         """
         value = _decoded(text)
         head, ciphertext_at = value[: HEAD.size], HEAD.size + NONCE_BYTES
@@ -85,13 +85,13 @@ def _associated(head: bytes, tenant: str, audience: str) -> bytes:
 
 
 def _decoded(text: str) -> bytes:
-    """Return the bytes of the text; InvalidSealedState unless it is exactly what these bytes are written as."""
+    """Decode the text; raises InvalidSealedState unless it is exactly the encoding of the bytes."""
     if len(text) != CHARACTERS:
         raise InvalidSealedState
     try:
         value = urlsafe_b64decode(text)
     except ValueError:
         raise InvalidSealedState from None
-    if urlsafe_b64encode(value).decode() != text:  # decoding passes over characters that are none of base64
+    if urlsafe_b64encode(value).decode() != text:  # decoding skips characters outside the alphabet
         raise InvalidSealedState
     return value

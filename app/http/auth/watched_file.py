@@ -8,7 +8,7 @@ POLL_EVERY_S = 1.0  # a change is noticed within this time
 
 
 class WatchedFile:
-    """Detects changes of a file. It checks the file at most once per `POLL_EVERY_S`."""
+    """Detects changes of a file. It checks the file at most once per `POLL_EVERY_S`, except on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -16,7 +16,7 @@ class WatchedFile:
         self._stamp = _stamp(path)
 
     def has_changed(self, *, now: bool = False) -> bool:
-        """Return whether it has changed since the last time that this was so; `now`: look whenever that was."""
+        """Return whether the file has changed since the last check; with `now`, check it in any case."""
         if not now and time.monotonic() < self._polled_at_s + POLL_EVERY_S:
             return False
         self._polled_at_s = time.monotonic()
@@ -25,7 +25,7 @@ class WatchedFile:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when the file changes; None where there is no file."""
+    """Return a value that changes when the file changes; None if there is no file."""
     try:
         stat = path.stat()
     except OSError:
