@@ -1,1 +1,1 @@
-"""What wraps every request."""
+"""ASGI middleware, and the requests that bypass it."""

@@ -1,7 +1,7 @@
-"""CORS: pages of other origins may post with a key of theirs, and may do nothing where there are no keys.
+"""CORS: pages of other origins may post with a page key; without keys, they may only load the client script.
 
 Without this check, any page in a browser on the service's own machine could post events or switch models of a service
-without keys: blindly, or under a host name of its own that resolves to 127.0.0.1 (DNS rebinding).
+without keys: blindly, or through its own host name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from collections.abc import Awaitable
@@ -24,7 +24,10 @@ PUBLIC_PATH = "/client.js"
 
 
 class CrossOriginPolicy:
-    """ASGI middleware that answers preflights, which have no key; `app.http.access` checks a key's origins."""
+    """ASGI middleware that answers preflights, and rejects calls of other origins if the service has no keys.
+
+    `app.http.access` checks the origins of a key.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -60,7 +63,7 @@ class CrossOriginPolicy:
 
 
 def _is_cross_origin(scope: Scope, own_host: str) -> bool:
-    """Return whether a browser sent the request for a page of another origin; other programs send no such headers."""
+    """Return whether a browser sent the request for a page of another origin; only browsers send BROWSER_HEADERS."""
     if not any(name in BROWSER_HEADERS for name, _ in scope["headers"]) or scope["path"] == PUBLIC_PATH:
         return False
     headers = Headers(scope=scope)
@@ -75,7 +78,7 @@ def _is_cross_origin(scope: Scope, own_host: str) -> bool:
 
 
 def _preflight(headers: Headers, is_allowed: bool) -> Response:
-    names = headers.get("access-control-request-headers", "").split(",", len(ALLOWED_HEADERS))  # more are refused
+    names = headers.get("access-control-request-headers", "").split(",", len(ALLOWED_HEADERS))  # more are rejected
     requested = {name.strip().lower() for name in names} - {""}
     if not is_allowed or headers["access-control-request-method"] != METHOD or requested - ALLOWED_HEADERS:
         refusal = error_response(Forbidden("this web origin may not call this endpoint"))

@@ -1,7 +1,8 @@
 """Answers the most frequent calls without the framework, whose overhead exceeds their own cost.
 
-The declared routes remain: /openapi.json is made from them. They also answer every request that is not of the plainest
-form, so that one place decides which requests are refused before their bodies are read. All other code is shared.
+The declared routes remain: /openapi.json is generated from them. They also answer every request that is not in the
+simplest form, so that one place decides which requests are rejected before their bodies are read. All other code is
+shared.
 """
 
 import re
@@ -38,7 +39,7 @@ GET_RECOMMENDATIONS = Route("/v1/users/{user_id}/recommendations")
 
 
 class FastPath:
-    """ASGI middleware: answers the most frequent calls itself, and passes all others on to the app."""
+    """ASGI middleware that answers the most frequent calls itself, and passes all others to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -52,7 +53,7 @@ class FastPath:
             await response_to(exc, scope["state"]["services"].metrics)(scope, receive, send)
             if isinstance(exc, EXPECTED_ERRORS):
                 return
-            raise  # a fault: whoever runs the app logs it
+            raise  # a bug in the service: the server logs it
         if content is None:
             await self._app(scope, receive, send)
             return
@@ -62,9 +63,9 @@ class FastPath:
 
 
 def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | None:
-    """Return an awaitable of the response body. Return None, or an awaitable of None, to let the app answer."""
+    """Return an awaitable of the response body; None, or an awaitable of None, if the app must answer."""
     method, path = scope["method"], scope["path"]
-    if b"%" in scope["raw_path"]:  # `RequestPath` decodes those
+    if b"%" in scope["raw_path"]:  # `RequestPath` decodes such paths
         return None
     if method == "GET" and (user := USER_PATH.fullmatch(path)):
         scope["route"] = GET_RECOMMENDATIONS
@@ -76,8 +77,8 @@ def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | Non
 
 
 def plain_request(user_id: str, query: bytes) -> RecommendationRequest | None:
-    """Parse the request from the user's id and the query; None where they are invalid."""
-    if not query:  # almost always; a copy takes a third of the time of a validation
+    """Parse the request from the user's id and the query; return None if the app must parse or reject it."""
+    if not query:  # the common case; a copy takes a third of the time of a validation
         return PLAIN.model_copy(update={"user_id": user_id}) if is_id(user_id) else None
     fields: dict[str, str | list[str]] = {"user_id": user_id}
     try:
@@ -100,7 +101,7 @@ def plain_request(user_id: str, query: bytes) -> RecommendationRequest | None:
 async def _recommend(scope: Scope, user_id: str) -> bytes | None:
     services: Services = scope["state"]["services"]
     caller = await authorise(services, scope, "recs:read")
-    request = plain_request(user_id, scope["query_string"])  # after the key: reading a cursor takes milliseconds
+    request = plain_request(user_id, scope["query_string"])  # after the key check: parsing a cursor takes milliseconds
     if request is None:
         return None
     return await recommend(services, caller, request)

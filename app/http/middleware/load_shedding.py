@@ -1,4 +1,4 @@
-"""Load shedding: a process accepts a bounded number of concurrent requests, and rejects more with 503 at once."""
+"""Load shedding: a process accepts a bounded number of concurrent requests, and rejects others at once with a 503."""
 
 from typing import NamedTuple
 
@@ -9,26 +9,26 @@ from app.http.access import verified_key
 from app.http.error_responses import error_response
 from app.http.services import Services
 
-# Monitoring needs its answers most when the process is overloaded.
+# Monitoring needs these responses most when the process is overloaded.
 NEVER_SHED = frozenset({"/healthz", "/readyz", "/metrics"})
-REFUSAL = error_response(Overloaded())  # made once: it is sent when there is no time
+REFUSAL = error_response(Overloaded())  # made once, because an overloaded process has no time for it
 
 
 async def _refuse(send: Send) -> None:
-    # the headers are copied, since the layers around this one add to them
+    # a copy of the headers, because outer middleware adds to them
     await send({"type": "http.response.start", "status": REFUSAL.status_code, "headers": list(REFUSAL.raw_headers)})
     await send({"type": "http.response.body", "body": REFUSAL.body})
 
 
 class Source(NamedTuple):
-    """Where a request comes from: a valid key of a tenant."""
+    """The source of a request: a valid key of a tenant."""
 
     tenant: str
     key_id: str
 
     @classmethod
     def of(cls, scope: Scope) -> "Source | None":
-        """Return the source of a request; None for one without a valid key, and where there are no keys."""
+        """Return the source of a request; None if it has no valid key, or if the service has no keys."""
         services: Services | None = scope.get("state", {}).get("services")
         if services is None or services.keyring is None or (key := verified_key(services, scope)) is None:
             return None
@@ -38,9 +38,9 @@ class Source(NamedTuple):
 class RequestsInProgress:
     """Counts requests in progress by source, and decides whether to accept one more.
 
-    There is room for `most`, and beyond them for sources with less than their share: tenants have equal shares of
-    `most`, and the keys of a tenant equal shares of the tenant's. So the n-th source to come has room for `most` / n,
-    however many requests the others send. Requests without a source have no share.
+    There is room for `most` requests, and beyond that for sources that use less than their share. Tenants with requests
+    in progress have equal shares of `most`, and the keys of a tenant have equal shares of the tenant's. So each source
+    has room for its share, however many requests the others send. Requests without a source have no share.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,7 +49,7 @@ class RequestsInProgress:
         self._by_tenant: dict[str, dict[str, int]] = {}
 
     def has_room(self, source: Source | None) -> bool:
-        """Return whether a request of the source may be worked on."""
+        """Return whether a request of the source may be accepted."""
         if source is None or self._total < self._most:
             return self._total < self._most
         keys = self._by_tenant.get(source.tenant, {})
@@ -57,7 +57,7 @@ class RequestsInProgress:
         return keys.get(source.key_id, 0) < self._most / tenants / (len(keys) + (source.key_id not in keys))
 
     def begin(self, source: Source | None) -> None:
-        """Count a request."""
+        """Add a request of the source to the count."""
         self._total += 1
         if source is None:
             return
@@ -65,7 +65,7 @@ class RequestsInProgress:
         keys[source.key_id] = keys.get(source.key_id, 0) + 1
 
     def end(self, source: Source | None) -> None:
-        """Count it no longer."""
+        """Remove a request of the source from the count."""
         self._total -= 1
         if source is None:
             return
@@ -79,10 +79,10 @@ class RequestsInProgress:
 
 
 class LoadShedding:
-    """ASGI middleware that refuses a request while the maximum number of others is in progress.
+    """ASGI middleware that rejects a request while the maximum number of others is in progress.
 
-    Tenants and keys share the room. A request does not count while it waits for its client to send the body, and from
-    when its response begins, which is complete by then: slow clients shut nobody out.
+    Tenants and keys share the room. A request does not count while it waits for its client to send the body, nor after
+    its response starts, which is complete by then. So slow clients cannot lock others out.
     """
 
     def __init__(self, app: ASGIApp, in_progress: RequestsInProgress) -> None:
@@ -116,7 +116,7 @@ class LoadShedding:
                     if not is_answered and not in_progress.has_room(source):
                         raise Overloaded
             finally:
-                count(not is_answered)  # a response may have begun meanwhile
+                count(not is_answered)  # the response may have started meanwhile
             return message
 
         async def send_uncounted(message: Message) -> None:

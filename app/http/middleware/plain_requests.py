@@ -1,8 +1,8 @@
-"""Answers the plainest requests for recommendations from the callbacks of their connection.
+"""Answers plain requests for recommendations from the callbacks of their connection.
 
-A task for each request, and the layers around the app that it passes through, cost more than a recommendation of a
-batch. These requests have no body, and of the fields of a query at most `k`, so they can join a batch at once: nothing
-needs to be awaited or charged. All others go to the app, and so do those that it would refuse.
+An ASGI task per request and the middleware around the app cost more than a recommendation in a batch. Plain requests
+have no body, and no query field except `k`, so they can join a batch at once: nothing needs to be awaited or charged.
+All other requests go to the app, as do those that it would reject.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PlainRequest:
-    """A request that waits for its answer."""
+    """A request that waits for its response."""
 
     source: Source | None
     trace: Trace
@@ -55,17 +55,17 @@ class PlainRequests:
         self._recorder = recorder
 
     def begin(self, url: bytes, scope: Scope, respond: Respond) -> "asyncio.Future[list[Recommendations]] | None":
-        """Begin to answer a GET request; return a future that is done before `respond` is called, or can be cancelled.
+        """Start to answer a GET request; return a future that can be cancelled; `respond` is called when it is done.
 
-        scope  the request's headers and state
-        return None if the app should answer, for whatever reason
+        scope    the request's headers and state
+        returns  None if the app must answer, for any reason
         """
         match = URL.fullmatch(url)
         if match is None or self._services.draining or not OF_OTHERS.isdisjoint([name for name, _ in scope["headers"]]):
             return None
         try:
             return self._begin(match[1].decode(), match[2] or b"", scope, respond)
-        except Exception:  # the app fails in the same way, and says how
+        except Exception:  # the app fails in the same way, and reports it
             return None
 
     def _begin(
@@ -106,7 +106,7 @@ class PlainRequests:
         self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
 
     def _failure(self, exc: BaseException) -> tuple[int, Headers, bytes]:
-        """Return the response to a failure. The server's shutdown cancels what takes longer."""
+        """Return the response to a failure; a request that the server cancels at shutdown gets `Draining`."""
         failure = exc if isinstance(exc, Exception) else Draining()
         if not isinstance(failure, EXPECTED_ERRORS):
             logger.error("a request failed", exc_info=failure)

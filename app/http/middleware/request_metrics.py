@@ -1,4 +1,4 @@
-"""ASGI middleware that measures every request, gives it an id, and logs the slow and the failed ones."""
+"""ASGI middleware that measures every request, gives it an id, and logs slow and failed requests."""
 
 import asyncio
 import logging
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class RequestRecorder:
-    """Records requests in the metrics, and logs the slow and the failed ones.
+    """Records requests in the metrics, and logs slow and failed ones.
 
-    A time is recorded under the route's template, so that user ids make no new series. A slow or failed request is
-    logged with its id, at most MAX_LINES_PER_SECOND of them, since an overloaded process should not write much.
+    Times are recorded by the template of the route, so that user ids create no new series. Slow and failed requests are
+    logged with their ids, at most MAX_LINES_PER_SECOND, because an overloaded process should not write much.
     """
 
     def __init__(self, metrics: RequestMetrics, slow_s: float) -> None:
@@ -39,7 +39,7 @@ class RequestRecorder:
         self._lines = 0
 
     def begin(self) -> float:
-        """Count a request in progress, and return the time at which it began, by ``time.perf_counter``."""
+        """Count a request in progress, and return its start time, as of ``time.perf_counter``."""
         self._metrics.in_progress += 1
         return time.perf_counter()
 
@@ -62,9 +62,9 @@ class RequestRecorder:
 
 
 class RequestTimer:
-    """ASGI middleware that records every request, and answers with its id and its `Server-Timing`.
+    """ASGI middleware that records every request, and adds its id and `Server-Timing` to the response.
 
-    A request that takes longer than the server's shutdown, which cancels it, gets a 503.
+    A request that the server cancels at shutdown gets a 503.
     """
 
     def __init__(self, app: ASGIApp, recorder: RequestRecorder) -> None:
@@ -101,7 +101,7 @@ class RequestTimer:
 
 
 def request_id(scope: Scope) -> bytes:
-    """Return the id that the caller gave the request, if it is safe in a log line; else a new one."""
+    """Return the id that the client sent if it is safe in a log line; otherwise a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             if SAFE_ID.fullmatch(value):

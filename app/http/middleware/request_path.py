@@ -1,4 +1,4 @@
-"""ASGI middleware that refuses paths and queries which a router, a proxy and a log line may read differently."""
+"""ASGI middleware that rejects paths and queries that routers, proxies and logs may interpret differently."""
 
 import re
 from collections.abc import Awaitable
@@ -20,8 +20,9 @@ _SLASH = re.compile(rb"%2f", re.IGNORECASE)
 class RequestPath:
     """ASGI middleware that decodes the path, with ENCODED_SLASH for slashes that are part of an id.
 
-    So "/v1/users/a%2Fevents" is the user "a/events", and not the path with a plain slash. A path with an encoded
-    control character, one that is not UTF-8 and one longer than MAX_PATH_BYTES get a 422 before routes are tried.
+    So "/v1/users/a%2Fevents" is the user "a/events", and not the path with a plain slash. A path that has an encoded
+    control character, is not UTF-8 or is longer than MAX_PATH_BYTES gets a 422 before any route is tried. So does a
+    query that is not percent-encoded UTF-8.
     """
 
     def __init__(self, app: ASGIApp) -> None:
