@@ -1,1 +1,1 @@
-"""The endpoints, one resource a module."""
+"""The endpoints, one resource per module."""

@@ -1,4 +1,4 @@
-"""The routes of operators: activation, experiments, the audit log. Without keys only this machine can call them."""
+"""The routes of operators: property types, activation, experiments, the audit log."""
 
 from typing import Annotated
 
@@ -132,5 +132,5 @@ async def get_audit(
     await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
     found = await service.store.audit.entries(caller.tenant, after=query.after, limit=query.limit + 1)
     page = AuditPage.of(found, query.limit)
-    # the framework would go through all of it three times more
+    # the framework would traverse the page three more times
     return Response(page.model_dump_json(), media_type="application/json")

@@ -1,4 +1,4 @@
-"""The route that takes in events."""
+"""The route that ingests events."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ async def post_events(body: RawBody, services: ServicesDep, caller: CallerDep) -
 
     A 503 `partly_applied` lists the events that are durable and says how many of them were accepted. These already
     count, and are duplicates when you send all events again. Events of a type that no served model weighs are logged,
-    but move no state. With a page key, events on items that neither the shop nor a served model has are not logged
+    but change no state. With a page key, events on items that neither the shop nor a served model has are not logged
     (`refused`).
 
     Each event counts as one request against the key's rate. A page key posts at most 100 events at once (413

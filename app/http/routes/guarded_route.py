@@ -1,4 +1,4 @@
-"""The classes of all routes and their routers: nothing of a request is read before its key is checked."""
+"""The classes of all routes and routers, which check a request's key before they parse the request."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,13 +12,13 @@ from app.http.access import authorise, declared_scopes
 from app.http.dependencies import refuse_repeated_parameters
 from app.http.openapi import errors, operation_id
 
-MAX_OPEN_QUERY_BYTES = 256  # of a call without a key, such as "?v=3" behind a script's address
+MAX_OPEN_QUERY_BYTES = 256  # of a call that needs no key, such as "?v=3" after a script's URL
 
 
 class GuardedRoute(APIRoute):
-    """A route whose key is checked before the framework reads anything of the request.
+    """A route that checks the key before the framework parses any part of the request.
 
-    Reading a query of the largest head takes 12 ms, and without a key a request must cost next to nothing.
+    Parsing the longest possible query takes 12 ms, and a request without a key must cost next to nothing.
     """
 
     @override
@@ -38,7 +38,7 @@ class GuardedRoute(APIRoute):
 
 
 class GuardedRouter(APIRouter):
-    """The routes of one resource, with the errors that any of them may answer with."""
+    """The routes of one resource, with the errors that any of them may return."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(

@@ -17,7 +17,7 @@ EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 router = GuardedRouter(tags=["operations"], dependencies=[NO_QUERY])
 
 
-@router.head("/healthz", include_in_schema=False, dependencies=[NO_SCOPE])  # some balancers probe with it
+@router.head("/healthz", include_in_schema=False, dependencies=[NO_SCOPE])  # some load balancers probe with HEAD
 @router.get("/healthz", dependencies=[NO_SCOPE])
 async def get_health() -> Health:
     """Report that the process is alive."""
@@ -48,9 +48,9 @@ async def get_readiness(services: ServicesDep) -> Health:
     responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
 )
 async def get_metrics(services: ServicesDep, charge: ChargeDep) -> PlainTextResponse:
-    """Return the metrics of all worker processes together, in Prometheus' text format."""
+    """Return the metrics of all worker processes together, in the Prometheus text format."""
     await charge(METRICS)
     services.sample()
-    # A thread, because the files of many workers take milliseconds to read.
+    # In a thread, because the files of many workers take milliseconds to read.
     numbers = await asyncio.to_thread(services.metrics.exposition)
     return PlainTextResponse(numbers, media_type=CONTENT_TYPE_LATEST)

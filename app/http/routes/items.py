@@ -68,7 +68,7 @@ async def get_popular_items(
 async def get_trending_items(
     query: Annotated[TrendingQuery, Query()], service: ServiceDep, charge: ChargeDep
 ) -> TrendingItems:
-    """List the items with the most live visitors lately, over all processes, with a delay of a few seconds.
+    """List the items with the highest number of recent visitors, across all processes, within a few seconds.
 
     The list is empty while no item has been used.
     """
@@ -91,7 +91,7 @@ async def search_items(
     if (request := query.for_user()) is not None:
         recommender = service.switcher.recommender
         return Items(items=await find_for_user(request, recommender, catalogue, thread, caller.requester))
-    # A thread, because a large catalogue takes milliseconds to look through.
+    # In a thread, because a large catalogue takes milliseconds to search.
     search = partial(catalogue.search, query.query, query.limit)
     return Items(items=await thread.run(search, catalogue.searched_items, caller.requester))
 

@@ -10,9 +10,9 @@ router = GuardedRouter(tags=["model"], dependencies=[needs("recs:read")])
 
 @router.get("/v1/stats", dependencies=[NO_QUERY])
 async def get_stats(service: ServiceDep) -> Stats:
-    """Return how often each place of a list was shown and which events followed, by generation.
+    """Return, by generation, how often each position of a list was shown and which events followed.
 
-    It also has the outcomes of each scenario's lists.
+    The response also has the outcomes of each scenario's lists.
     """
     return await service.signals.click_through.stats()
 

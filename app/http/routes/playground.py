@@ -10,7 +10,7 @@ from app.http.routes.guarded_route import GuardedRouter
 
 STATIC = Path(__file__).parents[1] / "static"
 PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))
-# Nothing loads from other origins, no markup brings its own script, and no other page may frame this one.
+# Nothing loads from other origins, no inline script runs, and no page may frame this one.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -19,31 +19,31 @@ HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
-# The page says nothing about tenants. Its requests need the visitor's key, where there are keys.
+# The page reveals nothing about tenants. Its requests need the visitor's key if the service has keys.
 router = GuardedRouter(dependencies=[NO_SCOPE], include_in_schema=False)
 
 
 @router.get("/")
 async def redirect_to_playground() -> RedirectResponse:
-    """The address that the server logs at its start leads to the page."""
+    """Redirect to the page from the address that the server logs at startup."""
     return RedirectResponse("playground/")
 
 
 @router.get("/playground")
 async def redirect_to_page() -> RedirectResponse:
-    """The page finds its own files only with the slash."""
+    """Redirect to the address with a slash, which the relative links of the page need."""
     return RedirectResponse("playground/")
 
 
 @router.get("/playground/")
 async def get_page() -> FileResponse:
-    """The page."""
+    """Return the page."""
     return FileResponse(STATIC / "playground.html", headers=HEADERS)
 
 
 @router.get("/playground/{part}")
 async def get_part(part: str) -> FileResponse:
-    """A script or style sheet of the page."""
+    """Return a script or style sheet of the page."""
     if part not in PARTS:
         raise HTTPException(404)
     return FileResponse(STATIC / part, headers=HEADERS)

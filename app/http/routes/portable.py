@@ -1,4 +1,4 @@
-"""The routes of visitors who keep their own states; each charges its caller as the call for a user does."""
+"""The routes of visitors who keep their own states. Each call costs the same as the corresponding call for a user."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,8 +28,8 @@ from app.schemas.recommendations import RecommendationRequest, Recommendations
 from storage.state.portable_state import PortableState
 
 router = GuardedRouter(prefix="/v1/portable", tags=["portable"], dependencies=[needs("portable"), NO_QUERY])
-OF_USERS = frozenset({"user_id", "history", "requests"})  # these are for keys that read users
-CONDITIONS = frozenset({"if", "then", "else"})  # of the fields that are left out
+OF_USERS = frozenset({"user_id", "history", "requests"})  # fields for keys that can read users
+CONDITIONS = frozenset({"if", "then", "else"})  # on the fields that are left out
 RESPONSES = errors(400, 408, 409, 413, 415)
 
 
@@ -109,10 +109,10 @@ async def post_portable_recommendations(body: JsonBody, services: ServicesDep, c
 
 
 async def append_portable_events(services: Services, caller: Caller, body: bytes) -> PortableEventCounts:
-    """Charge the caller for each event of the body of ``POST /v1/portable/events``, and fold them into its state.
+    """Charge the caller for each event in the body of ``POST /v1/portable/events``, and fold them into its state.
 
     raises  SealingNotConfigured, InvalidJson, InvalidRequest, InvalidSealedState, SealedStateExpired
-            TooManyEvents, TooManyRequests  when the caller may not send so many, and as `PortableEvents.fold`
+            TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `PortableEvents.fold`
     """
     sealer, service = sealer_of(services), services.by_tenant[caller.tenant]
     async with parsed_write(services, caller, body) as parsed:
@@ -128,7 +128,7 @@ async def append_portable_events(services: Services, caller: Caller, body: bytes
 
 
 async def recommend_portable(services: Services, caller: Caller, body: object) -> bytes:
-    """Charge the caller for the request in the parsed body, and return the body of the answer to it.
+    """Charge the caller for the request in the parsed body, and return the body of the response.
 
     raises  SealingNotConfigured, InvalidRequest, Forbidden, and as `recommend`
     """
@@ -149,7 +149,7 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
 
 
 def _refuse_expressions(request: RecommendationRequest) -> None:
-    """Refuse what would let everybody who reads a page's key find out properties of items, such as margins."""
+    """Reject fields that would reveal item properties, such as margins, to anyone who reads a page's key."""
     has_properties = request.max_per or request.objective is not None
     if request.filter is not None or isinstance(request.boost, tuple) or has_properties:
         raise Forbidden(

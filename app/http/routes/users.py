@@ -1,4 +1,4 @@
-"""The routes of users: state, log, undo, merge, erasure."""
+"""The routes of users: state, log, properties, undo, merge, erasure."""
 
 from typing import Annotated
 
@@ -49,7 +49,7 @@ async def get_user_events(
     each, together at most half of the key's requests per minute.
     """
     page = await charged_calls.user_events(services, caller, user_id, query)
-    # The framework would go through all of it three times more, while everybody waits.
+    # The framework would traverse the page three more times, while all other requests wait.
     return Response(page.model_dump_json(), media_type="application/json")
 
 
