@@ -230,12 +230,10 @@ async def _check(services: Services, caller: Caller, settings: ScenarioSettings,
 
 
 async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:
-    """Charge the caller for the entries and archive files that are read, and return the page of the user's log.
+    """Charge the caller for the entries and archive files to read, and return the page; raises as `UserData.events`.
 
     Only one long page of each key is read at a time. Otherwise, thirty of them would each take a turn before the next
     turn of any other key.
-
-    raises  as `UserData.events`
     """
     service = services.by_tenant[caller.tenant]
     await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)

@@ -68,7 +68,7 @@ async def get_popular_items(
 async def get_trending_items(
     query: Annotated[TrendingQuery, Query()], service: ServiceDep, charge: ChargeDep
 ) -> TrendingItems:
-    """List the items with the highest number of recent visitors, across all processes, within a few seconds.
+    """List the items with the highest number of recent visitors in all processes, with a delay of a few seconds.
 
     The list is empty while no item has been used.
     """

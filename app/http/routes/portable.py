@@ -1,4 +1,4 @@
-"""The routes of visitors who keep their own states. Each call costs the same as the corresponding call for a user."""
+"""The routes of visitors who keep their own states. Each call is charged like the corresponding call for a user."""
 
 from collections.abc import Mapping
 from functools import partial
