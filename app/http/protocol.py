@@ -166,8 +166,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._send_refusal_after_responses()
         elif self.pipeline:
             self.flow.pause_reading()  # the next request is in progress, and more are queued
-        else:
-            self._set_idle()
+        elif self._cycle is None or self._cycle.response_complete:
+            self._set_idle()  # or else the last of the queued requests is in progress
 
     @override
     def pause_writing(self) -> None:

@@ -226,8 +226,9 @@ def test_who_reads_nothing_before_everything_is_sent_gets_the_refusal(
         client.close()
 
 
-def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[str, Path]) -> None:
-    """They make room for new ones; a connection whose request is being answered does not."""
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[str, Path], before: int) -> None:
+    """They make room for new ones; a connection whose request is being answered does not, whatever came before it."""
     slow = b'{"user_id": "ada", "history": []}'
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()
     with ExitStack() as stack:
@@ -237,7 +238,12 @@ def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[
             connection.sendall(begin)
             return connection
 
-        at_work = connect(head + b"Content-Length: %d\r\n\r\n" % len(slow))
+        answered = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * before
+        at_work = connect(answered + head + b"Content-Length: %d\r\n\r\n" % len(slow))
+        received = b""
+        while received.count(b"}") < before:
+            received += at_work.recv(65_536)
+        assert received.count(b"HTTP/1.1 200") == before
         for _ in range(MAX_CONNECTIONS):
             for begin in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
                 connect(begin)
