@@ -1,1 +1,1 @@
-"""Folders of files: directories of this machine, and prefixes of a bucket."""
+"""Folders of files: local directories, and prefixes of a bucket."""

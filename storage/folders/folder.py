@@ -1,7 +1,7 @@
-"""The contract of a folder: files by name, which appear completely or not at all.
+"""The protocol of a folder: files by name, which appear completely or not at all.
 
-Names are relative, with slashes. A folder fails as a file system does: FileNotFoundError where there is no such file,
-another OSError where it cannot be reached, read or written.
+Names are relative paths with slashes. Methods raise FileNotFoundError if a file does not exist, and another OSError if
+it cannot be reached, read or written.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-Version: TypeAlias = tuple[str, str]  # of a file's content, as the folder tells it; to be compared alone
+Version: TypeAlias = tuple[str, str]  # identifies a file's content; opaque, only to be compared
 
 
 class Content(NamedTuple):
-    """The bytes of a file, the version that they are, and the Unix time of the file's last change."""
+    """The bytes of a file, their version, and the Unix time of the file's last change."""
 
     data: bytes
     version: Version
@@ -24,51 +24,51 @@ class Content(NamedTuple):
 
 
 class Overtaken(OSError):
-    """Another process writes the folder: it holds the lock, or has replaced a file since this one read it."""
+    """Another process writes the folder: it holds the lock, or has replaced a file since this process read it."""
 
 
 class Folder(Protocol):
     """A folder of files."""
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all files, those in folders below too, in no order."""
+        """Yield the names of all files, including those in subfolders, in no particular order."""
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of this name."""
+        """Return whether a file with this name exists."""
 
     def read(self, name: str, known: Version | None = None) -> Content | None:
-        """Return a file's content; None where it still is the known version."""
+        """Return a file's content; None if the file still has the known version."""
 
     def add(self, name: str, data: bytes | memoryview) -> None:
-        """Write a file. It is durable when this returns."""
+        """Write a file. It is durable when this method returns."""
 
     def replace(self, name: str, data: bytes, version: Version | None) -> Version:
-        """Write a file that is of this version, or that is not there (None), and return its new version.
+        """Write a file that has this version, or does not exist yet (None), and return its new version.
 
-        raises  Overtaken  when it is of another version; it stays as it is
+        raises  Overtaken  if it has another version; the file is unchanged then
         """
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
     def path(self, name: str, sha256: str | None = None) -> Path:
-        """Return a file of this machine with the content: the file itself, or a copy whose hash was verified.
+        """Return the path of a local file with this content: the file itself, or a copy.
 
-        sha256  the first digits of its hash, in hex; None where nobody knows it
+        sha256  leading hex digits of the content's hash, which a new copy must match; None: unknown, so not verified
         """
 
     def forget_copies_except(self, names: Collection[str]) -> None:
-        """Remove the copies of all other files from this machine."""
+        """Remove the local copies of all other files."""
 
     def writing(self) -> AbstractContextManager[None]:
-        """Make the folder, and keep other processes of this machine from writing it, where a lock can do that.
+        """Create the folder and, if it can be locked, prevent other local processes from writing to it.
 
-        raises  Overtaken  when another one does
+        raises  Overtaken  if another process holds the lock
         """
 
 
 def add_file(folder: Folder, name: str, path: Path) -> None:
-    """Write a file with the content of another one, which is not empty; OSError when that fails."""
+    """Write a file with the content of another one, which must not be empty; raise OSError if that fails."""
     with (
         path.open("rb") as opened,
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,

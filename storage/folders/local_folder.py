@@ -1,4 +1,4 @@
-"""A directory of this machine, or of a file system that it has mounted."""
+"""A directory on this machine, or on a file system that is mounted on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNFINISHED = ".unfinished"
 
 
 class LocalFolder(Folder):
-    """A directory. Files appear by rename, and are replaced by one process at a time, which holds the lock."""
+    """A directory. Files appear by rename. Only one process at a time, the holder of the lock, replaces them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = Path(directory)
@@ -27,7 +27,7 @@ class LocalFolder(Folder):
 
     @override
     def names(self) -> Iterator[str]:
-        for path in [*self._directory.rglob("*")]:  # who asks may remove them meanwhile
+        for path in [*self._directory.rglob("*")]:  # a list, because the caller may remove files during the iteration
             if path.is_file():
                 yield path.relative_to(self._directory).as_posix()
 

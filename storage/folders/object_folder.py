@@ -1,7 +1,7 @@
-"""The objects below a prefix of a bucket: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+"""The objects below a prefix of a bucket: S3 and compatible services, Google Cloud Storage, Azure.
 
-An object appears whole or not at all, so nothing is renamed; a conditional put takes the place of a lock. Credentials
-come from where each provider's own programs look for them: the environment, and the identity of machine or container.
+An object appears completely or not at all, so nothing is renamed. Conditional puts replace the lock. Credentials are
+read from where each provider's own tools look: the environment, and the identity of the machine or container.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from obstore import PutMode
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-UNFINISHED = "unfinished"  # folder of the cache; downloads in it become copies by rename
+UNFINISHED = "unfinished"  # subfolder of the cache for downloads, which are renamed when they are complete
 ABANDONED_AFTER_S = 3_600.0
 CHUNK = 8 << 20
-# The endpoint in the environment says whether it is reached over TLS; those of the providers are.
+# An endpoint in the environment may use plain HTTP; the providers' own endpoints use TLS.
 BULK: ClientConfig = {"allow_http": True, "connect_timeout": "3s", "read_timeout": "30s", "timeout": "1h"}
 BULK_RETRIES: RetryConfig = {
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-QUICK: ClientConfig = {"allow_http": True, "connect_timeout": "2s", "timeout": "2s"}  # what requests may wait for
+QUICK: ClientConfig = {"allow_http": True, "connect_timeout": "2s", "timeout": "2s"}  # for calls that requests wait for
 QUICK_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(0)}
 
 
 class ObjectFolder(Folder):
-    """The objects below a URL such as s3://bucket/prefix, and copies of them in a directory of this machine."""
+    """The objects below a URL such as s3://bucket/prefix, and copies of them in a local directory."""
 
     def __init__(self, url: str, cache: Path) -> None:
         self._url = url
@@ -55,12 +55,12 @@ class ObjectFolder(Folder):
 
     @cached_property
     def _bulk(self) -> ObjectStore:
-        """A client for contents of any size, which waits while something arrives."""
+        """The client for contents of any size, which waits as long as data arrives."""
         return from_url(self._url, client_options=BULK, retry_config=BULK_RETRIES)
 
     @cached_property
     def _quick(self) -> ObjectStore:
-        """A client for short contents, which gives up soon."""
+        """The client for short contents, which fails fast."""
         return from_url(self._url, client_options=QUICK, retry_config=QUICK_RETRIES)
 
     @override
@@ -98,7 +98,7 @@ class ObjectFolder(Folder):
             try:
                 return _version(obstore.put(self._bulk, name, data, mode=mode, use_multipart=False))
             except (AlreadyExistsError, PreconditionError) as exc:
-                # a put whose answer is lost is sent again, and then finds its own content there
+                # a put whose response is lost is retried, and then finds its own content
                 found = self.read(name)
                 if found is None or found.data != data:
                     raise Overtaken(f"another process has replaced '{name}'") from exc
@@ -158,11 +158,11 @@ class ObjectFolder(Folder):
     @override
     @contextmanager
     def writing(self) -> Iterator[None]:
-        yield  # who replaces a file that another one has replaced is told so then
+        yield  # no lock: `replace` detects other writers
 
     @contextmanager
     def _failing(self, name: str = "") -> Iterator[None]:
-        """Raise OSError for what the store, or the way to it, fails with."""
+        """Translate the errors of the object store, and of the connection to it, to OSError."""
         try:
             yield
         except FileNotFoundError:

@@ -15,7 +15,7 @@ SCHEMES = ("s3", "gs", "az")
 
 @dataclass(frozen=True, slots=True)
 class ObjectUrl:
-    """The URL of a prefix in a bucket, without a slash at its end."""
+    """The URL of a prefix in a bucket, without a trailing slash."""
 
     url: str
 
@@ -40,9 +40,9 @@ Place: TypeAlias = Path | ObjectUrl
 
 
 def parse_place(given: str | Place) -> Place:
-    """Return the place that an operator has named.
+    """Parse a location that an operator gives.
 
-    raises  ValueError  for a URL that is none of a bucket, or that says more than where
+    raises  ValueError  if a URL is not that of a bucket, or contains more than the location
     """
     if not isinstance(given, str):
         return given
@@ -60,14 +60,14 @@ def parse_place(given: str | Place) -> Place:
 
 
 def open_folder(place: Place, cache: Path) -> Folder:
-    """Return the folder at that place; copies of a bucket's objects are kept in the cache."""
+    """Return the folder at this place; the cache keeps copies of a bucket's objects."""
     if isinstance(place, Path):
         return LocalFolder(place)
-    from storage.folders.object_folder import ObjectFolder  # who has no bucket does not load its library
+    from storage.folders.object_folder import ObjectFolder  # without a bucket, its library is not loaded
 
     return ObjectFolder(place.url, cache)
 
 
 def as_folder(folder: Path | Folder) -> Folder:
-    """Return the folder, or that of a path."""
+    """Return the folder, or the folder at this path."""
     return LocalFolder(folder) if isinstance(folder, Path) else folder
