@@ -1,4 +1,4 @@
-"""The audit log: who has done what to a tenant's models, lists, keys and users, and when. Nothing changes an entry."""
+"""The audit log: who did what to a tenant's models, lists, keys and users, and when. Entries never change."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-COMMAND_LINE = "command line"  # who runs `lisarec` on a machine
-KEYS_FILE = "keys file"  # who edits that, with or without `lisarec keys`
+COMMAND_LINE = "command line"  # someone who runs `lisarec` on a machine
+KEYS_FILE = "keys file"  # someone who edits the keys file, with or without `lisarec keys`
 MARK = "user:"
 MARK_CHARS = 32  # 128 bits
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Something that was done.
+    """An action that was performed.
 
     time_us  microseconds since the epoch
-    actor    the id of the key, COMMAND_LINE or KEYS_FILE; empty in a service without keys
-    action   what was done, as ``model.activate``
-    subject  to what: a name, or what `user_mark` makes of a user's id
-    details  more about it, as JSON has it
+    actor    the id of the key, COMMAND_LINE or KEYS_FILE; empty if the service has no keys
+    action   the name of the action, such as ``model.activate``
+    subject  the object of the action: a name, or the `user_mark` of a user
+    details  additional JSON values
     """
 
     time_us: int
@@ -35,21 +35,21 @@ class AuditEntry:
 
     @classmethod
     def now(cls, actor: str, action: str, subject: str = "", details: Mapping[str, Any] | None = None) -> AuditEntry:
-        """Return an entry of this moment."""
+        """Return an entry with the current time."""
         return cls(time.time_ns() // 1_000, actor, action, subject, details or {})
 
     def to_json(self) -> str:
-        """Return the text that stores have of it."""
+        """Return the text that stores keep."""
         return json.dumps(astuple(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AuditEntry:
-        """Return the entry of the text."""
+        """Parse the text that `to_json` returns."""
         return cls(*json.loads(text))
 
 
 class NumberedEntry(NamedTuple):
-    """An entry and its number, among those of the tenant, from 1."""
+    """An entry and its number in the tenant's log, counted from 1."""
 
     number: int
     entry: AuditEntry
@@ -68,8 +68,8 @@ class AuditLog(Protocol):
     async def append(self, tenant: str, entries: Sequence[AuditEntry], keys: KeysSeen | None = None) -> bool:
         """Append the entries in one atomic, durable step.
 
-        keys  what is noted in the same step; where what was noted before is not as believed, nothing is appended, and
-              the answer is False
+        keys  what to note in the same step; if the keys noted before differ from `believed`, nothing is appended, and
+              False is returned
         """
         ...
 
@@ -83,9 +83,9 @@ class AuditLog(Protocol):
 
 
 def user_mark(secret: bytes, tenant: str, user_id: str) -> str:
-    """Return what stands for a user in the audit log: a keyed hash, from which nobody without the secret tells whom.
+    """Return the pseudonym of a user in the audit log: a keyed hash that reveals nothing without the secret.
 
-    secret  of the store
+    secret  the secret of the store
     """
     mac = hmac.new(secret, f"audit\0{tenant}\0{user_id}".encode("utf-8", errors="surrogatepass"), hashlib.sha256)
     return MARK + mac.hexdigest()[:MARK_CHARS]

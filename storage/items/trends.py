@@ -1,17 +1,17 @@
-"""Trends: how many visitors use each item now, as counts that halve with time.
+"""Trends: how many visitors use each item, as counts with a half-life.
 
-A stored *trend* is the logarithm to the base 2 of such a count, on the scale of the tenant's trend clock: a visit at
-the clock's position p adds ``2 ** p``. So no count has to be halved in place, the order of items changes with visits
-only, and no number grows too large. Any number of processes add their visits.
+A stored *trend* is the base-2 logarithm of such a count, on the scale of the tenant's trend clock: a visit at clock
+position p adds ``2 ** p``. Stored counts therefore never need to be halved, only visits change the order of items, and
+no number grows too large. Any number of processes can add visits.
 
-A visitor counts once for an item until the clock has passed the next whole half-life, however many others visit it in
-between, and in whatever order all of them come back. An item's first LISTED_VISITORS are listed. Beyond them a sketch
-of fixed size, a HyperLogLog, decides whether a visitor is new. It takes some new ones for known ones, and a visitor
-whom it recognises as new stands for them too: `1 / p` visitors, where p is the share of all new visitors that it
-would recognise just then. The sum of these is an unbiased estimate of the distinct visitors (Cohen, "All-Distances
+A visitor counts once for an item until the clock has passed the next whole half-life, regardless of how many others
+visit it in between and in which order they return. An item's first LISTED_VISITORS are listed. Beyond them, a sketch
+of fixed size, a HyperLogLog, decides whether a visitor is new. It mistakes some new visitors for known ones, and a
+visitor that it recognises as new stands for them too: for `1 / p` visitors, where p is the share of all new visitors
+that it would recognise at that moment. The sum is an unbiased estimate of the distinct visitors (Cohen, "All-Distances
 Sketches, Revisited", 2015; Ting, "Streamed Approximate Counting of Distinct Elements", 2014), 5% off on average.
 
-Who could choose a visitor's hash could make the sketch believe in millions, so the hashes are made with a secret.
+An attacker who could choose visitors' hashes could make the sketch count millions, so the hashes use a secret.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import NamedTuple
 
 HALF_LIFE_S = 7 * 86_400.0
 MAX_STEP_S = 86_400.0
-MAX_LAG_HALF_LIVES = 64.0  # half-lives behind the clock, below which a trend is not stored
-MAX_LEAD_HALF_LIVES = 40.0  # ahead of the clock, above which a trend is damaged: nothing has 2 ** 40 visitors
+MAX_LAG_HALF_LIVES = 64.0  # half-lives behind the clock; a lower trend is not stored
+MAX_LEAD_HALF_LIVES = 40.0  # half-lives ahead of the clock; a higher trend is damaged: no item has 2 ** 40 visitors
 LISTED_VISITORS = 32
-VISITOR_BYTES = 4  # of a hash; with others of a list, one in 100 million visitors is taken for another one
+VISITOR_BYTES = 4  # of a hash; in a list, one in 100 million visitors collides with another one
 RANK_BITS = 8 * (VISITOR_BYTES - 1)
 REGISTERS = 256  # one for each first byte of a visitor
-UNSEEN = Struct(">d")  # how many registers' worth of new visitors the sketch would recognise: REGISTERS * p
+UNSEEN = Struct(">d")  # REGISTERS * p: the registers' worth of new visitors that the sketch would recognise
 
 
 class Visit(NamedTuple):
     """A use of an item.
 
     visitor  VISITOR_BYTES of a secret hash of the user
-    weight   how many visits of this moment it is worth: more than 0, at most 1
+    weight   how many visits of this moment it counts for: more than 0, at most 1
     """
 
     item_id: str
@@ -46,13 +46,13 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrendClock:
-    """A clock of half-lives that follows the clock of a store's machine, whatever that one is set to.
+    """A clock in half-lives that follows the clock of a store's machine, even if that one is wrong.
 
-    It moves when visits are added: never back, and at most MAX_STEP_S at a time. So a clock that is set wrong, and
-    right again, ages all trends by a day at most.
+    It moves when visits are added: never backwards, and by at most MAX_STEP_S at a time. A machine's clock that is set
+    wrong and then corrected therefore ages all trends by a day at most.
 
     position  in half-lives
-    read_s    what the machine's clock showed when this one moved, in Unix seconds
+    read_s    the time of the machine's clock when this one moved, in Unix seconds
     """
 
     position: float
@@ -70,36 +70,36 @@ class TrendClock:
         return cls(float(position), float(read_s))
 
     def __str__(self) -> str:
-        """Return the clock as stores keep it."""
+        """Return the clock in the form that stores keep."""
         return f"{self.position!r} {self.read_s!r}"
 
     def moved_to(self, now_s: float) -> TrendClock:
-        """Return the clock when the machine's clock shows this."""
+        """Return the clock, moved to this time of the machine's clock."""
         step_s = min(max(now_s - self.read_s, 0.0), MAX_STEP_S)
         return TrendClock(self.position + step_s / HALF_LIFE_S, now_s)
 
     def trend_of(self, visits: float) -> float:
-        """Return the trend of so many visits now."""
+        """Return the trend of this many visits now."""
         return self.position + math.log2(visits)
 
     def count_of(self, trend: float) -> float:
-        """Return how many visits of now the trend is worth."""
+        """Return how many visits now would have this trend."""
         return math.exp2(min(trend - self.position, MAX_LEAD_HALF_LIVES))
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The lowest and the highest trend that is stored."""
+        """The lowest and the highest trend that are stored."""
         return self.position - MAX_LAG_HALF_LIVES, self.position + MAX_LEAD_HALF_LIVES
 
 
 def sum_of_trends(first: float, second: float) -> float:
-    """Return the trend of the visits of both."""
+    """Return the trend of the visits of both trends."""
     high, low = max(first, second), min(first, second)
     return high + math.log2(1 + 2.0 ** (low - high))
 
 
 def with_visitor(seen: bytes, visitor: bytes) -> tuple[bytes, float] | None:
-    """Return an item's visitors with one more, and how many visitors that one stands for; None for a known one.
+    """Return an item's visitors with one more, and how many visitors that one stands for; None if it is known.
 
     seen  a list of up to LISTED_VISITORS, or a sketch: a rank for each register, then UNSEEN
     """
@@ -117,7 +117,7 @@ def with_visitor(seen: bytes, visitor: bytes) -> tuple[bytes, float] | None:
 
 
 def _sketch_with_visitor(sketch: bytes, visitor: bytes) -> tuple[bytes, float] | None:
-    """Do the same for a sketch. A rank r comes up with every 2 ** r-th visitor of a register."""
+    """Do the same for a sketch. One in 2 ** r visitors of a register has rank r."""
     register, rank = visitor[0], 1 + RANK_BITS - int.from_bytes(visitor[1:]).bit_length()
     if rank <= sketch[register]:
         return None
