@@ -1,1 +1,1 @@
-"""What the benchmarks run on: services, servers, clients and faults in processes of their own."""
+"""Shared parts of the benchmarks: services, servers, clients and faults in separate processes."""

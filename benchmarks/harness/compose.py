@@ -1,6 +1,6 @@
-"""The Redis of docker-compose.yml as a process of this machine: its very command and its very users.
+"""The Redis of docker-compose.yml as a local process, with the same command and the same users.
 
-Only paths, address and port differ: where the containers have volumes, a directory of this machine stands.
+Only paths, address and port differ: local directories replace the volumes of the containers.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ DEFAULT_OF_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 @dataclass(frozen=True)
 class RedisUsers:
-    """The file of the users that docker/redis/make-secrets makes, and the passwords of two of them."""
+    """The ACL file that docker/redis/make-secrets creates, and the passwords of two of its users."""
 
     acl_file: Path
     password: str
     admin_password: str
 
     def url(self, port: int, host: str = "127.0.0.1") -> str:
-        """Return the URL by which services log in."""
+        """Return the URL with which services log in."""
         return f"redis://lisarec:{self.password}@{host}:{port}/0"
 
     def cluster_url(self, ports: Iterable[int], host: str = "127.0.0.1") -> str:
-        """Return the URL by which services log in to the nodes of a cluster."""
+        """Return the URL with which services log in to the nodes of a cluster."""
         return f"redis://lisarec:{self.password}@{','.join(f'{host}:{port}' for port in ports)}"
 
     def admin_url(self, port: int, host: str = "127.0.0.1") -> str:
-        """Return the URL by which an operator logs in."""
+        """Return the URL with which an operator logs in."""
         return f"redis://admin:{self.admin_password}@{host}:{port}/0"
 
 
 def make_users(directory: Path) -> RedisUsers:
-    """Make the users as the service `secrets` does, or return those that the directory has."""
+    """Create the users as the service `secrets` does, or return those that the directory already contains."""
     app, redis = directory / "secrets", directory / "acl"
     for folder in (app, redis):
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,13 +59,13 @@ def make_users(directory: Path) -> RedisUsers:
 
 
 def redis_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
-    """Return the command of the service `redis`, for a server binary, a data directory and a port of this machine."""
+    """Return the command of the service `redis`, for a server binary, a local data directory and a local port."""
     command = compose_document()["services"]["redis"]["command"]
     return [*_replace_paths(command, _path_replacements(server, data, users)), *_listen_options(port), *options]
 
 
 def node_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
-    """Return the command of a node of the cluster, the service `redis-1`, as `redis_command` does."""
+    """Return the command of a cluster node, the service `redis-1`, as `redis_command` does."""
     service = compose_document()["services"]["redis-1"]
     *shell, script = service["command"]
     replacements = _path_replacements(server, data, users) | {
@@ -78,7 +78,7 @@ def node_command(server: str, data: Path, users: RedisUsers, port: int, *options
 
 
 def replica_options(users: RedisUsers, primary_port: int) -> tuple[str, ...]:
-    """Return the options by which a server follows another one, as the user `replica`."""
+    """Return the options with which a server replicates another one, as the user `replica`."""
     password = users.acl_file.with_name("replica_password").read_text()
     return ("--masteruser", "replica", "--masterauth", password, "--replicaof", "127.0.0.1", str(primary_port))
 
@@ -99,12 +99,12 @@ def _listen_options(port: int) -> tuple[str, ...]:
 
 @cache
 def compose_document() -> Any:
-    """Return what docker-compose.yml says."""
+    """Return the content of docker-compose.yml."""
     return yaml.load(COMPOSE_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def _replace_paths(command: Sequence[str], replacements: Mapping[str, str]) -> list[str]:
-    """Fill in defaults of variables, and put places of this machine where those of a container stand."""
+    """Fill in the defaults of variables, and replace paths of the container by local ones."""
     found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(place)}(?![\w/.-])" for place in replacements))
     words = [DEFAULT_OF_VARIABLE.sub(r"\1", word) for word in command]
     if missing := replacements.keys() - set(found.findall(" ".join(words))):

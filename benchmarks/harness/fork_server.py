@@ -1,11 +1,11 @@
-"""A process that has imported the service and forks a `lisarec` command for every line on its standard input.
+"""A process that has imported the service and forks a `lisarec` command for each line on its standard input.
 
-Importing torch takes seconds, and reading compiled kernels back two more; a bench that kills hundreds of replicas would
-measure little else. What is forked is the command as it is, or with a weakness that a bench has to notice:
+Importing torch takes seconds, and loading the compiled kernels two more. A benchmark that kills hundreds of replicas
+would measure little else. The command is forked as it is, or with a weakness that a benchmark must detect:
 
     none           the command as it is
-    without-guard  no event is ever taken for a duplicate: each gets another id before it reaches the store
-    without-trust  no store is ever refused because it lacks what was acknowledged
+    without-guard  no event is recognised as a duplicate: each gets a new id before it reaches the store
+    without-trust  no store is refused because it lacks acknowledged events
     unsynced       SQLite does not sync its log at a commit
 """
 
@@ -80,9 +80,9 @@ class ForkServer:
         status: Path | None = None,
         network: str | None = None,
     ) -> int:
-        """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process.
+        """Start `lisarec` with the arguments, on the machine if there is one, and return the process id.
 
-        status   a file that gets the exit status, where the process ends by itself
+        status   a file to which the process writes its exit status unless it is killed
         network  the file of a network namespace to run in
         """
         assert self._process.stdin is not None
@@ -96,12 +96,12 @@ class ForkServer:
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End the process; what it has forked goes on."""
+        """End the process; the processes that it has forked continue."""
         self._process.communicate()
 
 
 class SpawnRequest(NamedTuple):
-    """A line on the standard input: which command to fork, and how."""
+    """A line on the standard input: the command to fork, and its circumstances."""
 
     arguments: list[str]
     log: str
@@ -114,14 +114,14 @@ class SpawnRequest(NamedTuple):
 
 @cache
 def fork_server() -> ForkServer:
-    """Return the one fork server, which lives until this process ends."""
+    """Return the only fork server, which lives until this process ends."""
     made = ForkServer()
     atexit.register(made.close)
     return made
 
 
 def disable_deduplication(store: Any) -> None:
-    """Let the store give each event another id, so that none is recognised as a duplicate."""
+    """Make the store give each event a new id, so that none is recognised as a duplicate."""
     append = store.append
 
     async def append_renamed(self: Any, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
@@ -135,7 +135,7 @@ def disable_deduplication(store: Any) -> None:
 
 
 def disable_trust() -> None:
-    """Let no store be refused, whatever it lacks."""
+    """Disable all checks that refuse a store because it lacks data."""
 
     async def require_nothing(*_: object) -> None:
         pass
@@ -147,7 +147,7 @@ def disable_trust() -> None:
 
 
 def disable_syncs() -> None:
-    """Let SQLite not sync its log at a commit."""
+    """Make SQLite not sync its log at a commit."""
     connect = storage.sqlite.database.connect
 
     def connect_unsynced(path: Path) -> sqlite3.Connection:
@@ -203,7 +203,7 @@ def run_service_as_child(request: SpawnRequest) -> None:
 
 
 def enter_network(namespace: str) -> None:
-    """Let this process, which has one thread, be in the network of the file."""
+    """Move this process, which has one thread, to the network namespace of the file."""
     opened, libc = os.open(namespace, os.O_RDONLY), ctypes.CDLL(None, use_errno=True)
     if libc.setns(opened, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), f"no network at {namespace}")
@@ -211,13 +211,13 @@ def enter_network(namespace: str) -> None:
 
 
 def import_training() -> None:
-    """Import what a training needs; torch imports hundreds of modules only when there is an optimizer."""
+    """Import what training needs; torch imports hundreds of modules only when the first optimizer is created."""
     importlib.import_module("model.training.train")
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 
 
 async def start_and_stop_service(model: Path) -> None:
-    """Start a service once, so that compiled code is there for all processes that are forked."""
+    """Start and stop a service once, so that all forked processes share the compiled code."""
     with TemporaryDirectory() as directory:
         app = create_app(Settings(model_dir=model, data_dir=Path(directory)))
         async with app.router.lifespan_context(app):
@@ -231,12 +231,12 @@ def main() -> None:
     """Fork a command for every line on the standard input, and print its process id."""
     models, imports_training = set(), False
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for children
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench says when to end, by closing the input
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for its children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark ends this process by closing its input
     for line in sys.stdin:
         request = SpawnRequest(*json.loads(line))
         model = request.arguments[request.arguments.index("--model") + 1] if "--model" in request.arguments else None
-        # what is not packed is read by polars, whose threads do not survive a fork
+        # polars reads a model that is not packed, and its threads do not survive a fork
         if model is not None and model not in models and (Path(model) / model_directory.PACKED).exists():
             asyncio.run(start_and_stop_service(Path(model)))
             models.add(model)

@@ -18,19 +18,19 @@ from storage.state.generation import Generation
 HOUR_S = 3600
 TENANT = "main"
 COLD_USERS = 3_000
-RENAMED = "~"  # begins what a service without guard adds to an id; no id in a request may contain it
+RENAMED = "~"  # begins the suffix that a service without guard adds to an id; no id in a request may contain it
 
 EventJson = dict[str, str | float]
 
 
 class Ledger:
-    """Events by number, in the order in which they were made."""
+    """Events by number, in the order of their creation."""
 
     def __init__(self, item_ids: Sequence[str], seed: int) -> None:
         self.user_ids: list[str] = []
         self.event_ids: list[str] = []
         self.timestamps: list[float | None] = []
-        self.acknowledged = bytearray()  # 1: some client was told 2xx
+        self.acknowledged = bytearray()  # 1: a client has received 2xx
         self.acknowledgements = 0  # of distinct events
         self._item_ids = item_ids
         self._random = random.Random(seed)
@@ -43,7 +43,10 @@ class Ledger:
         return self._item_ids[number * 7919 % len(self._item_ids)]
 
     def new(self, user_id: str | None, now_s: float) -> int:
-        """Make an event, of any cold user if none is named. Half have a UUIDv7, a fifth no time, a fifth an old one."""
+        """Create an event, of a random cold user if none is named.
+
+        Half of the events have a UUIDv7. A fifth have no timestamp, a fifth one of an hour ago.
+        """
         number = len(self)
         kind = self._random.random()
         self.user_ids.append(user_id or f"cold-{self._random.randrange(COLD_USERS)}")
@@ -63,8 +66,11 @@ class Ledger:
         return event if timestamp is None else event | {"timestamp": timestamp}
 
     def resent(self) -> tuple[int, EventJson] | None:
-        """An event once more: a recent one, perhaps still under way, as it was; or any acknowledged one, as it was,
-        without its time or with one an hour older. Four fifths are never sent again: a resend would hide a loss.
+        """Return an event to send again, and its number; None if the drawn event is not acknowledged yet.
+
+        Half of them are recent events, perhaps still in flight, unchanged. The others are acknowledged events of any
+        age: unchanged, without their timestamp, or with one that is an hour older. Four fifths of all events are never
+        sent again, because a resend would hide a loss.
         """
         is_recent = self._random.random() < 0.5
         number = self._random.randrange(max(0, len(self) - 500) if is_recent else 0, len(self)) // 5 * 5
@@ -81,7 +87,7 @@ class Ledger:
         return number, event
 
     def acknowledge(self, numbers: list[int]) -> None:
-        """Note that a client was told 2xx for these events."""
+        """Note that a client has received 2xx for these events."""
         for number in numbers:
             self.acknowledgements += 1 - self.acknowledged[number]
             self.acknowledged[number] = 1
@@ -89,18 +95,18 @@ class Ledger:
 
 @dataclass
 class StoreVerdict:
-    """The faults of a store; there are none if all lists are empty."""
+    """The faults of a store; it is correct if all lists are empty."""
 
     users: int = 0
     logged: int = 0
-    lost: list[str] = field(default_factory=list)  # ids that were acknowledged and are not in the log
-    duplicated: list[str] = field(default_factory=list)  # ids that the log has more than once
-    unsent: list[str] = field(default_factory=list)  # ids in the log that nobody sent like this
+    lost: list[str] = field(default_factory=list)  # ids of acknowledged events that are not in the log
+    duplicated: list[str] = field(default_factory=list)  # ids that occur more than once in the log
+    unsent: list[str] = field(default_factory=list)  # ids in the log that no client sent for this user and item
     unfolded: list[str] = field(default_factory=list)  # users whose state is not the fold of their log
 
     @property
     def is_correct(self) -> bool:
-        """Return whether nothing is wrong."""
+        """Whether the store has no fault."""
         return not (self.lost or self.duplicated or self.unsent or self.unfolded)
 
     def __str__(self) -> str:
@@ -112,7 +118,7 @@ class StoreVerdict:
 
 
 async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> StoreVerdict:
-    """Compare every user's log with the events sent and acknowledged, and every state with the log."""
+    """Compare each user's log with the events sent and acknowledged, and each state with the log."""
     numbers_of: defaultdict[str, list[int]] = defaultdict(list)
     for number, user_id in enumerate(ledger.user_ids):
         numbers_of[user_id].append(number)
@@ -144,7 +150,7 @@ def _judge_log(verdict: StoreVerdict, ledger: Ledger, numbers: list[int], log: l
 
 
 def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bool:
-    """Return whether the encoded state is the fold of the log; without a log there is no state."""
+    """Return whether the encoded state is the fold of the log; an empty log has no state."""
     if value is None or not log:
         return value is None and not log
     folded = generation.empty()

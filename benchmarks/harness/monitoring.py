@@ -1,7 +1,7 @@
-"""Run archiver, trainer and Prometheus beside a topology, as docker-compose.yml runs them.
+"""Run the archiver, the trainer and Prometheus next to a topology, as docker-compose.yml runs them.
 
-Prometheus reads docker/prometheus/prometheus.yml and the rules beside it as they are mounted. In the place of Docker's
-names stands an HTTP server of this process, which tells it who listens where: replicas that come and go, too.
+Prometheus uses docker/prometheus/prometheus.yml and the rule files next to it, which the container mounts. An HTTP
+server of this process replaces Docker's DNS and returns the current addresses, even while replicas come and go.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Prometheus:
     url: str
 
     def query(self, expression: str) -> list[Any]:
-        """Return what an expression of PromQL gives now."""
+        """Return the current result of a PromQL expression."""
         answer = fetch(f"{self.url}/api/v1/query?{urlencode({'query': expression})}").json()
         assert answer["status"] == "success", (expression, answer)
         found: list[Any] = answer["data"]["result"]
@@ -63,13 +63,13 @@ def monitored(
     consumer: str | None = None,
     every_s: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Prometheus]:
-    """Start them; logs and all they write are in the directory, and they are gone afterwards.
+    """Start the processes, and stop them at the end; their logs and other files are in the directory.
 
-    directory         the archive is there, too, as ARCHIVE
-    archiver_options  beside where it archives from and to
-    models            folder of the trainer, which gets a turn once a day; None: no trainer
-    consumer          where one that runs already answers Prometheus
-    every_s           instead of what Prometheus' file says under `global`, for a test that does not want to wait
+    directory         also contains the archive, as ARCHIVE
+    archiver_options  options in addition to the Redis URL and the archive directory
+    models            models directory of the trainer, which trains once a day; None: no trainer
+    consumer          the metrics address of a consumer that already runs
+    every_s           overrides of `global` in Prometheus' file, for a test that cannot wait so long
     """
     archiver, trainer, listening = (f"127.0.0.1:{free_port()}" for _ in range(3))
     balancer = running.balancer_environment["LISAREC_METRICS_BIND"]
@@ -105,7 +105,7 @@ def monitored(
 
 
 def _job(job: dict[str, Any], names_url: str, own: str) -> dict[str, Any]:
-    """A scrape job of the mounted file, which asks us instead of Docker's DNS."""
+    """Return a scrape job of the mounted file that queries this process instead of Docker's DNS."""
     kept = {key: value for key, value in job.items() if not key.endswith("_sd_configs") and key != "static_configs"}
     if "static_configs" in job:  # Prometheus itself
         return kept | {"static_configs": [{"targets": [own]}]}
@@ -116,10 +116,10 @@ def _job(job: dict[str, Any], names_url: str, own: str) -> dict[str, Any]:
 
 @contextmanager
 def _service_discovery(running: Topology, known: Mapping[str, list[str]]) -> Iterator[str]:
-    """An HTTP server that tells Prometheus who has a name."""
+    """Run an HTTP server that returns the addresses of a name to Prometheus."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the library's name
+        def do_GET(self) -> None:  # http.server requires this name
             name = self.path.removeprefix("/")
             body = json.dumps([{"targets": running.targets() if name == "app" else known[name]}]).encode()
             self.send_response(200)

@@ -1,4 +1,4 @@
-"""Make a Redis cluster of empty servers on this machine, and ask it how it is."""
+"""Forms a Redis cluster of empty local servers, and queries its state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from benchmarks.harness.service_process import free_port
 
 HOST = "127.0.0.1"
 SLOTS = 16384
-BUS = 10_000  # from a node's port to that of its bus
-NODE_PORTS = 20_000, 22_700  # the system gives neither these nor those of their buses to connections
+BUS = 10_000  # offset of the port of a node's cluster bus
+NODE_PORTS = 20_000, 22_700  # the system assigns neither these ports nor those of their buses to connections
 FORM_WITHIN_S = 60.0
 
 
 def free_node_port() -> int:
-    """Return a port that is free together with the one of its bus, and that another call does not return."""
+    """Return a port that is free together with that of its bus. No other call returns it."""
     while True:
         port = free_port(NODE_PORTS)
         with socket.socket() as bus, suppress(OSError):
@@ -33,27 +33,27 @@ def free_node_port() -> int:
 
 
 def slots_of(number: int, count: int) -> range:
-    """Return the slots of the nth of so many primaries."""
+    """Return the slots of primary `number` of `count`."""
     return range(number * SLOTS // count, (number + 1) * SLOTS // count)
 
 
 class Admin(Protocol):
-    """Who knows how an operator logs in."""
+    """An object that knows the operator's login."""
 
     def admin_url(self, port: int) -> str:
-        """Return the URL by which an operator logs in to the server on this port."""
+        """Return the URL with which an operator logs in to the server on this port."""
 
 
 class ClusterAdmin:
-    """Makes a cluster of nodes, each with a port of its own, as the operator, and asks how it is."""
+    """Forms a cluster of nodes, each on its own port, and queries its state, as the operator."""
 
     def __init__(self, users: Admin) -> None:
         self._users = users
 
     def form(self, primaries: Sequence[int], replicas: Sequence[int] = ()) -> None:
-        """Make a cluster of the servers on these ports: slots are shared evenly, and replicas are dealt out in turn.
+        """Form a cluster of the servers on these ports; raise TimeoutError if it takes too long.
 
-        raises TimeoutError
+        The slots are divided evenly, and the replicas are assigned in turn.
         """
         ports = [*primaries, *replicas]
         for number, port in enumerate(primaries):
@@ -70,23 +70,23 @@ class ClusterAdmin:
         wait_until(lambda: all(self.is_in_sync(port) for port in replicas))
 
     def is_in_sync(self, replica: int) -> bool:
-        """Say whether the replica on this port has a connection to its primary."""
+        """Return whether the replica on this port is connected to its primary."""
         with self.client(replica) as node:
             return bool(node.info("replication").get("master_link_status") == "up")
 
     def is_primary(self, port: int) -> bool:
-        """Say whether the node on this port, which answers, is a primary; one without slots is, too."""
+        """Return whether the node on this port is a primary, even one without slots."""
         with self.client(port) as node:
             return bool(node.info("replication")["role"] == "master")
 
     def nodes(self, port: int) -> dict[str, list[str]]:
-        """Return what the node on this port knows of all: flags by name."""
+        """Return the flags of all nodes that the node on this port knows, by node id."""
         with self.client(port) as node:
             lines = command(node, "CLUSTER", "NODES").decode().splitlines()
         return {name: flags.split(",") for name, _address, flags, *_ in map(str.split, lines)}
 
     def info(self, port: int) -> dict[str, str]:
-        """Return what the node on this port says of the cluster."""
+        """Return the state of the cluster according to the node on this port."""
         with self.client(port) as node:
             return dict(command(node, "CLUSTER INFO"))
 
@@ -111,7 +111,7 @@ def command(node: Any, *args: object) -> Any:
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = FORM_WITHIN_S) -> None:
-    """Wait for the condition; raises TimeoutError."""
+    """Wait for the condition; raise TimeoutError if it takes too long."""
     give_up_at_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > give_up_at_s:

@@ -1,4 +1,4 @@
-"""Clients that send events until they are answered with 2xx, whatever happens to their connections."""
+"""Clients that send events until they receive 2xx, whatever happens to their connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESENT_SHARE = 0.1
 HOT_USERS = 8
 HOT_RATE = 50.0  # events of each hot user per second
 ANSWER_WITHIN_S = 10.0
-PAUSE_S = 0.05  # before the same is sent again
+PAUSE_S = 0.05  # before a retry
 
 NO_ANSWER = "no answer"
 TRANSPORT_ERRORS = (OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -28,7 +28,7 @@ TRANSPORT_ERRORS = (OSError, TimeoutError, asyncio.IncompleteReadError)
 class RetryingClients:
     """A closed loop of senders that post to one address.
 
-    answers  how many requests got which answer: an HTTP status, its code in the body, or none
+    answers  number of requests by answer: an HTTP status with the error code of the body, or none
     """
 
     def __init__(self, address: Address, ledger: Ledger, seed: int, *, resent_share: float = RESENT_SHARE) -> None:
@@ -42,7 +42,7 @@ class RetryingClients:
         self._hot_made = 0
 
     async def run(self, is_enough: Callable[[], bool]) -> None:
-        """Make and send events until it is enough; returns when all of them are acknowledged."""
+        """Create and send events until `is_enough`; return when all of them are acknowledged."""
         self._begin_s = time.monotonic()
         async with asyncio.TaskGroup() as senders:
             for number in range(SENDERS):
@@ -50,7 +50,7 @@ class RetryingClients:
 
     @property
     def hot_rate(self) -> float:
-        """Events per second that each hot user had until the last acknowledgement."""
+        """Events per second of each hot user, until the last acknowledgement."""
         return self._hot_made / HOT_USERS / max(self.last_acknowledged_s - self._begin_s, 1e-9)
 
     async def _send_until(self, is_enough: Callable[[], bool], rng: random.Random) -> None:
@@ -69,7 +69,7 @@ class RetryingClients:
         connection.close()
 
     def _user_id(self) -> str | None:
-        """Hot users come first until each has had its events per second."""
+        """Return a hot user as long as they lack events for their rate; otherwise None."""
         due = (time.monotonic() - self._begin_s) * HOT_RATE * HOT_USERS
         if self._hot_made >= due:
             return None
@@ -92,7 +92,7 @@ class RetryingClients:
 
 
 class HttpConnection:
-    """An HTTP connection, opened when it is needed and again after every failure."""
+    """An HTTP connection, which opens at the first request and again after each failure."""
 
     def __init__(self, address: Address, answer_within_s: float = ANSWER_WITHIN_S) -> None:
         self._address = address
@@ -101,7 +101,7 @@ class HttpConnection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def request(self, method: str, path: str, body: object = None) -> tuple[int, dict]:  # type: ignore[type-arg]
-        """Status and JSON of the answer; raises one of TRANSPORT_ERRORS when there is none in time."""
+        """Return status and JSON of the response; raise one of TRANSPORT_ERRORS if there is none in time."""
         content = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
         head += "Content-Type: application/json\r\n\r\n" if content else "\r\n"
@@ -113,7 +113,7 @@ class HttpConnection:
             raise
 
     def close(self) -> None:
-        """Abort the connection; the next request opens another one."""
+        """Abort the connection; the next request opens a new one."""
         if self._writer is not None:
             with suppress(OSError, RuntimeError):
                 self._writer.transport.abort()

@@ -1,4 +1,4 @@
-"""A service in its own process on a free port, with a store that is empty at the start and gone at the end."""
+"""A service in its own process on a free port, with a temporary store that is empty at the start."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-START_TIMEOUT_S = 600.0  # of a machine that is busy with thirty other things
+START_TIMEOUT_S = 600.0  # for a machine that runs thirty other processes
 LISTENING_PORTS = 10_000, 20_000
 
-_holders: deque[int] = deque(maxlen=512)  # file descriptors, which the end of the process closes
+_holders: deque[int] = deque(maxlen=512)  # file descriptors, which close when the process ends
 
 
 def free_port(ports: tuple[int, int] | None = None) -> int:
-    """Return a TCP port on which nobody listens, of those that no connection gets by itself meanwhile.
+    """Return a TCP port that no process listens on, and that the system does not assign to connections.
 
-    ports  the first, and the one after the last; LISTENING_PORTS if they are not given
+    ports  the first port, and the one after the last; None: LISTENING_PORTS
 
-    Another call, in this process or another one, returns another port: servers that share ports, as HAProxy does, would
-    take each other's connections. Its UDP namesake says that a port is taken, until the process ends or takes 512 more.
+    No other call, in this process or another one, returns the same port: servers that share ports, as HAProxy does,
+    would take each other's connections. A UDP socket on the same port marks it as taken, until the process ends or
+    takes 512 more.
     """
     while True:
         port = random.randrange(*(ports or LISTENING_PORTS))
@@ -44,15 +45,15 @@ def free_port(ports: tuple[int, int] | None = None) -> int:
 
 
 def fetch(url: str, timeout_s: float = 5.0) -> httpx.Response:
-    """Return the answer to a GET over plain HTTP; raises httpx.TransportError.
+    """Return the response to a GET over plain HTTP; raise httpx.TransportError if there is none.
 
-    Whoever asks again and again does so without the authorities of TLS, which take a client 25 ms of CPU to load.
+    The client does not load the TLS root certificates, which would take 25 ms of CPU time for each request.
     """
     return httpx.get(url, timeout=timeout_s, verify=False)
 
 
 def is_ready(url: str, path: str = "/readyz", timeout_s: float = 5.0) -> bool:
-    """Say whether the path is answered with 200."""
+    """Return whether the path returns 200."""
     try:
         return fetch(f"{url}{path}", timeout_s).status_code == httpx.codes.OK
     except httpx.TransportError:
@@ -61,7 +62,7 @@ def is_ready(url: str, path: str = "/readyz", timeout_s: float = 5.0) -> bool:
 
 @contextmanager
 def running_service(model: Path, *options: str) -> Iterator[str]:
-    """Serve a model directory, on an empty SQLite unless the options name a store; yields the URL once it is ready."""
+    """Serve a model directory, on an empty SQLite store unless options name one; yield the URL once it is ready."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     with TemporaryDirectory() as store:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port), *options]
@@ -76,7 +77,7 @@ def running_service(model: Path, *options: str) -> Iterator[str]:
 
 
 def wait_until_ready(url: str, service: subprocess.Popen[bytes], path: str = "/readyz") -> None:
-    """Wait until the path is answered with 200; raises RuntimeError if the process ends or takes too long."""
+    """Wait until the path returns 200; raise RuntimeError if the process ends or takes too long."""
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up_s:
         if service.poll() is not None:

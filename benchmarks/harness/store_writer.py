@@ -1,7 +1,7 @@
 """A writer without HTTP: it appends events to the store as the service does, until it is killed.
 
-Runs as a command of the fork server: `writer STORE_ADDRESS MODEL EVENTS TAKEN`. EVENTS has a JSON array of events on
-each line; the number of a line is written to TAKEN once its events are acknowledged.
+The fork server runs it as the command `writer STORE_ADDRESS MODEL EVENTS TAKEN`. Each line of EVENTS is a JSON array of
+events. The writer appends the number of a line to TAKEN once its events are acknowledged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from storage.protocol import UserStore
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 
-CONCURRENT_WRITERS = 4  # at the same time, so that groups form
+CONCURRENT_WRITERS = 4  # concurrent, so that the store commits in groups
 
 
 async def write(store_address: str, model: Path, events: Path, taken: Path) -> None:
-    """Append the events of each line and note its number in TAKEN once they are acknowledged."""
+    """Append the events of each line, and note its number in TAKEN once they are acknowledged."""
     generations = [generation_of(model_directory.load(model))]
     store: UserStore
     if store_address.startswith("redis://"):
@@ -36,7 +36,7 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
     else:
         store = await SQLiteStore.open(Path(store_address), generations)
     settings, metrics = Settings(model_dir=model, tenant=TENANT), Metrics()
-    vocabulary = Vocabulary(ItemOverrides(), list, store.ping)  # which asks nothing of those who are no pages
+    vocabulary = Vocabulary(ItemOverrides(), list, store.ping)  # no pages, so it never queries the store
     ingest = Ingest(store, settings, metrics, LiveSignals(store, TENANT, metrics), vocabulary)
     lines = enumerate(events.read_text().splitlines())
     with taken.open("a", buffering=1) as acknowledged:

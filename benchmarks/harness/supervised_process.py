@@ -1,4 +1,4 @@
-"""A supervised process: whenever it ends it is started again, as Docker does with `restart: always`."""
+"""A supervised process, which is restarted whenever it ends, as Docker does with `restart: always`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ START_WITHIN_S = 120.0
 
 
 class SupervisedProcess:
-    """A process that is started again whenever it ends.
+    """A process that is restarted whenever it ends.
 
-    kind   what it is: others may be of the same kind
+    kind   the kind of process; others may have the same
     spawn  starts the process and returns its id
-    ready  whether it does its work
+    ready  returns whether the process is ready
     """
 
     def __init__(self, kind: str, spawn: Callable[[], int], ready: Callable[[], Awaitable[bool]]) -> None:
@@ -44,17 +44,17 @@ class SupervisedProcess:
         await self.is_ready_within(START_WITHIN_S)
 
     async def is_ready_within(self, seconds: float) -> None:
-        """Wait until the process does its work; raises TimeoutError."""
+        """Wait until the process is ready; raise TimeoutError if it takes too long."""
         async with asyncio.timeout(seconds):
             while not (self.is_running() and await self._ready()):
                 await asyncio.sleep(0.02)
 
     def is_running(self) -> bool:
-        """Say whether the process runs: a pidfd can be read once its process has ended."""
+        """Return whether the process runs. A pidfd becomes readable when its process ends."""
         return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
 
     def is_stopped(self) -> bool:
-        """Say whether SIGSTOP holds the process."""
+        """Return whether the process is stopped by SIGSTOP."""
         try:
             status = Path(f"/proc/{self._pid}/stat").read_text()
         except OSError:
@@ -62,7 +62,7 @@ class SupervisedProcess:
         return status.rpartition(")")[2].split()[0] == "T"
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it runs."""
+        """Send a signal to the process if it runs."""
         with suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -72,7 +72,7 @@ class SupervisedProcess:
         self.send(signal.SIGKILL)
 
     async def stop_for(self, seconds: float) -> None:
-        """Stop the process with SIGSTOP for so long, then let it go on."""
+        """Stop the process with SIGSTOP for this long, then continue it."""
         self.send(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -80,7 +80,7 @@ class SupervisedProcess:
             self.send(signal.SIGCONT)
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End the process and leave its place empty until the next `start`."""
+        """End the process; it is not restarted until the next `start`."""
         self._may_run.clear()
         self.send(signal.SIGCONT)
         self.send(number)
@@ -113,14 +113,14 @@ class SupervisedProcess:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-        with suppress(ChildProcessError):  # a child of the fork server is not ours to wait for
+        with suppress(ChildProcessError):  # the process may be a child of the fork server
             if self._pid:
                 os.waitpid(self._pid, os.WNOHANG)
         self._pid = 0
 
 
 def spawn_program(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
-    """Start a program with a log and in a session of its own; returns its process id."""
+    """Start a program with a log in a new session, and return its process id."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
     output = [
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
@@ -142,5 +142,5 @@ async def is_ready(address: Address) -> bool:
 
 
 async def is_loaded(users: Admin, port: int) -> bool:
-    """Return whether the server has read its log back and answers."""
+    """Return whether the server has loaded its log and answers."""
     return await asyncio.to_thread(answers_ping, users, port)

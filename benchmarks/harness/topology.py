@@ -1,9 +1,8 @@
-"""Run the services of docker-compose.yml as processes of this machine: HAProxy, any number of replicas, Redis.
+"""Run the services of docker-compose.yml as local processes: HAProxy, any number of replicas, Redis.
 
-They read the same configuration files (docker/haproxy.cfg, docker/redis/redis.conf). In the place of Docker stand
-loopback addresses, one for each replica, and a name server that knows them from the moment their process is started
-until it has ended, as Docker's does. Needs HAProxy and Redis or Valkey; Debian, Ubuntu: apt install haproxy
-redis-server.
+They read the same configuration files (docker/haproxy.cfg, docker/redis/redis.conf). Loopback addresses, one for each
+replica, replace Docker's network. A name server replaces Docker's DNS: it lists a replica from the start of its process
+to its end. Requires HAProxy, and Redis or Valkey; Debian, Ubuntu: apt install haproxy redis-server.
 
     python -m benchmarks.harness.topology --model models/ml-1m --replicas 3     # prints the URL, until Ctrl-C
 """
@@ -42,16 +41,16 @@ HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
 BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
-MAX_DISCOVERED = 11  # replicas that the load balancer looks for: one, and as many as may be added at a time
+MAX_DISCOVERED = 11  # replicas that the load balancer looks for: one, and the most that may be added at a time
 FIRST_ADDRESS = IPv4Address("127.0.0.11")
-START_TIMEOUT_S = 600.0  # of a machine that is busy with thirty other things
+START_TIMEOUT_S = 600.0  # for a machine that runs thirty other processes
 STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
 
 console = Console()
 
 
 class NameServer:
-    """Answers, by UDP on a free port, which addresses the name `app` has; other names do not exist."""
+    """Returns the addresses of the name `app`, over UDP on a free port; other names do not exist."""
 
     NAME = b"\x03app\x00"
     TYPE_A = b"\x00\x01"
@@ -68,10 +67,10 @@ class NameServer:
     def close(self) -> None:
         """Stop answering.
 
-        The socket is closed after the thread has left it: who waits in a closed one may wake in the next one with its
-        number.
+        The socket is closed only after the thread has left it: a thread that waits on a closed socket may wake up on
+        the next one with the same number.
         """
-        with suppress(OSError):  # "not connected", and the thread is woken all the same
+        with suppress(OSError):  # "not connected", but the thread wakes up
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
@@ -105,7 +104,7 @@ class Replica:
 
 
 class Topology:
-    """Replicas behind a load balancer; `url` is where it listens."""
+    """Replicas behind a load balancer, which listens at `url`."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class Topology:
         self._environment = environment
 
     def scale(self, replicas: int) -> None:
-        """Start or stop replicas, all at the same time; returns when the wanted ones are ready, the others gone."""
+        """Start or stop replicas, all at the same time; return when the new ones are ready and the others gone."""
         if replicas > MAX_REPLICAS:
             raise ValueError(f"the load balancer finds at most {MAX_REPLICAS} replicas")
         self._stop(self.replicas[replicas:])
@@ -138,14 +137,14 @@ class Topology:
             self._wait_until_ready(replica)
 
     def restart_one_by_one(self) -> None:
-        """Stop each replica and put a new one into its place before the next one is stopped."""
+        """Replace each replica by a new one before the next one is stopped."""
         for replica in list(self.replicas):
             self._stop([replica])
             self.replicas.remove(replica)
             self._wait_until_ready(self._start())
 
     def kill_one(self) -> None:
-        """Kill the replica that has run for longest, once the balancer knows all; put a new one into its place."""
+        """Kill and replace the replica that has run for longest, once the balancer knows all replicas."""
         _wait_for(lambda: self._known_to_balancer() >= len(self.replicas), self.replicas[-1].process)
         lost = self.replicas.pop(0)
         lost.process.kill()
@@ -155,7 +154,7 @@ class Topology:
         self._wait_until_ready(self._start())
 
     def _known_to_balancer(self) -> int:
-        """Return how many replicas the load balancer sends requests to."""
+        """Return the number of replicas to which the load balancer sends requests."""
         metrics = fetch(f"http://{self.balancer_environment['LISAREC_METRICS_BIND']}/metrics").text
         return len(re.findall(r'^haproxy_server_status{.*state="UP"} 1', metrics, re.MULTILINE))
 
@@ -164,16 +163,16 @@ class Topology:
         return [f"{address}:{self.replica_port}" for address in sorted(self.names.addresses)]
 
     def resent(self) -> int:
-        """Return how many requests the load balancer has logged as sent more than once."""
-        # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
+        """Return how many requests the load balancer has sent more than once, according to its log."""
+        # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + if another replica got it
         return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", self.balancer_log()))
 
     def balancer_log(self) -> str:
-        """Return what the load balancer has logged."""
+        """Return the log of the load balancer."""
         return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
 
     def replica_logs(self) -> str:
-        """Return the logs of all replicas that there are or were."""
+        """Return the logs of all replicas, including those that have ended."""
         logs = sorted(self._directory.glob("127.*.log"))
         return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
 
@@ -204,7 +203,7 @@ class Topology:
 
 
 def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dict[str, str]:
-    """Return what docker/haproxy.cfg reads from the environment."""
+    """Return the environment variables that docker/haproxy.cfg reads."""
     return {
         "LISAREC_BIND": bind,
         "LISAREC_METRICS_BIND": f"127.0.0.1:{free_port()}",
@@ -212,7 +211,7 @@ def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dic
         "LISAREC_APP": "app",
         "LISAREC_APP_PORT": str(replica_port),
         "LISAREC_MAX_REPLICAS": str(MAX_DISCOVERED),
-        # what tune.memory.hot-size is from HAProxy 3.0 on: buffers are not given back to the kernel every time
+        # as tune.memory.hot-size in HAProxy 3.0 and later: keep buffers instead of returning them to the kernel
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     }
@@ -228,12 +227,12 @@ def topology(
     environment: Mapping[str, str] = MappingProxyType({}),
     balancer: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Topology]:
-    """Replicas over an empty store, ready behind a load balancer; everything is gone afterwards.
+    """Run replicas over an empty store behind a load balancer, ready for requests; remove everything at the end.
 
-    redis        or else one SQLite file for all of them
+    redis        whether they use Redis; otherwise they share one SQLite file
     server       binary of the Redis or Valkey server; None: the one on the PATH
     environment  of the replicas: LISAREC_...
-    balancer     more of the load balancer's environment
+    balancer     additional environment of the load balancer
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
@@ -262,7 +261,7 @@ def topology(
 
 @contextmanager
 def redis_server(directory: Path, *options: str, server: str | None = None) -> Iterator[str]:
-    """Start the compose file's Redis with its users and its data below the directory; yields the services' URL."""
+    """Run the Redis of docker-compose.yml with its users and data below the directory; yield the URL for services."""
     port = free_port()
     data = directory / "redis"
     data.mkdir(exist_ok=True)
@@ -277,7 +276,7 @@ def redis_server(directory: Path, *options: str, server: str | None = None) -> I
 
 
 def answers_ping(users: Admin, port: int) -> bool:
-    """Say whether the server answers, as the compose file's health check asks it; while it loads it does not."""
+    """Return whether the server answers the health check of docker-compose.yml; it does not while it loads."""
     try:
         with Redis.from_url(users.admin_url(port), socket_timeout=3, retry=Retry(NoBackoff(), 0)) as client:
             return bool(client.ping())
@@ -286,8 +285,8 @@ def answers_ping(users: Admin, port: int) -> bool:
 
 
 def program(*names: str) -> str:
-    """Return the first of the programs that is installed; Debian keeps some where only root looks."""
-    # an active virtual environment has the old redis-server of a wheel that is there for tests
+    """Return the path of the first of these programs that is installed; Debian keeps some outside a user's PATH."""
+    # an active virtual environment may contain the old redis-server of a wheel for tests
     folders = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent]
     path = os.pathsep.join([*folders, "/usr/sbin", "/usr/local/sbin"])
     for name in names:

@@ -1,4 +1,4 @@
-"""Trainings whose processes are forked, one alone or several with the environment that torchrun gives them."""
+"""Trainings in forked processes: a single one, or several with the environment that torchrun sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.harness.service_process import free_port
 POLL_S = 0.01
 END_WITHIN_S = 30.0  # after a SIGTERM, as torchrun waits
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-FIRST_TIME_FIELD = 11  # utime, among the fields behind the name of the program in /proc/PID/stat
+FIRST_TIME_FIELD = 11  # utime, among the fields after the program's name in /proc/PID/stat
 LOOPBACK = "127.0.0.1"
 
 
@@ -31,7 +31,7 @@ class Worker:
             self._pidfd = os.pidfd_open(pid)
 
     def is_running(self) -> bool:
-        """Return whether the process runs, and note how much processor time it has had."""
+        """Return whether the process runs, and update its processor time."""
         is_running = self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
         with suppress(OSError, IndexError):
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -40,22 +40,22 @@ class Worker:
         return is_running
 
     def send(self, number: int) -> None:
-        """Send the process a signal, if it runs."""
+        """Send the process a signal if it runs."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Release the process."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
 
 
 class ForkedTraining:
-    """A training of one process or several, started with `lisarec train` and these options.
+    """A training in one or more processes, started with `lisarec train` and these options.
 
-    networks  files of the network namespaces of the processes; none: this one's
+    networks  files of the network namespaces of the processes; empty: this process's namespace
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ForkedTraining:
         ]
 
     def wait(self) -> None:
-        """Wait until all processes have ended; raises RuntimeError when one of them has failed."""
+        """Wait until all processes have ended; raise RuntimeError if one of them has failed."""
         while self._runs():
             time.sleep(POLL_S)
         self.close()
@@ -99,7 +99,7 @@ class ForkedTraining:
             raise RuntimeError(f"a training failed, {failed[0].name}: {self.log.read_text()[-2000:]}")
 
     def end_others(self) -> None:
-        """End what still runs, as torchrun does when one process was killed."""
+        """End the remaining processes, as torchrun does when one was killed."""
         for number, patience_s in ((signal.SIGTERM, END_WITHIN_S), (signal.SIGKILL, float("inf"))):
             until_s = time.monotonic() + patience_s
             for worker in self.workers:
@@ -113,6 +113,6 @@ class ForkedTraining:
         return any(are_running)
 
     def close(self) -> None:
-        """Let go of all processes."""
+        """Release all processes."""
         for worker in self.workers:
             worker.close()

@@ -1,1 +1,1 @@
-"""Faults that benchmarks inject: connections that are cut, and a machine whose disk, clock and network fail."""
+"""Faults that benchmarks inject: cut connections, and a machine whose disk, clock and network fail."""

@@ -1,6 +1,6 @@
-"""A faulty machine below a process: it loses unsynced writes at a power cut, its disk is slow or full, its clock jumps.
+"""A faulty machine for a process: it loses unsynced writes at a power cut, its disk is slow or full, its clock jumps.
 
-`faulty_machine.c` is compiled when it is needed and put below the process with LD_PRELOAD; it says what it models.
+`faulty_machine.c` is compiled on demand and loaded into the process with LD_PRELOAD; it documents what it models.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class FaultyMachine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment of a process that runs on this machine."""
+        """The environment of a process that runs on this machine."""
         return {"LD_PRELOAD": str(library()), "MACHINE_ROOT": str(self.root)}
 
     @property
     def syncs(self) -> int:
-        """Return how often a file was synced; 0 means that no process runs on this machine."""
+        """The number of file syncs; 0 means that no process runs on this machine."""
         return self._read()[3]
 
     @property
     def refused(self) -> int:
-        """Return how many writes found the disk full."""
+        """The number of writes that failed because the disk was full."""
         return self._read()[4]
 
     def slow_syncs(self, takes_s: float) -> None:
-        """Let every sync take so long."""
+        """Make each sync take this long."""
         self._set(0, round(takes_s * 1e3))
 
     def fill_disk(self, full: bool) -> None:
-        """Let no file grow; what a file already has can still be written over, as on a real disk."""
+        """Make files unable to grow, or able again; existing content can still be overwritten, as on a real disk."""
         self._set(1, int(full))
 
     def jump_clock(self, by_s: float) -> None:
@@ -57,10 +57,10 @@ class FaultyMachine:
         self._set(2, round(by_s * 1e9))
 
     def cut_power(self, rng: random.Random) -> int:
-        """Leave in `live` what is on the disk; returns how many files were another before.
+        """Keep in `live` only what is on the disk, and return the number of files that changed.
 
-        At every other cut nothing that was not synced is left; else the disk had begun to write it: any of the pages
-        that were written over, and what was appended up to any byte.
+        About half of the cuts lose everything that was not synced. The others find the disk in the middle of writing
+        it: any subset of the overwritten pages is new, and appended data ends at any byte.
         """
         torn = rng if rng.random() < 0.5 else None
         directories = [self.live, *(path for path in self.live.rglob("*") if path.is_dir())]
@@ -89,7 +89,7 @@ class FaultyMachine:
         return {name: int(inode) for inode, name in (line.split(" ", 1) for line in lines)}
 
     def _settle(self) -> None:
-        """Everything that is there is on the disk now."""
+        """Note that everything in `live` is on the disk."""
         for part in ("synced", "names", "kept"):
             shutil.rmtree(self.root / part, ignore_errors=True)
             (self.root / part).mkdir()
@@ -104,17 +104,14 @@ class FaultyMachine:
         return CONTROL.unpack(self._control.read_bytes())
 
     def _set(self, field: int, value: int) -> None:
-        with self._control.open("r+b") as control:  # never replaced: processes have mapped it
+        with self._control.open("r+b") as control:  # in place, because processes have mapped the file
             control.seek(8 * field)
             control.write(struct.pack("<q", value))
 
 
 @cache
 def library() -> Path:
-    """Compile faulty_machine.c to a shared library.
-
-    raises  FileNotFoundError  when there is no C compiler
-    """
+    """Compile faulty_machine.c to a shared library; raise FileNotFoundError if there is no C compiler."""
     if shutil.which("cc") is None:
         raise FileNotFoundError("there is no C compiler; on Debian and Ubuntu: apt install gcc libc6-dev")
     built = Path(tempfile.mkdtemp(prefix="lisarec-machine-")) / "machine.so"
@@ -123,7 +120,7 @@ def library() -> Path:
 
 
 def _torn(synced: bytes, unsynced: bytes, rng: random.Random) -> bytes:
-    """Return what a disk may hold that was about to bring `synced` to `unsynced`."""
+    """Return what a disk may contain while it brings `synced` to `unsynced`."""
     common = min(len(synced), len(unsynced))
     starts = range(0, common, PAGE)
     pages = [rng.choice((unsynced, synced))[start : min(start + PAGE, common)] for start in starts]

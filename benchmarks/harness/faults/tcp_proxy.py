@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections: in the middle of a request, after it, or before its reply."""
+"""A TCP proxy that cuts connections: within a request, after it, or before its reply."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal
 
 Cut = Literal["within the request", "after the request", "before the reply"]
 CUTS: tuple[Cut, ...] = ("within the request", "after the request", "before the reply")
-CUT_SHARE = 0.5  # of the requests that could be cut when a cut is due, so that every proxy gets its part
+CUT_SHARE = 0.5  # of the requests that arrive while a cut is due, so that every proxy gets its share
 
 Address = tuple[str, int]
 
 
 class TcpProxy:
-    """Listens at an address and passes on to another one.
+    """Listens at an address and forwards to another one.
 
-    is_due  says whether a connection is to be cut now
-    note    is told what was cut
+    is_due  returns whether to cut a connection now
+    note    receives a description of each cut
     """
 
     def __init__(self, name: str, target: Address, is_due: Callable[[], bool], note: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class TcpProxy:
         self._open: set[_ClientSide] = set()
 
     async def listen(self, address: Address) -> Address:
-        """Start to listen, on a free port where port 0 is given; returns the address."""
+        """Start to listen, on a free port if the port is 0, and return the address."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _ClientSide(self), *address)
         host, port = self._server.sockets[0].getsockname()
@@ -45,21 +45,21 @@ class TcpProxy:
             side.abort()
 
     def add(self, side: _ClientSide) -> None:
-        """Keep a connection that a client has opened, to reset it at the end."""
+        """Register a connection that a client has opened, to reset it at the end."""
         self._open.add(side)
 
     def remove(self, side: _ClientSide) -> None:
-        """Forget a connection that is closed."""
+        """Forget a closed connection."""
         self._open.discard(side)
 
     def next_cut(self) -> Cut | None:
-        """Decide what happens to the request that has just arrived."""
+        """Decide whether and how to cut the connection of the request that has just arrived."""
         if self._is_due() and self._random.random() < CUT_SHARE:
             return self._random.choice(CUTS)
         return None
 
     def cut(self, side: _ClientSide, kind: Cut) -> None:
-        """Cut the connection."""
+        """Cut the connection, and note it."""
         side.abort()
         self._note(f"{self.name}: cut {kind}")
 
@@ -70,7 +70,7 @@ class _ClientSide(asyncio.Protocol):
     def __init__(self, proxy: TcpProxy) -> None:
         self._proxy = proxy
         self._server_side: _ServerSide | None = None
-        self._early = b""  # what arrived before the other side was connected
+        self._early = b""  # data that arrives before the other side is connected
         self._cut_before_reply = False
         self._connecting: asyncio.Task[None] | None = None
 
@@ -98,7 +98,7 @@ class _ClientSide(asyncio.Protocol):
             self.transport.write(data)
 
     def abort(self) -> None:
-        """Reset the connection on this side; the other side still gets what was sent to it."""
+        """Reset the connection on this side; the other side still receives the data that was sent to it."""
         self.transport.abort()
 
     async def _connect(self) -> None:
