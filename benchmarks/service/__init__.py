@@ -1,1 +1,1 @@
-"""The cost of requests, and how many of them a service answers."""
+"""The cost of requests, and the throughput of a service."""

@@ -1,8 +1,8 @@
-"""Compute how large machines have to be: from users, events per second and items to cores, memory and disk.
+"""Compute machine sizes: from users, events per second and items to cores, memory and disk.
 
-What a request, a user, an event and an item cost is measured on this machine: for each size of the catalogue a service
-on a Redis of its own answers two recommendations for each event, at a rate that it keeps up with; then its log is
-archived. The table multiplies, leaves half of every core and half of every memory free, and says so.
+The costs of a request, a user, an event and an item are measured on this machine. For each catalogue size, a service on
+its own Redis answers two recommendations for each event, at a rate that it sustains; then its log is archived. The
+table multiplies these costs, and leaves half of all cores and half of Redis' memory free.
 
     python -m benchmarks.service.capacity --model models/ml-1m
 """
@@ -28,10 +28,10 @@ from app.jobs.loadtest.rate_sweep import EVENTS_PER_RECOMMENDATION, HISTORY, USE
 from benchmarks.harness.compose import ROOT
 
 SIZES = (10_000, 100_000, 1_000_000)  # of the catalogue
-SHARE_USED = 0.5  # of cores, and of Redis' memory, which it needs twice while it writes its log anew
-PEAK_TO_MEAN = 3.0  # of events per second: what a day has in all
-TAIL_S = 3600.0  # an archived event stays in Redis for so long, at the peak's rate
-AOF_TIMES = 3.0  # twice the memory before Redis writes its log anew, and once more while it does
+SHARE_USED = 0.5  # of cores, and of Redis' memory, because an AOF rewrite needs it twice
+PEAK_TO_MEAN = 3.0  # ratio of events per second; the mean gives the events of a day
+TAIL_S = 3600.0  # time that an archived event stays in Redis, at the peak rate
+AOF_TIMES = 3.0  # twice the memory before an AOF rewrite, and once more during it
 MOST_GIB_OF_A_NODE = 64.0
 
 console = Console(width=150)
@@ -58,10 +58,10 @@ SHOPS = (
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """CPU time of a request, two of three being recommendations, and bytes, for one size of the catalogue.
+    """CPU time of a request, where two of three are recommendations, and bytes, for one catalogue size.
 
-    process  of one process of the service, with what it maps of the model
-    user     of one user in Redis, the newest state and all that is kept beside the log
+    process  of one process of the service, including the model that it maps
+    user     of one user in Redis: the newest state, and everything else except the log
     event    of one event in Redis, until it is archived
     """
 
@@ -74,7 +74,7 @@ class UnitCosts:
 
 
 def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitCosts:
-    """Measure the costs with a catalogue of so many items."""
+    """Measure the costs with a catalogue of this many items."""
     with enlarged_service(model, items, "trained", 1, on_redis=True) as service, closing(RateSweep(service)) as bench:
         assert service.redis_url is not None
         row = bench.measure(rate, seconds)
@@ -93,7 +93,7 @@ def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitC
 
 
 def _bytes_in_redis(url: str) -> Counter[str]:
-    """Return MEMORY USAGE of all keys of a kind, as storage/redis/layout/keys.py names them."""
+    """Return the total MEMORY USAGE by kind of key, as storage/redis/layout/keys.py names them."""
     bytes_of_kind: Counter[str] = Counter()
     with redis.Redis.from_url(url, decode_responses=True) as client:
         for key in client.scan_iter(count=1_000):
@@ -103,7 +103,7 @@ def _bytes_in_redis(url: str) -> Counter[str]:
 
 
 def _archived_bytes(url: str) -> int:
-    """Return the bytes that the archive of all posted events takes."""
+    """Return the size of the archive of all posted events."""
     with TemporaryDirectory(prefix="lisarec-sizing-") as directory:
         command = [sys.executable, "-m", "app", "archive", "--redis-url", url, "--archive-dir", directory, "--once"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -125,11 +125,11 @@ class MachineSize:
 
 
 def machines_for(shop: ShopSize, costs: UnitCosts) -> MachineSize:
-    """Compute what a shop of this size needs."""
+    """Compute the machines for a shop of this size."""
     requests_per_s = shop.events_per_s * (1 + 1 / EVENTS_PER_RECOMMENDATION)
     service_cores = requests_per_s * costs.service_us / 1e6 / SHARE_USED
     redis_cores = requests_per_s * costs.redis_us / 1e6 / SHARE_USED
-    processes = max(2, math.ceil(service_cores))  # one may be restarted
+    processes = max(2, math.ceil(service_cores))  # so that one can restart
     used = shop.users * costs.user_bytes + shop.events_per_s * TAIL_S * costs.event_bytes
     redis_gib = used / SHARE_USED / 2**30
     year = shop.events_per_s / PEAK_TO_MEAN * 365 * 86_400
@@ -157,7 +157,7 @@ def costs_table(costs: dict[int, UnitCosts]) -> Table:
 
 
 def sizes_table(costs: dict[int, UnitCosts]) -> Table:
-    """Return a table of what shops need."""
+    """Return a table of the machines that shops need."""
     columns = ("users", "events/s", "items", "service", "Redis", "Redis' disk", "archive a year")
     table = Table(*columns, title="needed at the peak, two recommendations for each event")
     for shop in SHOPS:
@@ -178,7 +178,7 @@ def main(
     rate: Annotated[float, typer.Option(min=1, help="Recommendations per second while measuring.")] = 500.0,
     seconds: Annotated[float, typer.Option(min=1, help="For each size of the catalogue.")] = 15.0,
 ) -> None:
-    """Measure the costs, and print what shops need."""
+    """Measure the costs, and print the machines that shops need."""
     costs = {}
     for items in SIZES:
         with console.status(f"{items:,} items"):

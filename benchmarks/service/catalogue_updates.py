@@ -1,16 +1,16 @@
-"""Measure what a shop's word on items costs a process that serves a large catalogue, in memory and time.
+"""Measure the cost of item updates for a process that serves a large catalogue, in memory and time.
 
-First what is set of every item, in pages, as a process reads it: the bytes that each property takes, Python objects,
-the processor time for all items, for a change of one, and for a catalogue of another model. Once all items are learned,
-once none is.
+The first part sets values of every item, in pages, as a process reads them. It measures the bytes of each property, the
+number of Python objects, and the processor time for all items, for a change of one item, and for another model's
+catalogue. It runs twice: all items are in the model, then none.
 
-Then one process of two on an embedded store says something of items, the other one reads and goes by it, as it does
-four times a second: how long that takes with 1 and with 1,000 items changed, and the longest moment in which its event
-loop could do nothing else. Everything was said of every item before.
+In the second part, one of two connections to an embedded store changes items. A catalogue reads the changes from the
+other one and applies them, as services do four times a second. It measures how long that takes for 1 and for 1,000
+changed items, and the longest pause of the event loop. All items already have overrides.
 
     python -m benchmarks.service.catalogue_updates --items 100000 --items 1000000
 
-The command fails where a number takes more than 9 bytes an item, a text of a thousand different ones more than 4, an
+The command fails if a number takes more than 9 bytes an item, a text with a thousand different values more than 4, an
 item more than 0.1 Python objects, or a change of one item more than 1 ms of processor time.
 """
 
@@ -50,9 +50,9 @@ HELD = HeldProperties({"item": TYPES, "user": {}})
 
 
 class Described:
-    """A catalogue that serves, of which every item is described in pages.
+    """A served catalogue, whose items get their values in pages.
 
-    model  what it has learned of the items
+    model  the items that the model knows
     """
 
     def __init__(self, items: int, model: ItemTable) -> None:
@@ -62,7 +62,7 @@ class Described:
         self.overrides.keep_in(self.catalogue.values)
 
     def put(self, rows: Sequence[int], parts: int, turn: int = 0) -> float:
-        """Apply entries with the first so many parts; return the processor time it takes, in seconds."""
+        """Apply entries with the first `parts` values; return the processor time in seconds."""
         entries = [described(row, parts, turn) for row in rows]
         begin_s = time.process_time()
         self.overrides.apply(ItemChanges(entries, self.overrides.version + len(entries), held=HELD))
@@ -70,18 +70,18 @@ class Described:
         return time.process_time() - begin_s
 
     def put_all(self, parts: int) -> float:
-        """Apply entries of all items, and return the seconds."""
+        """Apply entries for all items, and return the processor time in seconds."""
         pages = range(0, self.items, ITEM_CHANGES_PER_READ)
         return sum(self.put(range(begin, min(begin + ITEM_CHANGES_PER_READ, self.items)), parts) for begin in pages)
 
 
 def model_of(rows: Sequence[int]) -> ItemTable:
-    """Return what a model has that has learned these items."""
+    """Return the item table of a model that knows these items."""
     return ItemTable([f"item-{row}" for row in rows], [""] * len(rows), [()] * len(rows), np.zeros(len(rows), np.int64))
 
 
 def described(row: int, parts: int, turn: int) -> ItemEntry:
-    """Return an entry with the first so many of a number, a text, a boolean, a set, a category and a title."""
+    """Return an entry with the first `parts` of: number, text, boolean, set, category, title."""
     values: dict[str, PropertyValue | None] = {
         "price": row % 9973 / 7 + turn,
         "brand": f"brand-{row % 1000}",
@@ -94,14 +94,14 @@ def described(row: int, parts: int, turn: int) -> ItemEntry:
 
 
 def measure_values(items: int, learned: int) -> tuple[dict[str, float], list[str]]:
-    """Return what was measured where all items are described and so many are learned, and which bounds do not hold."""
+    """Return measurements for values of all items, of which the model knows `learned`, and the exceeded bounds."""
     once = Described(
         ITEM_CHANGES_PER_READ, model_of(range(ITEM_CHANGES_PER_READ))
-    )  # for what is compiled and made once
+    )  # a warm-up, for code and objects that are created once
     once.put_all(len(TYPES) + 2)
     once.catalogue.search("thing", 1)
     model = model_of(range(learned))
-    LiveCatalogue(model, once.overrides)  # makes the model's own indices
+    LiveCatalogue(model, once.overrides)  # builds the model's own indices
     found: dict[str, float] = {}
     names = ("what any takes", *TYPES, "category", "title")
     tracemalloc.start()
@@ -144,10 +144,10 @@ def measure_values(items: int, learned: int) -> tuple[dict[str, float], list[str
 
 
 class LoopPauses:
-    """Watches how long the event loop does not come round."""
+    """Measures pauses of the event loop."""
 
     async def watch(self) -> None:
-        """Note how long the event loop does not come round, until cancelled."""
+        """Record the longest pause of the event loop, until cancelled."""
         self.longest_s = 0.0
         while True:
             begin_s = time.perf_counter()
@@ -156,7 +156,7 @@ class LoopPauses:
 
 
 async def follow(store: SQLiteStore, overrides: ItemOverrides, catalogue: LiveCatalogue) -> None:
-    """Apply the changes of items as app/serving/switcher.py does."""
+    """Apply item changes as app/serving/switcher.py does."""
     if (await store.pointers()).items_version == overrides.version:
         return
     while (changes := await store.item_changes(MAIN_TENANT, overrides.version, ITEM_CHANGES_PER_READ)).entries:
@@ -174,7 +174,7 @@ def entry(row: int, turn: int) -> ItemEntry:
 
 
 async def measure(items: int, directory: Path) -> Table:
-    """Return a table of how long changes take to be applied."""
+    """Return a table of the time that it takes to apply changes."""
     ids = [f"item-{row}" for row in range(items)]
     categories: list[tuple[str, ...]] = [(f"c{row % CATEGORIES}",) for row in range(items)]
     model = ItemTable(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))
@@ -218,7 +218,7 @@ async def measure(items: int, directory: Path) -> Table:
 def main(
     items: Annotated[list[int] | None, typer.Option(min=1000, help="Of the catalogue; several times.")] = None,
 ) -> None:
-    """Print what changes of items cost, and fail where a bound does not hold."""
+    """Print the cost of item changes; fail if a bound is exceeded."""
     console, faults = Console(), list[str]()
     for size in items or [100_000]:
         columns = {"learned": measure_values(size, size), "not learned": measure_values(size, 0)}

@@ -1,8 +1,8 @@
-"""Measure plain requests of two versions of the code in turns: rate, median time, CPU time a request, and ratios.
+"""Compare plain requests of two versions of the code, in turns: rate, median time, CPU time a request, and ratios.
 
-Each turn starts `lisarec serve` from one version on an empty store, gives every user a history, and sends
-`GET /v1/users/{id}/recommendations`, or one event a request, in closed loops of some connections each. The load comes
-from wrk (Debian, Ubuntu: apt install wrk), which leaves the cores to the service. Every turn serves the same model
+Each turn starts `lisarec serve` from one version on an empty store, and posts a history for each user. It then sends
+`GET /v1/users/{id}/recommendations`, or one event a request, in closed loops over several connections. wrk creates the
+load, because it leaves the cores to the service (Debian, Ubuntu: apt install wrk). Every turn serves the same model
 directory, enlarged to `--items`.
 
     git worktree add ../before a505549
@@ -63,7 +63,7 @@ console = Console(width=140)
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of one kind over so many connections."""
+    """Requests of one kind over a number of connections."""
 
     kind: Kind
     connections: int
@@ -74,14 +74,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Answered:
-    """What wrk says: how many requests were answered, all with success, and the median time of one."""
+    """The result of wrk: the number of requests, all of them successful, and their median time."""
 
     requests: int
     p50_us: float
 
     @classmethod
     def of(cls, said: str) -> Answered:
-        """Read what wrk has printed; RuntimeError where something went wrong."""
+        """Parse the output of wrk; raise RuntimeError if a request failed."""
         requests = re.search(r"(\d+) requests in", said)
         p50 = re.search(r"50%\s+([\d.]+)(us|ms|s)\b", said)
         if "Non-2xx" in said or "Socket errors" in said or requests is None or p50 is None or requests[1] == "0":
@@ -91,7 +91,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Measured:
-    """One load in one turn: requests per second, their median time, and the service's CPU time a request."""
+    """The result of one load in one turn: requests per second, median time, and the service's CPU time a request."""
 
     rate: float
     p50_us: float
@@ -100,7 +100,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every turn serves: an enlarged model, on a new store."""
+    """What every turn serves: an enlarged model on a new store."""
 
     model: Path
     items: int
@@ -108,7 +108,7 @@ class Setup:
 
     @property
     def workers(self) -> int:
-        """How many processes serve it."""
+        """The number of processes."""
         return 2 if self.store == "redis" else 1
 
 
@@ -121,7 +121,7 @@ def main(
     connections: Annotated[list[int], typer.Option(min=1)] = [1, 16],  # noqa: B006, typer copies it
     store: Annotated[Store, typer.Option(help="With Redis there are two processes.")] = "sqlite",
 ) -> None:
-    """Print what each version answers, turn by turn, and the ratios of turns that follow each other."""
+    """Print the results of each version, turn by turn, and the ratios of consecutive turns."""
     if shutil.which("wrk") is None:
         console.print("wrk is missing; on Debian and Ubuntu: apt install wrk")
         raise typer.Exit(1)
@@ -204,7 +204,7 @@ def _send(url: str, load: Load, items: int, seconds: int) -> Answered:
 
 
 def _cpu_s(service: psutil.Process) -> float:
-    """Return the CPU seconds of the service's processes so far."""
+    """Return the CPU seconds that the service's processes have used."""
     return sum(sum(process.cpu_times()[:2]) for process in (service, *service.children(recursive=True)))
 
 

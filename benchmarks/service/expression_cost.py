@@ -1,15 +1,14 @@
-"""Measure what filters, boosts and objectives cost beside the plain request, in processor time of one process.
+"""Compare filters, boosts and objectives with the plain request, in processor time of one process.
 
-Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns; there is
-no network. Items
-have a price, a brand of a thousand, a flag, a date, two labels of a hundred, and a margin of which the logarithm is
-normally distributed, with a deviation of 1.
+Each request takes the whole path from the ASGI call to the bytes of the response, over the embedded store and without a
+network; the kinds of request take turns. Items have a price, one of a thousand brands, a flag, two of a hundred labels,
+and a log-normal margin whose logarithm has a standard deviation of 1.
 
     python -m benchmarks.service.expression_cost --model models/ml-1m --items 100000 --items 1000000
 
-The command fails where a filter that was seen before costs more than 20 % beside the plain request, an objective more
-than 25 %, another value of a filter's parameter more than 3 ms, a change of an item more than 1 ms, a number more than
-9 bytes an item, or a text more than 4: a number of 2 bytes, a bit, and the different texts.
+The command fails if a known filter costs more than 20 % above the plain request, a known objective more than 25 %, or a
+new value of a filter's parameter more than 3 ms. It also fails if a change of an item takes more than 1 ms, a number
+more than 9 bytes an item, or a text more than 4 (a number of 2 bytes, a bit, and the distinct texts).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from app.settings import Settings
 from storage.records import HeldProperties, PropertyType
 
 USERS, HISTORY = 64, 30
-BURST = 10  # requests of one kind, one after the other
+BURST = 10  # consecutive requests of one kind
 MAX_SHARE, MAX_NEW_S, MAX_CHANGE_S, MAX_NUMBER_BYTES, MAX_TEXT_BYTES = 0.2, 3e-3, 1e-3, 9.0, 4.0
 MAX_OBJECTIVE_SHARE = 0.25
 PLAIN, SEEN, NEW, OBJECTIVE = "plain", "filter, seen before", "filter, another value", "objective, seen before"
@@ -49,7 +48,7 @@ numbers = count(1)
 
 
 def requests() -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return what makes the options of each kind of request."""
+    """Return a factory of options for each kind of request."""
     like_page = "item.brand == current.brand"
     boost = "item.price < params.max_price ? 0.7 : 0.0"
     week = 'item.published_at > now - duration("168h")'
@@ -78,7 +77,7 @@ def requests() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def set_properties(catalogue: LiveCatalogue) -> dict[str, float]:
-    """Give every item its properties; return how many bytes an item each of them takes."""
+    """Set the properties of all items; return the bytes an item that each property takes."""
     rng, items = np.random.default_rng(0), len(catalogue)
     values: dict[str, list[Any]] = {
         "price": rng.random(items).tolist(),
@@ -106,7 +105,7 @@ def set_properties(catalogue: LiveCatalogue) -> dict[str, float]:
 async def measure(model: Path, data_dir: Path, rounds: int) -> tuple[dict[str, float], dict[str, float], float]:
     """Return the median seconds of each kind of request, the bytes of each property, and the seconds of a change.
 
-    The seconds of requests are processor time of this process, as other programs share the machine.
+    The seconds of requests are processor time of this process, because other programs share the machine.
     """
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
     async with app.router.lifespan_context(app) as state:
@@ -140,13 +139,13 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> tuple[dict[str, f
         rng = np.random.default_rng(0)
         for turn in range(rounds // BURST):
             for kind in rng.permutation(list(kinds)).tolist():
-                await answer(kinds[kind](), 0)  # the first one finds the caches full of something else
+                await answer(kinds[kind](), 0)  # a warm-up: the previous kind has filled the caches
                 found[kind] += [await answer(kinds[kind](), (turn * BURST + n) % USERS) for n in range(BURST)]
         return {kind: float(np.median(taken)) for kind, taken in found.items()}, took, change_s(catalogue, rounds)
 
 
 def change_s(catalogue: LiveCatalogue, rounds: int) -> float:
-    """Return the median seconds that it takes to change two properties of an item."""
+    """Return the median seconds of a change of two properties of an item."""
     taken = []
     for n in range(rounds):
         begin_s = time.perf_counter()
@@ -157,7 +156,7 @@ def change_s(catalogue: LiveCatalogue, rounds: int) -> float:
 
 
 def faults_of(found: dict[str, float], took: dict[str, float], change: float) -> list[str]:
-    """Return which bounds do not hold."""
+    """Return the exceeded bounds."""
     bounds = {
         "a filter seen before": (found[SEEN] / found[PLAIN] - 1, MAX_SHARE),
         "an objective seen before": (found[OBJECTIVE] / found[PLAIN] - 1, MAX_OBJECTIVE_SHARE),
@@ -174,7 +173,7 @@ def main(
     items: Annotated[list[int] | None, typer.Option(help="Items: the model's, and copies; several times.")] = None,
     rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 200,
 ) -> None:
-    """Print what filters and boosts cost beside the plain request, and what properties take."""
+    """Print the cost of filters and boosts compared with the plain request, and the size of properties."""
     faults = []
     for size in items or [100_000]:
         with TemporaryDirectory() as directory:

@@ -1,6 +1,7 @@
-"""Measure what each feature of a recommendation costs beside the plain request, in one process without a network.
+"""Compare each feature of a recommendation with the plain request, in one process without a network.
 
-Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns.
+Each request takes the whole path from the ASGI call to the bytes of the response, over the embedded store; the features
+take turns.
 
     python -m benchmarks.service.feature_cost --model models/ml-1m --items 100000
 """
@@ -29,14 +30,14 @@ from model.artifact import model_directory
 USERS = 64
 HISTORY = 30
 SHOWN = 50
-BURST = 10  # requests of one kind, one after the other
+BURST = 10  # consecutive requests of one kind
 
 console = Console()
 Ask = Callable[[int], Awaitable[bytes]]
 
 
 def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dict[str, dict[str, Any]]:
-    """Return the request options of each feature; `categories` come most frequent first."""
+    """Return the request options of each feature; `categories` are ordered by descending frequency."""
     some, other, third = categories[:3]
     found: dict[str, dict[str, Any]] = {
         "categories, any of two": {"categories": [some, other]},
@@ -82,7 +83,7 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
 async def measure(
     model: Path, data_dir: Path, rounds: int, only: Sequence[str] = ()
 ) -> dict[str, list[tuple[float, float]]]:
-    """Seconds, and seconds of CPU in all threads, of every request, by what it asks for: all, or only these."""
+    """Return seconds and CPU seconds of all threads for each request, by feature: all features, or only these."""
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
     async with app.router.lifespan_context(app) as state:
         assert state is not None
@@ -113,7 +114,7 @@ async def measure(
             return json.loads(sent)
 
         taken_s: list[tuple[float, float]] = []
-        for user in range(USERS):  # the items that a plain list begins with, so that there is something to lower
+        for user in range(USERS):  # the first items of a plain list, so that rotation can lower them
             shown = [item["item_id"] for item in (await answer({"k": SHOWN}, user))["items"]]
             impression = {"user_id": f"user-{user}", "type": "impression", "items": shown}
             await service.ingest.append(impression)
@@ -130,7 +131,7 @@ async def measure(
                 taken_s.clear()
                 for n in range(1 + BURST):
                     await answer(options_of[feature], (turn * BURST + n) % USERS)
-                found[feature] += taken_s[1:]  # the first one finds the caches full of something else
+                found[feature] += taken_s[1:]  # a warm-up: the previous feature has filled the caches
     return found
 
 
@@ -140,7 +141,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 500,
     only: Annotated[list[str] | None, typer.Option(help="A feature, by its name; more of them, and no others.")] = None,
 ) -> None:
-    """Print what each feature costs beside the plain request."""
+    """Print the cost of each feature compared with the plain request."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
         synthetic_catalogue.write_enlarged(large, model, items, "trained")

@@ -1,7 +1,7 @@
-"""Measure what users with few events wait while somebody asks for all of a user with very many.
+"""Measure the latency of users with few events while clients request everything of a user with very many.
 
-One client after the other asks for recommendations of short histories and posts single events, alone and beside each
-of the requests that concern a long log. Exits with 1 if the p99 of either is more than twice the quiet one and 20 ms.
+One client requests recommendations for short histories, another posts single events: alone, and next to each kind of
+request on a long log. Exits with 1 if the p99 of either exceeds twice the quiet one plus 20 ms.
 
     python -m benchmarks.service.long_logs --model models/ml-1m --events 300000
     python -m benchmarks.service.long_logs --model models/ml-1m --store redis
@@ -49,7 +49,7 @@ console = Console(width=140)
 
 @dataclass
 class Turn:
-    """What happened while one kind of request on the long log was repeated; latencies in ms."""
+    """The results while one kind of request on the long log is repeated; latencies in ms."""
 
     name: str
     plain: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Turn:
 
 
 class Caller:
-    """A client with one connection, which it opens again when the service closes it."""
+    """A client with one connection, which it reopens if the service closes it."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url).netloc
@@ -71,7 +71,7 @@ class Caller:
         self._connection.close()
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, float, bytes]:
-        """Return status, milliseconds and body of the answer."""
+        """Return the status, the milliseconds and the body of the response."""
         begin_s = time.perf_counter()
         headers = {} if body is None else {"content-type": "application/json"}
         self._connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -86,7 +86,7 @@ def main(
     events: Annotated[int, typer.Option(min=1, help="Of the long log.")] = 300_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each turn.")] = 10.0,
 ) -> None:
-    """Print the latencies of short users' requests beside each request on a long log."""
+    """Print the latencies of short users' requests next to each kind of request on a long log."""
     turns = measure(model, store, events, seconds)
     console.print(table_of(f"{store}, {events:,} events of one user", turns))
     missed = list(misses(turns))
@@ -97,7 +97,7 @@ def main(
 
 
 def measure(model: Path, store: Literal["sqlite", "redis"], events: int, seconds: float) -> list[Turn]:
-    """Serve a user with so many events, and repeat each kind of request for so long; the first turn is quiet."""
+    """Serve a user with this many events, and repeat each kind of request for this long; the first turn is quiet."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
         redis_url = stack.enter_context(redis_server(directory)) if store == "redis" else None
@@ -126,7 +126,7 @@ def _event(user_id: str, number: int, item_ids: list[str], now_us: int) -> Event
 
 
 def requests_on_long_log(item_ids: list[str]) -> Iterator[tuple[str, Callable[[Caller, int], int] | None]]:
-    """Yield each kind of request: its name, and a function that sends the request of that number."""
+    """Yield each kind of request: its name, and a function that sends the request with a given number."""
     batch = {"requests": [{"user_id": "long", "exclude_seen": "all"}] * 20}
     yield "nothing", None
     yield "exclude_seen=all", lambda caller, _: caller.call("GET", "/v1/users/long/recommendations?exclude_seen=all")[0]
@@ -169,7 +169,7 @@ def turn(
     ask: Callable[[Caller, int], int] | None,
     seconds: float,
 ) -> Turn:
-    """Repeat the request for so long, and measure the short users' ones beside it."""
+    """Repeat the request for this long, and measure the short users' requests at the same time."""
     found, ends_s = Turn(name), time.monotonic() + seconds
     wal = settings.data_dir / f"{FILE_NAME}-wal"
 
@@ -204,7 +204,7 @@ def turn(
 
 
 def misses(turns: list[Turn]) -> Iterator[str]:
-    """Yield the turns in which others waited too long."""
+    """Yield the turns in which the short users waited too long."""
     quiet = turns[0]
     for one in turns[1:]:
         for kind, here, alone in (("plain", one.plain, quiet.plain), ("posts", one.posts, quiet.posts)):

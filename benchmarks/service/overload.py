@@ -1,12 +1,12 @@
-"""Measure three times what the service can do, and the recovery from it; or hours of the usual load, and its memory.
+"""Measure an overload of three times the capacity, and the recovery from it; or memory over hours of steady load.
 
 The load is an open loop, as in `lisarec bench`: clients do not slow down when the service does. They accept a 503 and
-do not retry; the service has to say when they might.
+do not retry; the service has to send Retry-After.
 
-Overload exits with 1 if accepted requests took longer than a second (p99), if anything but 429 or 503 was answered, if
-memory grew by a tenth, or if the usual latency was not back within 5 s. A soak measures minute after minute, and exits
-with 1 if a request was not answered, or if the memory of a process grew by a fiftieth after the first minute, which
-fills caches and pools.
+An overload exits with 1 if accepted requests take longer than a second (p99), if an error other than 429 or 503
+occurs, if memory grows by more than a tenth, or if latency has not recovered after 5 s. A soak measures one minute
+after another. It exits with 1 if a request fails, or if the memory of a process grows by more than a fiftieth after the
+first minute, which fills caches and pools.
 
     python -m benchmarks.service.overload --model models/ml-1m --capacity 1500
     python -m benchmarks.service.overload --model models/ml-1m --capacity 400 --soak-s 600
@@ -32,7 +32,7 @@ SOAK_TURN_S = 60.0
 MAX_P99_MS = 1_000.0
 MAX_GROWTH_OF_OVERLOAD = 1.1
 MAX_GROWTH_OF_SOAK = 1.02
-CONNECTIONS = 400  # to each process, several times what it works on at a time; else the clients would queue
+CONNECTIONS = 400  # to each process, several times its concurrency; otherwise the clients would queue
 
 console = Console(width=140)
 
@@ -45,12 +45,12 @@ def main(
     soak_s: Annotated[float, typer.Option(min=0, help="Seconds at the capacity given, instead.")] = 0.0,
     processes: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
-    """Put a service of so many items under load and print what it answered, turn by turn."""
+    """Put a service with this many items under load, and print the results turn by turn."""
     usual = capacity * USUAL_SHARE
     if soak_s:
         turns = [(capacity, SOAK_TURN_S)] * max(2, round(soak_s / SOAK_TURN_S))
     else:
-        # what is sent in the first seconds after the overload shows the recovery, the rest that it lasts
+        # the first seconds after the overload show the recovery, the rest that it lasts
         turns = [(usual, USUAL_S), (OVERLOAD * capacity, seconds), (usual, RECOVERED_AFTER_S), (usual, USUAL_S)]
     rows = []
     with enlarged_service(model, items, "trained", processes, on_redis=True) as service:

@@ -1,8 +1,8 @@
-"""Measure the playground over a large catalogue in headless Chromium: first paint, clicks and searches.
+"""Measure the playground with a large catalogue in headless Chromium: first paint, clicks and searches.
 
-The catalogue has the weights of a trained model, codes like its own, and titles of a shop. Every figure is taken in
-the page: a click or a key from the time that the browser gives the event, to the frame after the one in which the list
-was painted.
+The catalogue has the weights of a trained model, codes with a similar distribution, and titles of a shop. The page
+measures every figure itself: from the timestamp of a click or key event to the frame after the one that paints the
+list.
 
     python -m benchmarks.service.playground --model models/ml-1m --items 100000
 """
@@ -27,9 +27,9 @@ from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.data.readers import read_items
 
-SETTLE_MS = 400  # for rows to slide where they belong
+SETTLE_MS = 400  # for rows to slide to their positions
 SEARCHES = ("trail running shoes", "espresso cups, steel", "no. 231", "harbour", "zzz")
-# runs in the page before its own scripts; a list has been painted when the frame behind its change begins
+# runs before the page's own scripts; a list has been painted when the frame after its change begins
 WATCH = """
     window.took = {}
     const begins = {}
@@ -55,7 +55,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Pages that are opened.")] = 20,
     clicks: Annotated[int, typer.Option(help="Clicks, and keys as many as the searches have.")] = 60,
 ) -> None:
-    """Serve a large catalogue and measure the playground over it."""
+    """Serve a large catalogue and measure its playground."""
     with TemporaryDirectory() as directory:
         large = name_items(Path(directory), model, items)
         with running_service(large, "--playground") as url, sync_playwright() as playwright:
@@ -67,7 +67,7 @@ def main(
 
 
 def name_items(directory: Path, model: Path, count: int) -> Path:
-    """Write a model with so many items, each with a title and categories."""
+    """Write a model with this many items, each with a title and categories."""
     synthetic_catalogue.write_enlarged(directory / "unnamed", model, count, "trained")
     (directory / "shop").mkdir()
     synthetic_shop.generate(directory / "shop", shoppers=1)
@@ -86,8 +86,8 @@ def name_items(directory: Path, model: Path, count: int) -> Path:
 
 
 def measure(browser: Browser, address: str, rounds: int, clicks: int) -> None:
-    """Print how fast pages open, and how fast clicks and searches are answered."""
-    opened = [open_page(browser, address) for _ in range(rounds + 1)][1:]  # the first one finds nothing in memory
+    """Print how fast pages open, and how fast they respond to clicks and searches."""
+    opened = [open_page(browser, address) for _ in range(rounds + 1)][1:]  # the first one is a warm-up
     report("first contentful paint", [paint for paint, _, _ in opened])
     report("recommendations painted", [listed for _, listed, _ in opened])
     report("bytes of the page", [size for _, _, size in opened], "")
@@ -96,7 +96,7 @@ def measure(browser: Browser, address: str, rounds: int, clicks: int) -> None:
 
 
 def open_page(browser: Browser, address: str) -> tuple[float, float, float]:
-    """Milliseconds to the first paint and to the list, of a visitor with an empty cache; bytes that came."""
+    """Return the milliseconds to the first paint and to the list, with an empty cache, and the transferred bytes."""
     with visiting(browser, address) as page:
         return (
             page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"),
@@ -107,7 +107,7 @@ def open_page(browser: Browser, address: str) -> tuple[float, float, float]:
 
 @contextmanager
 def visiting(browser: Browser, address: str) -> Iterator[Page]:
-    """A visitor who sees the first list."""
+    """Open the page with an empty cache, and yield it once the first list is visible."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.add_init_script(WATCH)
@@ -135,7 +135,7 @@ def click_and_search(page: Page, clicks: int) -> None:
 
 
 def report(what: str, values: list[float], unit: str = " ms") -> None:
-    """Print median, 90th percentile and worst of the values."""
+    """Print the median, the 90th percentile and the maximum of the values."""
     found = np.array(values)
     print(
         f"{what:26} median {np.median(found):8,.0f}{unit}, 90 % within {np.quantile(found, 0.9):8,.0f}{unit}, "

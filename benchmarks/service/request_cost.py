@@ -1,9 +1,9 @@
-"""Measure what one request costs in each layer of the service, in one process without a network.
+"""Measure the cost of a request in each layer of the service, in one process without a network.
 
-A recommendation is timed from the ASGI call to the answer's bytes and in its parts, medians of many. What observing a
-request costs (its metrics, its id, the header Server-Timing) is timed around an app that does nothing: the middleware
-and the calls of a recommendation and of an event, less the same app without them, as the only process and as one of
-several that share their numbers.
+A recommendation is timed from the ASGI call to the bytes of the response, as a whole and in parts; the results are
+medians. Observing a request (metrics, request id, the header Server-Timing) is timed with an app that does nothing: the
+middleware and the metric calls of a recommendation or an event, minus the same app without them. The process is either
+the only one, or one of several that share their metrics.
 
     python -m benchmarks.service.request_cost --model models/ml-1m
 """
@@ -53,7 +53,7 @@ console = Console()
 
 
 async def median_us(call: Callable[[], Awaitable[Any]], idle_s: float = 0.0) -> float:
-    """Return the median of calls one behind the other, or with a pause between them."""
+    """Return the median microseconds of calls, one after another, with an optional pause between them."""
     taken_s = []
     for _ in range(ROUNDS):
         await asyncio.sleep(idle_s)
@@ -116,13 +116,13 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
 
 
 class FakeRoute:
-    """The route that the framework names in a request's scope."""
+    """The route that the framework sets in a request's scope."""
 
     path = "/v1/users/{user_id}/recommendations"
 
 
 def observation_costs() -> dict[str, float]:
-    """Return the microseconds that observing costs a recommendation and an event, in this process."""
+    """Return the microseconds that observation adds to a recommendation and to an event, in this process."""
     return asyncio.run(_observation_costs())
 
 
@@ -161,7 +161,7 @@ async def _observation_costs() -> dict[str, float]:
 
 
 async def least_us(app: App, sample: Callable[[], None]) -> float:
-    """Return the microseconds of one request, the best of some rounds; `sample` runs once a second of requests."""
+    """Return the microseconds of one request, the best of several rounds; `sample` runs once a second of load."""
 
     async def receive() -> None: ...
 
@@ -180,7 +180,7 @@ async def least_us(app: App, sample: Callable[[], None]) -> float:
 
 
 def observation_costs_apart(environment: Mapping[str, str]) -> dict[str, float]:
-    """Return the same of a process of its own: the metrics look into the environment when they are imported."""
+    """Return the same for a new process, because the metrics read the environment when they are imported."""
     with patch.dict(os.environ, environment), multiprocessing.get_context("spawn").Pool(1) as process:
         costs: dict[str, float] = process.apply(observation_costs)
         return costs

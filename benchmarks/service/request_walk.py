@@ -1,16 +1,16 @@
-"""Which files one event and one recommendation pass through: files, functions, and returns to a file already left.
+"""Count the files and functions that one event and one recommendation pass through, and the returns to earlier files.
 
     python -m benchmarks.service.request_walk --model models/ml-1m
 
 The service runs in this process over an embedded store. After a warm-up the command sends one plain
-``POST /v1/events`` and one plain ``GET /v1/users/{id}/recommendations`` as ASGI calls, which go past the framework. A
-server answers the latter without the app, and shares everything behind the middleware. The command records each call
-into a Python function of this project's packages, in every thread and task, until nothing of the request is left to do.
-A coroutine that goes on counts as a call, and so does a comprehension.
+``POST /v1/events`` and one plain ``GET /v1/users/{id}/recommendations`` as ASGI calls, which bypass the framework. A
+server answers the latter without the app, and shares everything behind the middleware. The command records each call of
+a Python function of this project's packages, in every thread and task, until the request has no work left. A resumed
+coroutine counts as a call, and so does a comprehension.
 
-A *return* is a step into a file that the request has entered before and left since. Exit status 1 where a walk is
-longer than its limit. To watch another copy of the code,
-run this file with that copy in PYTHONPATH: ``PYTHONPATH=COPY python -P benchmarks/service/request_walk.py``.
+A *return* is a step into a file that the request has already entered and left. Exits with 1 if a walk exceeds its
+limit. To analyse another copy of the code, run this file with that copy in PYTHONPATH:
+``PYTHONPATH=COPY python -P benchmarks/service/request_walk.py``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rich.table import Table
 from starlette.types import ASGIApp, Message
 
 PACKAGES = ("app", "storage", "model")
-HISTORY = 10  # events of the user, so that a model's own list is not blended with what is popular
-ROUNDS = 20  # of each request; the shortest walk counts, as the others met the service's background work
+HISTORY = 10  # events of the user, so that popular items are not blended into the model's list
+ROUNDS = 20  # of each request; the shortest walk counts, because the others include background work
 REST_S = 0.02
 
 console = Console()
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 class Length(NamedTuple):
-    """How many files a walk enters, and how often one that it has left before."""
+    """The number of files that a walk enters, and of returns to files that it has left."""
 
     files: int
     returns: int
@@ -57,17 +57,17 @@ LIMITS = {"event": Length(26, 33), "recommendation": Length(34, 26)}
 
 
 class Recorder:
-    """Records the calls into this project's packages while it is on."""
+    """Records calls of this project's packages while it is on."""
 
     def __init__(self, root: Path) -> None:
         self._root = f"{root}/"
         self._packages = tuple(f"{root}/{package}/" for package in PACKAGES)
         self._is_on = False
         self._steps: list[Call] = []
-        threading.setprofile(self._note)  # for threads that start later, so before the service does
+        threading.setprofile(self._note)  # applies to threads that start later, so before the service starts
 
     def start(self) -> None:
-        """Begin another walk."""
+        """Begin a new walk."""
         self._steps, self._is_on = [], True
         sys.setprofile(self._note)
 
@@ -90,7 +90,7 @@ def length(steps: Sequence[Call]) -> Length:
 
 
 async def send(app: ASGIApp, state: Any, method: str, path: str, body: object = None) -> None:
-    """Send a request to the application."""
+    """Send a request to the application; raise RuntimeError if it fails."""
     content = b"" if body is None else json.dumps(body).encode()
     answers: list[Message] = []
 
@@ -115,7 +115,7 @@ async def send(app: ASGIApp, state: Any, method: str, path: str, body: object = 
 
 
 async def walks(model: Path, data_dir: Path) -> dict[str, list[Call]]:
-    """Return the steps of each of the two requests."""
+    """Return the steps of both requests."""
     import app.main
     from app.settings import Settings
 

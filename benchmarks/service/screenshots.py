@@ -29,7 +29,7 @@ def main(
     url: Annotated[str, typer.Option(help="Address of the demo.")] = "http://127.0.0.1:8000",
     out: Annotated[Path, typer.Option(help="Directory of the screenshots.")] = Path("docs/images"),
 ) -> None:
-    """Save a screenshot of each kind into the directory."""
+    """Save all screenshots in the directory."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
@@ -42,11 +42,11 @@ def main(
 
 
 def save_screenshot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
-    """Save the page after three clicks; with a mouse, point at a recommendation, so that it is explained."""
+    """Save the page after three clicks; on a desktop, point at a recommendation to show its explanation."""
     context = browser.new_context(reduced_motion="reduce", **options)
     page = context.new_page()
     page.goto(address)
-    page.click("#show-start")  # who looks at pictures has no need of first steps
+    page.click("#show-start")  # the screenshots do not show the first steps
     for item_id in CLICKS:
         click(page, item_id)
     page.wait_for_selector("#figures svg")
@@ -60,7 +60,7 @@ def save_screenshot(browser: Browser, address: str, path: Path, options: dict[st
 
 
 def click(page: Page, item_id: str) -> None:
-    """Search for the item, click it, and wait until it stands in the history."""
+    """Search for the item, click it, and wait until it is in the history."""
     page.fill("#query", item_id.replace("-", " ").rpartition(" ")[0])
     page.click(f'#found .item[data-item-id="{item_id}"]')
     page.wait_for_selector(f'#history li[data-item-id="{item_id}"]')

@@ -1,7 +1,7 @@
-"""Measure how many requests the service answers with every write synced, and where their microseconds go.
+"""Measure the throughput of the service with synced writes, and the CPU time of a request.
 
-A closed loop of connections on the same machine sends prepared requests as fast as they are answered. Beside the rate
-stands the CPU time that one request cost each process: the service, Redis and the clients, which share the cores.
+A closed loop of connections on the same machine sends prepared requests as fast as they are answered. The table shows
+the rate, and the CPU time of a request in each process: the service, Redis and the clients, which share the cores.
 
     python -m benchmarks.service.throughput --model models/ml-1m --workers 2
     python -m benchmarks.service.throughput --model models/ml-1m --store sqlite
@@ -39,18 +39,18 @@ MakeRequest = Callable[[], bytes]
 
 
 class RequestMaker:
-    """Prepared HTTP requests about random users and items."""
+    """Creates HTTP requests for random users and items."""
 
     def __init__(self, item_ids: Sequence[str]) -> None:
         self._item_ids = item_ids
         self._random = random.Random(0)
 
     def events(self, count: int) -> bytes:
-        """Return a request that posts so many events."""
+        """Return a request that posts this many events."""
         return _post("/v1/events", [self._event(f"user-{self._random.randrange(USERS)}") for _ in range(count)])
 
     def histories(self) -> Iterator[bytes]:
-        """Events that make every user a known one."""
+        """Yield requests that post a history for each user."""
         for user in range(0, USERS, 10):
             users = [f"user-{user + n}" for n in range(10)]
             yield _post("/v1/events", [self._event(user_id) for user_id in users for _ in range(HISTORY)])
@@ -61,7 +61,7 @@ class RequestMaker:
         return f"GET /v1/users/{user_id}/recommendations HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
     def health(self) -> bytes:
-        """Return a request for the health check, the framework's floor."""
+        """Return a request for the health check, whose cost is that of the framework."""
         return b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
     def _event(self, user_id: str) -> dict[str, str]:
@@ -77,7 +77,7 @@ def _post(path: str, body: object) -> bytes:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> None:
-    """Read one answer; raises RuntimeError when it is no success."""
+    """Read one response; raise RuntimeError if it is not a success."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length:")[2].split(b"\r", 1)[0])
     body = await reader.readexactly(length)
@@ -86,7 +86,7 @@ async def read_answer(reader: asyncio.StreamReader) -> None:
 
 
 async def send_all(port: int, prepared: list[bytes], connections: int) -> list[float]:
-    """Send the requests over so many connections, one at a time on each; returns the latencies in ms."""
+    """Send the requests over this many connections, one at a time on each; return the latencies in ms."""
     latencies_ms: list[float] = []
     waiting = iter(prepared)
 
@@ -105,7 +105,7 @@ async def send_all(port: int, prepared: list[bytes], connections: int) -> list[f
 
 
 def cpu_s(parents: list[psutil.Process]) -> float:
-    """Return the CPU seconds of processes and their children so far."""
+    """Return the CPU seconds that the processes and their children have used."""
     processes = [each for process in parents for each in (process, *process.children(recursive=True))]
     return sum(sum(one.cpu_times()[:2]) for one in processes)
 
