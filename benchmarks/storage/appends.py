@@ -1,7 +1,7 @@
-"""Measure how many events the embedded store takes without HTTP: every group is synced to disk before it is answered.
+"""Measure the append rate of the embedded store without HTTP; each group is synced to disk before it is acknowledged.
 
 python -m benchmarks.storage.appends
-python -m benchmarks.storage.appends --directory /mnt/disk       # the disk that is to be measured
+python -m benchmarks.storage.appends --directory /mnt/disk       # measures this disk
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TENANT = "main"
 RATES, CODEBOOKS, CODEWORDS, ITEMS = (0.05, 0.25, 0.8), 8, 32, 3_000
 USERS = 1_000
 START_US = 1_700_000_000_000_000
-LOADS = ((1, 1), (64, 1), (256, 1), (8, 100))  # appenders at once, and events in each call
+LOADS = ((1, 1), (64, 1), (256, 1), (8, 100))  # concurrent appenders, and events in each call
 
 console = Console()
 
@@ -37,7 +37,7 @@ def random_generation() -> Generation:
 
 
 def random_events(count: int, seed: int) -> list[Event]:
-    """Return so many clicks of random users on random items, a millisecond apart."""
+    """Return this many clicks of random users on random items, a millisecond apart."""
     random = np.random.default_rng(seed)
     columns = zip(random.integers(0, USERS, count), random.integers(0, ITEMS, count), strict=True)
     return [
@@ -48,7 +48,7 @@ def random_events(count: int, seed: int) -> list[Event]:
 
 
 async def append_all(store: SQLiteStore, events: list[Event], at_once: int, batch: int) -> None:
-    """Append the events in batches, so many calls at a time."""
+    """Append the events in batches, with `at_once` concurrent calls."""
     calls = iter([events[start : start + batch] for start in range(0, len(events), batch)])
 
     async def append_next() -> None:
@@ -59,7 +59,7 @@ async def append_all(store: SQLiteStore, events: list[Event], at_once: int, batc
 
 
 async def measure(directory: Path, events: int) -> None:
-    """Print the events per second of each load, on a store in which every user has a state."""
+    """Print the events per second of each load, on a store in which nearly every user has a state."""
     store = await SQLiteStore.open(directory, [random_generation()])
     table = Table("at once", "events in each", "events/s", "CPU µs/event")
     await append_all(store, random_events(2 * USERS, seed=0), 1, 500)

@@ -1,7 +1,7 @@
-"""Archive into a bucket with an archiver that is killed again and again, and measure the ways to and from it.
+"""Archive into a bucket while archivers are killed, and measure the transfer rates to and from it.
 
-Events go into Redis while archivers are killed at random moments after their start; now and then the S3 server answers
-nothing for a while. Afterwards every acknowledged event must be in the archive once.
+Events are appended to Redis while archivers are killed at random moments after their start. Every tenth time, the S3
+server also stops responding for a while. At the end the archive must contain each acknowledged event once.
 
     python -m benchmarks.storage.bucket --events 10000000 --kills 50
 """
@@ -62,14 +62,14 @@ def batches(events: int, users: int) -> Iterator[list[Event]]:
 
 
 async def append(url: str, archive: Folder, events: int, users: int) -> None:
-    """Append all events, a few batches at a time."""
+    """Append all events, a few batches concurrently."""
     store = await RedisStore.open(url, [random_generation(b"served..")], archive_dir=archive)
     left = batches(events, users)
 
     async def lane() -> None:
         for batch in left:
             while True:
-                with suppress(StorageUnavailable):  # and sent again, which counts once
+                with suppress(StorageUnavailable):  # a retry counts once
                     await store.append("main", batch)
                     break
                 await asyncio.sleep(RETRY_AFTER_S)
@@ -79,7 +79,7 @@ async def append(url: str, archive: Folder, events: int, users: int) -> None:
 
 
 def manifest_of(archive: Folder) -> Manifest | None:
-    """Return the archive's manifest; None where it has none, or cannot be read."""
+    """Return the archive's manifest; None if it does not exist or cannot be read."""
     try:
         found = archive.read(MANIFEST)
     except OSError:
@@ -88,7 +88,7 @@ def manifest_of(archive: Folder) -> Manifest | None:
 
 
 def kill_archivers(server: S3Server, archive: Folder, command: list[str], kills: int) -> int:
-    """Start archivers and kill each at a random moment; returns how many had committed something."""
+    """Start archivers and kill each at a random moment; return how many had committed something."""
     rng, committed = random.Random(4), 0
     for kill in range(1, kills + 1):
         before = opened = manifest_of(archive)
@@ -109,7 +109,7 @@ def kill_archivers(server: S3Server, archive: Folder, command: list[str], kills:
 
 
 def faults(archive: Folder, expected: int) -> list[str]:
-    """Return what is wrong with the archive; nothing where each event is there once."""
+    """Return the faults of the archive; none if it contains each event once."""
     manifest = manifest_of(archive)
     assert manifest is not None
     columns = ["partition", "seq", "event_id"]
@@ -123,7 +123,7 @@ def faults(archive: Folder, expected: int) -> list[str]:
 
 
 def print_rates(name: str, folder: Folder) -> None:
-    """Print how fast large files go to a folder, and come from it to this machine."""
+    """Print how fast large files are written to a folder, and read from it."""
     data = os.urandom(PART)
     begin_s = time.perf_counter()
     for number in range(PARTS):
@@ -139,7 +139,7 @@ def print_rates(name: str, folder: Folder) -> None:
 
 
 def archive_and_kill(server: S3Server, directory: Path, url: str, events: int, kills: int, users: int) -> ObjectFolder:
-    """Append all events while archivers are killed, let one end its work, and print how that went."""
+    """Append all events while archivers are killed, let a last one finish, and print the result."""
     archive = ObjectFolder(server.url("archive"), directory / "cache")
     command = [sys.executable, "-m", "app", "archive", "--redis-url", url, "--archive-dir", str(archive)]
     appending = threading.Thread(target=asyncio.run, args=(append(url, archive, events, users),))

@@ -1,8 +1,8 @@
-"""Check that every event counts exactly once when it is posted through several replicas on one Redis.
+"""Check that each event counts exactly once when it is posted through several replicas on one Redis.
 
-Senders post batches of overlapping shares of the events through HAProxy, all at a time: every tenth event is sent twice
-by different senders, most events are of a few hot users, and a fifth of the events comes late. In the end the log of
-every user must hold each event once, and the stored state must be the fold of that log: exit status 1 where it is not.
+Concurrent senders post batches of overlapping shares of the events through HAProxy. Every tenth event is sent a second
+time, half of the events are of a few hot users, and a fifth arrives late. At the end each user's log must contain each
+event once, and the stored state must be the fold of that log; otherwise the command exits with 1.
 
     python -m benchmarks.storage.exactly_once --model models/ml-1m                      # the server on the PATH
     python -m benchmarks.storage.exactly_once --model models/ml-1m --server BINARY      # another Redis or Valkey
@@ -44,7 +44,7 @@ EventJson = dict[str, str | int]
 
 
 def events_to_send(events: int, item_ids: Sequence[str]) -> list[EventJson]:
-    """Distinct events, half of them of hot users, a fifth with a time long before that of their neighbours."""
+    """Return distinct events: half are of hot users, and a fifth have a timestamp up to an hour earlier."""
     rng = random.Random(0)
 
     def event(number: int) -> EventJson:
@@ -59,7 +59,7 @@ def events_to_send(events: int, item_ids: Sequence[str]) -> list[EventJson]:
 
 
 async def post_all(url: str, events: list[EventJson]) -> tuple[int, int]:
-    """Post every event, and every tenth a second time by another sender; returns what was accepted and duplicate."""
+    """Post each event, and every tenth a second time; return how many were accepted, and how many were duplicates."""
     shares: list[list[EventJson]] = [[] for _ in range(SENDERS)]
     for number, event in enumerate(events):
         shares[number % SENDERS].append(event)
@@ -73,7 +73,7 @@ async def post_all(url: str, events: list[EventJson]) -> tuple[int, int]:
             size = rng.choice(BATCH_SIZES)
             batch = share[-size:]
             answer = await client.post("/v1/events", json=batch)
-            if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # busy: the ids make it safe to send again
+            if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # busy; the ids make a retry safe
                 await asyncio.sleep(0.05)
                 continue
             answer.raise_for_status()
@@ -100,7 +100,7 @@ async def wrong_users(redis_url: str, generation: Generation, events: list[Event
 
 
 async def is_right(store: RedisStore, generation: Generation, user_id: str, ids: set[str]) -> bool:
-    """Say whether the log holds exactly these ids, and the state is its fold."""
+    """Return whether the log contains exactly these ids, each once, and the state is its fold."""
     entries = await store.events("main", user_id, limit=10**7)
     log = [entry.record for entry in entries if isinstance(entry.record, Event)]
     (value,) = await store.states("main", [user_id], generation)

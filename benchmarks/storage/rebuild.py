@@ -1,10 +1,10 @@
-"""Measure how fast a generation is rebuilt on one core: the fold alone, and reading and writing around it.
+"""Measure how fast a generation is rebuilt on one core: the fold alone, and the reads and writes around it.
 
-Events of many users are appended to a store and folded again for another generation. Fold: from arrays of events to
-states. Prepare: from logged events to those arrays. Read: the log from the store. Keep: states into the store, synced.
+Events of many users are appended to a store, and folded for another generation. Fold: from arrays of events to states.
+Prepare: from logged events to those arrays. Read: the log from the store. Keep: states into the store, synced.
 
-A second table has the rebuilds for a generation that extends the served one, with the items that the other one lacks,
-and what it takes to fold users one by one. It is in processor time of this process.
+A second table shows rebuilds for a generation that extends the served one by new items, and the cost of folding users
+one by one, in processor time of this process.
 
     python -m benchmarks.storage.rebuild                    # SQLite, Redis, and Redis with all events in the archive
 """
@@ -55,7 +55,7 @@ console = Console()
 
 
 def random_generation(tag: bytes) -> Generation:
-    """Return a generation of the default preset's shape, with random codes."""
+    """Return a generation with the shape of the default preset and random codes."""
     shape = ModelConfig()
     rng = np.random.default_rng(tag[0])
     codes = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), dtype=np.uint8)
@@ -64,14 +64,14 @@ def random_generation(tag: bytes) -> Generation:
 
 
 def extended(before: Generation, tag: bytes) -> Generation:
-    """Return a generation with the codes of another one, and with those of new items."""
+    """Return a generation with the codes of another one, and codes of new items."""
     new = np.random.default_rng(0).integers(0, before.codewords, (NEW_ITEMS, before.codes.shape[1]), dtype=np.uint8)
     index = {f"item-{row}": row for row in range(ITEMS + NEW_ITEMS)}
     return replace(before, tag=tag, item_index=index, codes=np.concatenate([before.codes, new]))
 
 
 def random_events(events: int, users: int, new_share: float) -> list[Event]:
-    """Return events of users as unequal as in life, so many of them on new items."""
+    """Return events of users with unequal activity, as in practice; `new_share` of them are on new items."""
     rng = np.random.default_rng(0)
     of_users = (users * rng.random(events) ** 3).astype(int).tolist()
     items = rng.integers(0, ITEMS, events)
@@ -84,13 +84,15 @@ def random_events(events: int, users: int, new_share: float) -> list[Event]:
 
 
 def fold_alone(generation: Generation, events: list[Event]) -> tuple[float, float, bool]:
-    """Seconds to prepare and to fold all of the events, the best of some rounds; whether one by one gives the same."""
+    """Return the seconds to prepare and to fold all events, each the best of several rounds, and whether the states of
+    some users equal those that `fold_event` returns.
+    """
     names = list(dict.fromkeys(event.user_id for event in events))
     row_of = {name: row for row, name in enumerate(names)}
     rows = np.array([row_of[event.user_id] for event in events])
     empty = np.repeat(np.array([generation.empty()]), len(names))
     first = EventColumns.from_events(generation, events[:1])
-    fold_many(generation, empty.copy(), rows[:1], first)  # compiles the fold, or reads it from the cache
+    fold_many(generation, empty.copy(), rows[:1], first)  # compiles the fold, or loads it from the cache
     prepare_s, fold_s = [], []
     for _ in range(ROUNDS):
         begin_s = time.process_time()
@@ -118,7 +120,7 @@ def _is_stepped(generation: Generation, state: np.void, events: list[Event], use
 
 
 class TimedStore:
-    """A store whose reading and saving is timed; the rest is the store's own."""
+    """Times the reads and writes of a store."""
 
     def __init__(self, store: UserStore) -> None:
         self._store = store
@@ -127,7 +129,7 @@ class TimedStore:
         self.kept = 0
 
     async def log(self) -> AsyncIterator[LogPage]:
-        """Yield the pages of the store's log and time the reading."""
+        """Yield the pages of the store's log, and time the reads."""
         pages = aiter(self._store.log())
         while True:
             begin_s = time.perf_counter()
@@ -139,7 +141,7 @@ class TimedStore:
             yield page
 
     async def save_states(self, generation: Generation, states: list[FoldedState]) -> None:
-        """Save the states in the store and time it."""
+        """Save the states in the store, and time it."""
         begin_s = time.perf_counter()
         await self._store.save_states(generation, states)
         self.keep_s += time.perf_counter() - begin_s
@@ -147,7 +149,7 @@ class TimedStore:
 
 
 async def append(store: UserStore, events: list[Event]) -> None:
-    """Append the events in batches, four at a time, and again where a busy machine took too long."""
+    """Append the events in batches, four at a time, and retry if the store was unavailable."""
     for start in range(0, len(events), 4 * BATCH):
         lanes = (events[lane : lane + BATCH] for lane in range(start, min(start + 4 * BATCH, len(events)), BATCH))
         await asyncio.gather(*(_append_all(store, lane) for lane in lanes))
@@ -161,7 +163,7 @@ async def _append_all(store: UserStore, events: list[Event]) -> None:
 
 
 def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
-    """Move the whole log into the archive; returns how long that took."""
+    """Move the whole log to the archive; return the seconds that it took."""
     begin_s = time.perf_counter()
     with RedisSource.open(redis_url, PREFIX) as log, ArchiveWriter.open(archive_dir) as writer:
         done = archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
@@ -170,7 +172,7 @@ def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
 
 
 async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, TimedStore]:
-    """Rebuild from the logged events; returns the seconds it took, and the parts."""
+    """Rebuild from the logged events; return the seconds that it took, and the timed store."""
     timed = TimedStore(store)
     begin_s = time.perf_counter()
     done = await rebuild(timed, generation)  # type: ignore[arg-type]  # the two methods that a rebuild uses
@@ -182,7 +184,7 @@ async def rebuild_timed(store: UserStore, generation: Generation, events: list[E
 async def filled_stores(
     directory: Path, served: Generation, logged: list[Event], redis: bool
 ) -> AsyncIterator[tuple[str, UserStore]]:
-    """Yield one store after the other, with all of the events in it; the last one's are in the archive."""
+    """Yield one store after another, filled with all events; the last one's events are in the archive."""
     embedded = await SQLiteStore.open(directory, [served])
     await append(embedded, logged)
     yield "SQLite", embedded
@@ -214,7 +216,7 @@ async def rebuild_warm(store: UserStore, served: Generation, name: str, user_ids
 
 
 async def measure(events: int, users: int, new_share: float, redis: bool) -> bool:
-    """Print the figures; returns whether the folds were right."""
+    """Print the measurements; return whether the folds were correct."""
     served, built = random_generation(b"served.."), random_generation(b"built...")
     logged = random_events(events, users, new_share)
     prepare_s, fold_s, equal = await asyncio.to_thread(fold_alone, built, logged)

@@ -1,4 +1,4 @@
-"""Measure what a user costs in Redis: the state, beside a list of the same user's ids, by length of the history.
+"""Measure the memory of a user in Redis: the state, compared with a list of the user's items, by length of the history.
 
 python -m benchmarks.storage.redis_memory --model models/ml-1m
 """

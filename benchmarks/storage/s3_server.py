@@ -1,7 +1,7 @@
-"""An S3 server in a process of its own: moto's, made to keep three of S3's promises that it breaks.
+"""An S3 server in its own process: moto's, which is wrapped to keep three guarantees of S3 that it breaks.
 
-A put is atomic together with its condition, one whose body does not arrive whole leaves nothing, and a get beside a put
-finds the object of before or after.
+A put and its condition are atomic. A put whose body does not arrive completely stores nothing. A get during a put
+returns the object from before or after it.
 
     python -m benchmarks.storage.s3_server PORT [ADDRESS]
 """
@@ -31,14 +31,14 @@ StartResponse = Callable[..., Any]
 
 
 class OneByOne:
-    """Passes requests on to moto's application, one after the other, as soon as their bodies are there."""
+    """Passes requests to moto's application one at a time, each once its body is complete."""
 
     def __init__(self, app: Callable[[dict[str, Any], StartResponse], Iterable[bytes]]) -> None:
         self._app = app
         self._working = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request, as WSGI has it."""
+        """Answer a WSGI request."""
         length = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(length) if length else b""
         if len(body) < length:
@@ -58,7 +58,7 @@ def serve(port: int, address: str = "127.0.0.1") -> None:
         protocol_version = "HTTP/1.1"
 
         def log_request(self, *_: object) -> None:
-            """Say nothing of requests."""
+            """Log nothing."""
 
     app = OneByOne(DomainDispatcherApplication(create_backend_app))
     make_server(address, port, app, threaded=True, request_handler=Handler).serve_forever()
@@ -67,7 +67,7 @@ def serve(port: int, address: str = "127.0.0.1") -> None:
 class S3Server:
     """A running server with an empty bucket.
 
-    environment  by which programs find it, and by which they log in
+    environment  the address and credentials for programs
     """
 
     def __init__(self) -> None:
@@ -93,21 +93,21 @@ class S3Server:
         return f"s3://{BUCKET}/{prefix}"
 
     def freeze(self) -> None:
-        """Answer nothing from now on, while connections are still accepted."""
+        """Stop responding; connections are still accepted."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Go on."""
+        """Continue."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the server, and with it all that it keeps."""
+        """End the server, which deletes its data."""
         self._process.kill()
         self._process.wait()
 
 
 def environment_for(address: str) -> dict[str, str]:
-    """Return the environment in which programs find the server at that address."""
+    """Return the environment with which programs use the server at this address."""
     return {
         "AWS_ENDPOINT_URL": address,
         "AWS_REGION": "us-east-1",

@@ -1,4 +1,4 @@
-"""Measure `lisarec recommend`: lists for all users of a store, users per second and memory as it goes on.
+"""Measure `lisarec recommend`: lists for all users of a store, in users per second, and its memory over time.
 
 python -m benchmarks.storage.user_lists --model models/ml-1m                             # a million users, SQLite
 python -m benchmarks.storage.user_lists --model models/ml-1m --store redis --users 100000
@@ -38,7 +38,7 @@ console = Console()
 
 
 async def add_users(settings: Settings, users: int, events: int, items: int) -> None:
-    """Log so many events of each user, on random items."""
+    """Log this many events for each user, on random items."""
     assert settings.model_dir is not None
     generation, random = generation_of(load_model(settings.model_dir, settings)), np.random.default_rng(0)
     async with opened_store(settings, generation, is_new=True) as store:
@@ -55,9 +55,9 @@ async def add_users(settings: Settings, users: int, events: int, items: int) -> 
 
 
 class Progress:
-    """Says how fast lists are made and how much memory that takes, a few times.
+    """Reports a few times how fast lists are created, and the memory of the process.
 
-    users_per_s  from the first lists to the last; before that models are loaded
+    users_per_s  from the first lists to the last, without loading the model
     """
 
     def __init__(self, users: int) -> None:
@@ -67,7 +67,7 @@ class Progress:
         self._reported = 0
 
     def update(self, done: int) -> None:
-        """Note that so many users have a list."""
+        """Note that this many users have a list."""
         now_s = time.perf_counter()
         if not done:
             return
@@ -87,7 +87,7 @@ def main(
     items: Annotated[int, typer.Option(min=1, help="In the catalogue.")] = 100_000,
     store: Annotated[Literal["sqlite", "redis"], typer.Option()] = "sqlite",
 ) -> None:
-    """Make the store, then the lists."""
+    """Create the store, then the lists."""
     with ExitStack() as stack:
         work = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-lists-")))
         write_enlarged(work / "models" / "enlarged", model, items, "trained")
