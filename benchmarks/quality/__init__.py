@@ -1,1 +1,1 @@
-"""How good recommendations are, and that what is served equals what was evaluated."""
+"""The quality of recommendations, and a check that the service is as good as the evaluation says."""

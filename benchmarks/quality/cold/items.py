@@ -1,16 +1,15 @@
-"""Measure how often and how well items are recommended that training has not seen, once events introduce them.
+"""Measure how often and how well the service recommends items that are not in its model, after events introduce them.
 
-Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would:
-they are posted to a real service with its embedded store, which gives codes to new items when enough users with a
-history have chosen them (app/events/cold_item_learner.py, model/cold_items.py). When the time of a test event has
-come, the service is asked for that user's ten best items. After every request the service has the time that it wants
-for its work in the background.
+Every tenth item of a data set is held out of training. All events are then posted in order of time to a real service
+with its embedded store. The service gives codes to new items when enough users with a history have chosen them
+(app/events/cold_item_learner.py, model/cold_items.py). At the time of each test event the benchmark requests that
+user's ten best items. After every request it waits for the service's background work.
 
     python -m benchmarks.quality.cold.items --data $LISAREC_DATA/online-retail --plain models/retail \\
         --without models/tenth
 
---plain is a model of all items, of ``lisarec train --protocol temporal``; --without is trained here, in the same split
-and with the same settings, where it is not there yet.
+--plain is a model of all items, from ``lisarec train --protocol temporal``. The command trains --without, with the same
+split and settings, if it does not exist.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from model.training.train import content
 from model.training.trainer import Trainer, prepare
 
 HELD_OUT_EVERY = 10
-NOT_RANKED = 1 << 30  # the rank of what is not recommended
+NOT_RANKED = 1 << 30  # the rank of an item that is not recommended
 K = 10
 POSTED_AT_ONCE = 100
 
@@ -61,28 +60,28 @@ console = Console()
 
 
 def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
-    """Every tenth item in order of ids: (items,)."""
+    """Return whether each item is held out, every tenth in order of ids: (items,)."""
     held = np.zeros(len(interactions.item_ids), bool)
     held[np.argsort(np.array(interactions.item_ids))[::HELD_OUT_EVERY]] = True
     return held
 
 
 class SilentProgress:
-    """Prints nothing about the epochs of a training."""
+    """The progress of a training that prints only the reports of epochs."""
 
     def stage(self, name: str) -> None:
-        """Say nothing."""
+        """Do nothing at a stage."""
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Say nothing."""
+        """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Say nothing."""
+        """Print the report."""
         console.print(report)
 
 
 def train_without(directory: Path, interactions: Interactions, parts: Split, recipe: ServedRecipe, out: Path) -> None:
-    """Train on the same events save those of the held-out items, with these settings."""
+    """Train with these settings on the same events, except those of the held-out items."""
     held = held_out_items(interactions)
     kept = ~held[interactions.item]
     row = np.cumsum(~held) - 1
@@ -97,7 +96,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, rec
         value=interactions.value[kept],
     )
     validation = place[parts.validation[kept[parts.validation]]]
-    validation = validation[validation > known.starts[known.user[validation]]]  # which needs something before it
+    validation = validation[validation > known.starts[known.user[validation]]]  # an event needs a history
     train = parts.train[kept]
     config = Config.model_validate(recipe.model_dump())
     trainer = Trainer(prepare(known, Split(train, validation, validation[:0]), config), config, out, "cpu")
@@ -115,7 +114,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, rec
 
 @dataclass
 class RankedAnswers:
-    """Ranks of the test events, and how many of the ten best each time were new items."""
+    """The ranks of the test events, and the number of new items in each list of ten."""
 
     ranks: list[int] = field(default_factory=list)
     new_shown: list[int] = field(default_factory=list)
@@ -135,7 +134,7 @@ async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIt
 
 
 async def finish(service: Service) -> None:
-    """Let the service do what it has begun, and go by it."""
+    """Wait for the service's background work, and make the service apply it."""
     tasks = service.switcher.current.context.tasks
     if tasks.are_running:
         await tasks.join()
@@ -146,8 +145,8 @@ async def finish(service: Service) -> None:
 async def replayed(
     trained: Artifact, model: Path, interactions: Interactions, parts: Split
 ) -> tuple[RankedAnswers, RankedAnswers]:
-    """Answers of the service and of popularity at that moment, in the order of the split's test events."""
-    cold_item_learner.MIN_SAMPLE_INTERVAL_S = 0.0  # a year takes minutes here
+    """Return the answers of the service and of popularity at that time, in the order of the split's test events."""
+    cold_item_learner.MIN_SAMPLE_INTERVAL_S = 0.0  # because a year is replayed in minutes
     new = set(interactions.item_ids) - set(trained.items.ids)
     tested = {int(position): place for place, position in enumerate(parts.test)}
     by_place = [(RankedAnswers(), RankedAnswers()) for _ in tested]
@@ -191,7 +190,7 @@ async def replayed(
 
 
 def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -> RankedAnswers:
-    """Rank by the model without new items, in history and answers; without a history there is no hit."""
+    """Rank by the model without new items in histories and answers; an empty history is no hit."""
     row_of, shape, engine = (
         {name: row for row, name in enumerate(trained.items.ids)},
         trained.config.model,
@@ -218,7 +217,7 @@ def main(
     plain: Annotated[Path, typer.Option(help="Model of all items.")],
     without: Annotated[Path, typer.Option(help="Model without every tenth item; trained where it is missing.")],
 ) -> None:
-    """Compare."""
+    """Compare the results."""
     of_all = model_directory.load(plain)
     trial = prepare_trial(of_all, data_dir, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts

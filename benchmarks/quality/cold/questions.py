@@ -1,4 +1,4 @@
-"""What users choose among new items, asked of a model that has not learned these: ranks by whatever codes they get."""
+"""The choices of users among new and learned items, and their ranks when the new items get given codes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CodesByRow = Mapping[int, ColdCodes]
 
 
 class Questions(NamedTuple):
-    """Users at a moment at which they chose an item.
+    """Users at the moment when they chose an item.
 
     vectors  (Q, D)  their queries
     best     (Q, K)  scores of the best learned items, best first
-    target   (Q,)    rows of what they chose, among all items of the data
-    score    (Q,)    scores of these, -inf where training has not seen them
-    rank     (Q,)    ranks of these among learned items, NOT_RANKED where training has not seen them
+    target   (Q,)    rows of the chosen items, among all items of the data
+    score    (Q,)    scores of these, -inf for new items
+    rank     (Q,)    ranks of these among learned items, NOT_RANKED for new items
     """
 
     vectors: NDArray[np.float32]
@@ -48,10 +48,10 @@ class Questions(NamedTuple):
 
 
 class World(NamedTuple):
-    """A data set whose every tenth item is new.
+    """A data set of which every tenth item is new.
 
     rows       (items,)  rows of the model, -1 for new items
-    described  what is said of each item
+    described  descriptions of all items
     """
 
     trained: Artifact
@@ -73,7 +73,7 @@ class World(NamedTuple):
 
 
 def prepare(data_dir: Path, model: Path, epochs: int | None) -> World:
-    """Read the data, and train the model without every tenth item unless it is there."""
+    """Read the data; train the model without every tenth item if it does not exist."""
     interactions = read_interactions(data_dir).stepping(EVENT_WEIGHTS)
     name: SplitName = "loo" if interactions.time_is_order else "temporal"
     parts = split(interactions, name)
@@ -87,7 +87,7 @@ def prepare(data_dir: Path, model: Path, epochs: int | None) -> World:
 
 
 def positions_of(world: World, part: str, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw an event of each user that is held out, on a new item, and one on a learned item."""
+    """Draw a held-out event of each user on a new item, and one on a learned item."""
     interactions = world.interactions
     if interactions.time_is_order:
         held_out = world.parts.validation if part == "validation" else world.parts.test
@@ -109,7 +109,7 @@ def positions_of(world: World, part: str, seed: int) -> tuple[NDArray[np.int64],
 
 
 def questions_at(world: World, engine: Engine, positions: NDArray[np.int64]) -> Questions:
-    """Ask for the users of these events, by the learned items that they chose before."""
+    """Return the questions at these events, from the learned items that the users chose before."""
     trained, interactions = world.trained, world.interactions
     shape, parts = trained.config.model, list[tuple[NDArray[np.float32], ...]]()
     rows = world.rows[interactions.item]
@@ -135,7 +135,7 @@ def questions_at(world: World, engine: Engine, positions: NDArray[np.int64]) -> 
 
 
 def ranks(world: World, asked: Questions, codes: CodesByRow) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rank what was chosen beside the new items with these codes; return also how many of these are in the list."""
+    """Rank the chosen items among the learned ones and the new ones with codes; also count the listed new ones."""
     rows = np.array(sorted(codes), np.int64)
     targets = torch.from_numpy(np.stack([codes[row].target for row in rows.tolist()]).astype(np.int64))
     with torch.inference_mode():
@@ -154,7 +154,7 @@ def ranks(world: World, asked: Questions, codes: CodesByRow) -> tuple[NDArray[np
 
 
 def by_popularity(world: World, asked: Questions, part: str) -> NDArray[np.int64]:
-    """Rank what was chosen by the events on all items before the part begins."""
+    """Rank the chosen items by the number of events on all items before the part begins."""
     interactions = world.interactions
     before = world.parts.train
     if not interactions.time_is_order:

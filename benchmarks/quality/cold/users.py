@@ -1,9 +1,9 @@
 """Compare rankings for users with few events: personal, popular, trending, and personal blended with trending.
 
 Each validation event of the model's own split is ranked as if its user had only the newest n events before it. The
-trending ranking counts events that halve every HALF_LIFE_S, with popularity as a prior. The blend scores an item
-``w / (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with w = n / (n + c). All choices were made here, on
-validation events; test events are not used. Ties count against the scorer.
+trending ranking counts events with a half-life of HALF_LIFE_S, and popularity as a prior. The blend scores an item ``w
+/ (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with w = n / (n + c). All choices of the service were
+made here, on validation events; test events are not used. Ties count against the scorer.
 
     python -m benchmarks.quality.cold.users --model models/online-retail --data $LISAREC_DATA/online-retail
 """
@@ -105,7 +105,7 @@ def main(
     data_dir: Annotated[Path, typer.Option("--data", help="The data directory that it was trained on.")],
     most: Annotated[int, typer.Option(help="Validation events.")] = 1200,
 ) -> None:
-    """Compare."""
+    """Compare the rankings."""
     trained = model_directory.load(model)
     trial = prepare_trial(trained, data_dir, None, "none")
     interactions = trial.interactions

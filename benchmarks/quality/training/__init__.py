@@ -1,1 +1,1 @@
-"""How models are trained: with which threads, and by which settings."""
+"""Comparisons of trainings: quality, speed and memory by settings, and resumption after kills."""

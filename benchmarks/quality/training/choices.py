@@ -1,14 +1,15 @@
-"""Train tables with settings that may become the default, and judge them on validation events alone; no test is read.
+"""Compare settings that may become the default, on validation events alone; no test event is read.
 
-A variant is a preset, and settings that differ from it: ``lisa-mini,dropout=0.5,epochs=5``. Every variant is trained on
-every table, to its last epoch. Printed are the quality of the best one, the paired difference to the first variant, and
-which epoch each patience would have kept, with what. ``variants.py`` says which settings there are beside the model's.
+A variant is a preset with changed settings: ``lisa-mini,dropout=0.5,epochs=5``. Each variant is trained on each table,
+to its last epoch. The first table shows the quality of the best epoch, the paired difference to the first variant, and
+the epoch that each patience would have kept, with its loss of quality. ``variants.py`` defines the changes other than
+settings.
 
-The decay of the lift: half of the validation users choose it for the model of the first variant, as a training does,
-and the other half is asked what that is worth beside the usual decay with the strength that the same half likes best;
-then the halves change places.
+The second table evaluates the choice of the lift's decay for the first variant's model. One half of the validation
+users chooses it, as a training does; the other half compares it with the usual decay, with the strength that is best
+for the first half. Then the halves are swapped.
 
-What was trained is kept in ``--out`` and not trained again, and an interrupted training goes on.
+Trainings are kept in ``--out`` and not repeated; an interrupted training resumes.
 
     python -m benchmarks.quality.training.choices --out runs/choices --data $LISAREC_DATA/ml-1m \\
         --data $LISAREC_DATA/beauty --variant lisa-mini --variant lisa-recent,recent_items=64
@@ -58,7 +59,7 @@ Gains = dict[str, NDArray[np.float64]]
 
 
 class LiftTrial(NamedTuple):
-    """What a choice of the lift's decay is worth on the other half of the users, (Q,) by metric, and the choices."""
+    """The value of a chosen decay of the lift for the other half of the users, (Q,) by metric, and the choices."""
 
     chosen: Gains
     usual: Gains
@@ -67,7 +68,7 @@ class LiftTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A training: the validation NDCG@10 of its epochs, and what each validation user adds to the metrics.
+    """A training: the validation NDCG@10 of its epochs, and the metrics of each validation user.
 
     without_lift  NDCG@10 of the best epoch without a lift
     """
@@ -80,7 +81,7 @@ class Run:
     lift_trial: LiftTrial
 
     def kept(self, patience: int) -> int:
-        """Return the epoch that a training with this patience would have kept, from 0."""
+        """Return the epoch that a training with this patience would have kept, counted from 0."""
         best = 0
         for epoch, quality in enumerate(self.ndcg_at_10):
             best = epoch if quality >= self.ndcg_at_10[best] else best
@@ -90,7 +91,7 @@ class Run:
 
 
 def train(data: Path, variant: Variant, seed: int, out: Path, device: str) -> Run:
-    """Train once, to the last epoch, or read what came of it."""
+    """Train once to the last epoch, or read the stored result."""
     folder = out / data.name / f"{variant.text}-seed-{seed}"
     if not (folder / "run.json").exists():
         shape, training = variant.settings()
@@ -111,7 +112,7 @@ def train(data: Path, variant: Variant, seed: int, out: Path, device: str) -> Ru
 def train_all(
     trainings: Sequence[tuple[Path, Variant, int]], out: Path, device: str, threads: int, processes: int
 ) -> Iterator[Run]:
-    """Train so many at once, and return the runs in order."""
+    """Train in this many processes at the same time, and yield the runs in order."""
     arguments = [*zip(*trainings, strict=True), itertools.repeat(out), itertools.repeat(device)]
     if processes == 1:
         use_threads(threads)
@@ -147,7 +148,7 @@ def _read(folder: Path) -> Run:
 
 
 def try_lift(trainer: Trainer) -> LiftTrial:
-    """Let each half of the validation users choose a decay of the lift for the other half."""
+    """Choose a decay of the lift by each half of the validation users, and apply it to the other half."""
     ranked = trainer.ranked
     assert ranked is not None
     users = len(ranked.ranks(trainer.chooser.usual))
@@ -162,7 +163,7 @@ def try_lift(trainer: Trainer) -> LiftTrial:
 
 
 def _usual_lift(trainer: Trainer, choosing: slice = slice(None)) -> Lift:
-    """Return the lift of the usual decay, with the strength that some of the users like best."""
+    """Return the lift with the usual decay, and the strength that is best for some of the users."""
     ranked, usual = trainer.ranked, trainer.chooser.usual
     assert ranked is not None
     return chosen_lift(lambda lift: ranked.ranks(lift)[choosing], usual, decays=(usual.decay,)).lift
@@ -180,12 +181,12 @@ def difference(one: Gains, other: Gains, metric: str) -> str:
 
 
 def mean_gains(runs: Sequence[Run]) -> Gains:
-    """Return what each user adds to the metrics, the mean over seeds."""
+    """Return the metrics of each user, as the mean over seeds."""
     return {metric: np.mean([run.by_user[metric] for run in runs], axis=0) for metric in METRICS}
 
 
 def variants_table(found: dict[tuple[str, str], list[Run]]) -> Table:
-    """Return the quality of each variant on each table, beside that of the first variant."""
+    """Return the quality of each variant on each table, compared with the first variant."""
     columns = ("table", "events an item", "variant", *METRICS.values(), "minus the first, HR@10", "NDCG@10")
     patience = [f"patience {one}: epoch, loss" for one in PATIENCE]
     table = Table(*columns, "without lift", "best epoch", *patience, box=box.MARKDOWN)
@@ -208,7 +209,7 @@ def _kept(run: Run, patience: int) -> str:
 
 
 def lifts_table(found: dict[tuple[str, str], list[Run]]) -> Table:
-    """Return what the choice of the lift's decay is worth on users that have not made it, for the first variant."""
+    """Return the value of the chosen decay for users who have not chosen it, for the first variant."""
     table = Table("table", "chosen by each half", "minus the usual decay, HR@10", "NDCG@10", "by all", box=box.MARKDOWN)
     names: set[str] = set()
     for (name, _), runs in found.items():

@@ -1,4 +1,4 @@
-"""A line for each epoch of a training."""
+"""Prints a line for each epoch of a training."""
 
 from rich.console import Console
 
@@ -6,18 +6,18 @@ from model.training.loop import EpochReport
 
 
 class EpochPrinter:
-    """The progress of a training of which only epochs are printed."""
+    """The progress of a training that prints only epochs."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name, self._console = name, console
 
     def stage(self, name: str) -> None:
-        """Print nothing of a stage."""
+        """Do nothing at a stage."""
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Print nothing of a batch."""
+        """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Print its quality."""
+        """Print the quality and the time of the epoch."""
         quality = report.ndcg_at_10 or 0.0
         self._console.print(f"{self._name}: epoch {report.epoch + 1}, {quality:.4f}, {report.elapsed_s:.0f} s")

@@ -1,10 +1,10 @@
-"""Kill trainings with kill -9 at random moments, go on with --resume, and compare the models with undisturbed ones.
+"""Kill trainings with kill -9 at random moments, resume them, and compare the models with undisturbed ones.
 
-There are three ways to train: `lisarec train`; two processes with the environment that torchrun gives them; and two
-processes of torchrun. Of two, one is killed. In the first two ways the processes are forks of one that has imported
-everything, so that most of their time is a training's. A moment is drawn in processor time, of all that an undisturbed
-training needs, whenever one starts or goes on. A training that ends is compared, and another one begins. Exit status 1
-where a model differs in one byte.
+There are three ways to train: `lisarec train`; two processes with the environment that torchrun sets; and two processes
+of torchrun. Of two processes, one is killed. In the first two ways the processes are forks of one that has imported
+everything, so that they spend most of their time training. Whenever a training starts or resumes, a moment is drawn
+from the processor time of an undisturbed training. The model of a completed training is compared, and the next one
+starts. Exits with 1 if a model differs in a single byte.
 
     python -m benchmarks.quality.training.kills
 """
@@ -43,20 +43,20 @@ console = Console(width=140, highlight=False)
 
 
 class RunningTraining(Protocol):
-    """A training that was started, of one process or several."""
+    """A training in one or more processes."""
 
     log: Path
     workers: list[Worker]
 
     def wait(self) -> None:
-        """Wait until it has ended; raises RuntimeError when it has failed."""
+        """Wait until it has ended; raise RuntimeError if it has failed."""
 
     def end_others(self) -> None:
-        """End what still runs, after one process was killed."""
+        """End the remaining processes after one was killed."""
 
 
 class TorchrunTraining:
-    """The same command, started by torchrun, which ends the other process when one is killed."""
+    """The same command in torchrun, which ends the other process when one is killed."""
 
     def __init__(self, options: Sequence[str], folder: Path, count: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class TorchrunTraining:
         return [Worker(int(pid)) for pid in found[:count]]
 
     def wait(self) -> None:
-        """Wait until it has ended; raises RuntimeError when it has failed."""
+        """Wait until it has ended; raise RuntimeError if it has failed."""
         while self._torchrun.poll() is None:
             for worker in self.workers:
                 worker.is_running()
@@ -90,16 +90,16 @@ class TorchrunTraining:
             raise RuntimeError(f"torchrun failed: {self.log.read_text()[-2000:]}")
 
     def end_others(self) -> None:
-        """Wait until torchrun has ended what still runs, and itself."""
+        """Wait until torchrun has ended the remaining processes and itself."""
         self._torchrun.wait()
 
 
 @dataclass
 class Outcome:
-    """What came of the trainings of one way.
+    """The results of all trainings of one way.
 
     before    kills before a checkpoint was written
-    telling   kills after which another process said that it ends, too, and why
+    telling   kills after which another process logged why it ends too
     """
 
     kills: int = 0
@@ -112,7 +112,7 @@ class Outcome:
 
 @dataclass
 class Way:
-    """A way to train, and where its models are."""
+    """A way to train, and the folder of its models."""
 
     name: str
     count: int
@@ -121,7 +121,7 @@ class Way:
     folder: Path
 
     def start(self, name: str) -> RunningTraining:
-        """Start, or go on with, the training of that name."""
+        """Start or resume the training of this name."""
         out = self.folder / name
         resume = ["--resume"] if (out / LAST_CHECKPOINT).exists() else []
         options = [*self.options, "--out", str(out), *resume]
@@ -131,16 +131,16 @@ class Way:
         return ForkedTraining(options, logs, self.count)
 
     def is_done(self, name: str) -> bool:
-        """Return whether the training of that name has written its model, and perhaps was killed just then."""
+        """Return whether the training of this name has written its model, even if it was killed then."""
         return model_directory.exists(self.folder / name)
 
     def content(self, name: str) -> dict[str, bytes]:
-        """Return the files of the model that two trainings have alike."""
+        """Return the files of the model that are equal in equal trainings."""
         return {file: (self.folder / name / file).read_bytes() for file in COMPARED}
 
 
 def disturb(way: Way, kills: int, rng: random.Random) -> Outcome:
-    """Kill trainings of that way so often, and compare all that end."""
+    """Kill trainings this often, and compare all that complete."""
     undisturbed = way.start("undisturbed")
     undisturbed.wait()
     needed_s = [worker.cpu_s for worker in undisturbed.workers]
@@ -166,7 +166,7 @@ def disturb(way: Way, kills: int, rng: random.Random) -> Outcome:
 
 
 def kill_after(training: RunningTraining, victim: int, moment_s: float, outcome: Outcome) -> bool:
-    """Kill one of the training's processes when it has had so much processor time; return whether it came to that."""
+    """Kill one of the training's processes after this much processor time; return False if the training ends first."""
     worker = training.workers[victim]
     while worker.is_running():
         if worker.cpu_s >= moment_s:
@@ -200,7 +200,7 @@ def main(
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 0,
 ) -> None:
-    """Print how often trainings were killed, and whether their models are the undisturbed ones."""
+    """Print how often trainings were killed, and whether their models equal the undisturbed ones."""
     outcomes: dict[str, Outcome] = {}
     with TemporaryDirectory() as folder:
         work, rng = Path(folder), random.Random(seed)

@@ -1,9 +1,9 @@
-"""Make large tables of events from a real one, as Parquet, and compare their statistics with those of the real one.
+"""Generate large tables of events from a real one, as Parquet, and compare their statistics with the real ones.
 
-Each user that is made has the first stretch of one real user's events, and the last one of another's, whose history is
-about as long; the share that the first one gives is uniform. So on average every real event is used equally often.
-Items are as popular as they were, histories as long, and what stands near each other in a history still does. Gaps
-between events are kept; times follow from them. Where no user had an item twice, none has.
+Each generated user has the beginning of one real user's events, and the end of another's with a history of similar
+length; the share of the first one is uniform. On average every real event is therefore used equally often. The
+popularity of items, the lengths of histories, and the neighbours within a history are preserved. Gaps between events
+are kept; timestamps follow from them. If no real user has an item twice, no generated user has.
 
     python -m benchmarks.quality.training.large_tables --data $LISAREC_DATA/ml-1m --events 10000000 --out runs/ml-10m
 """
@@ -28,17 +28,17 @@ from model.data.interactions import repeat_share
 from model.data.readers import read_interactions
 from model.data.table import find_table
 
-PIECE = 1_000_000  # events that are made at once
-ALIKE = 0.01  # of all users, by length: whose stretches are put together
-TOP_ITEMS = 0.01  # whose share of the events is compared
-PAIRS = 10_000  # most frequent ones in sequence, whose counts are compared
+PIECE = 1_000_000  # number of events that are generated at a time
+ALIKE = 0.01  # of all users in order of length; histories at most this far apart are combined
+TOP_ITEMS = 0.01  # share of the items whose share of the events is compared
+PAIRS = 10_000  # number of the most frequent consecutive pairs whose counts are compared
 
 console = Console(width=140)
 Ints = NDArray[np.int64]
 
 
 class Histories(NamedTuple):
-    """Events of U users, one user behind the other.
+    """Events of U users, one user after another.
 
     item    (E,)
     time_s  (E,)
@@ -62,7 +62,7 @@ class Histories(NamedTuple):
 
 
 class LargeTable:
-    """Makes users from the histories of a real table."""
+    """Generates users from the histories of a real table."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         table = read_interactions(directory)
@@ -77,7 +77,7 @@ class LargeTable:
         self._rng = np.random.default_rng(seed)
 
     def users(self, count: int) -> Histories:
-        """Make so many users."""
+        """Generate this many users."""
         starts, lengths = self.real.starts[:-1], np.diff(self.real.starts)
         place = self._rng.integers(len(starts), size=count)
         apart = max(1, round(ALIKE * len(starts)))
@@ -101,7 +101,7 @@ class LargeTable:
         return Histories(self.real.item[rows], time_s, own_starts)
 
     def pieces(self, events: int) -> Iterator[Histories]:
-        """Make users until there are so many events."""
+        """Generate users until they have this many events."""
         per_piece = max(1, round(PIECE * (len(self.real.starts) - 1) / len(self.real.item)))
         made = 0
         while made < events:
@@ -112,7 +112,7 @@ class LargeTable:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a large table should have in common with the real one."""
+    """The statistics that a large table should share with the real one."""
 
     mean_length: float
     median_length: float
@@ -123,7 +123,7 @@ class Statistics:
 
     @classmethod
     def of(cls, histories: Histories, items: int) -> Statistics:
-        """Compute them."""
+        """Compute the statistics."""
         lengths, user, item = np.diff(histories.starts), histories.users, histories.item
         counts = np.sort(np.bincount(item, minlength=items))[::-1]
         adjacent = (item[:-1] * items + item[1:])[user[1:] == user[:-1]]
@@ -139,14 +139,14 @@ class Statistics:
         )
 
     def likeness_of_pairs(self, other: Statistics) -> float:
-        """Return the correlation of the logarithms of how often each of these pairs is in both tables."""
+        """Return the correlation between the log counts of these pairs in both tables."""
         mine = np.array([*self.pairs.values()], np.float64)
         theirs = np.array([other.pairs.get(pair, 0) for pair in self.pairs], np.float64)
         return float(np.corrcoef(np.log1p(mine), np.log1p(theirs))[0, 1])
 
 
 def write(table: LargeTable, source: Path, events: int, out: Path) -> Histories:
-    """Write a data directory of so many events, with the items of the real one; return the first piece."""
+    """Write a data directory with this many events and the items of the real one; return the first piece."""
     out.mkdir(parents=True)
     items = find_table(source, "items")
     if items is not None:
@@ -191,7 +191,7 @@ def main(
     events: Annotated[int, typer.Option(min=1)] = 1_000_000,
     seed: int = 0,
 ) -> None:
-    """Write the table, and print its statistics beside those of the real one."""
+    """Write the table, and print its statistics and those of the real one."""
     table = LargeTable(data, seed)
     first = write(table, data, events, out)
     size = (out / "interactions.parquet").stat().st_size

@@ -1,10 +1,10 @@
-"""What it costs in quality to train with less work, and to go on from a model, judged on validation events alone.
+"""Measure the loss of quality by less training work, and by warm starts, on validation events alone.
 
-Each way to train is one training of `lisa-mini`, with the same validation events, each with its whole history. The
-time is that of the processor, with reading and writing, as a shared machine's clock tells little. Going on is asked
-about after 5 % more events: a first model is trained on what was there before these, without the validation events.
+Each way is one training of `lisa-mini`. All have the same validation events, each with its whole history. Time is
+processor time, which includes reading and writing, because wall time varies on a shared machine. The warm start
+simulates 5 % new events: a first model is trained on the events before them, without the validation events.
 
-What was trained is kept in ``--out`` and not trained again.
+Trainings are kept in ``--out`` and not repeated.
 
     python -m benchmarks.quality.training.less_work --data $LISAREC_DATA/online-retail --out runs/less --epochs 3
 """
@@ -49,21 +49,21 @@ from model.data.splits import split
 from model.training.threads import use_threads
 from model.training.train import train, train_warm
 
-NEW_SHARE = 0.05  # of the training events, which come after the model that is gone on from
+NEW_SHARE = 0.05  # of the training events, which the first model of a warm start lacks
 EVERYTHING, BEFORE, WARM = "everything", "before", "warm"
 
 console = Console(width=160)
 
 
 class Way(NamedTuple):
-    """What a training has beside the preset's settings: of the training, and of the card of its data."""
+    """What a way changes: settings of the preset's training, and of the data card."""
 
     training: Mapping[str, Any]
     card: Mapping[str, Any]
 
 
 class Found(NamedTuple):
-    """What came of a training: the best validation NDCG@10 of its epochs, how many they were, and seconds."""
+    """The result of a training: the best validation NDCG@10 of its epochs, their number, and CPU seconds."""
 
     ndcg_at_10: float
     epochs: int
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 class Trials:
-    """Trains one table in different ways."""
+    """Trains on one table in different ways."""
 
     def __init__(self, data: Path, out: Path, protocol: Protocol, epochs: int | None) -> None:
         self._data, self._out, self._epochs = data, out / data.name, epochs
@@ -80,7 +80,7 @@ class Trials:
         self._parts = split(self._interactions, self._split)
 
     def ways(self) -> dict[str, Way]:
-        """Return the ways to train, by name; but for going on from a model."""
+        """Return the ways to train, by name, except warm starts."""
         found = {
             EVERYTHING: Way({}, {}),
             "--users-sample 0.5": Way({}, {"users_sample": 0.5}),
@@ -98,7 +98,7 @@ class Trials:
         return found
 
     def train(self, name: str, way: Way) -> Found:
-        """Train in one way, or read what came of it."""
+        """Train in one way, or read the stored result."""
         shape, training = preset("lisa-mini")
         training = training.model_copy(update=way.training)
         if self._epochs is not None:
@@ -108,7 +108,7 @@ class Trials:
         return self._measured(place, config, None)
 
     def go_on(self, epochs: int, learning_rate: float, share: float) -> Found:
-        """Go on from a model of the earlier events, with these settings; train that model if there is none yet."""
+        """Warm-start from a model of the earlier events with these settings; train that model first if necessary."""
         before = self._out / BEFORE
         if not model_directory.exists(before):
             shape, training = preset("lisa-mini")
@@ -144,7 +144,7 @@ class Trials:
         return int(np.quantile(self._interactions.timestamp_us[self._parts.train], share))
 
     def _earlier_events(self, directory: Path) -> Path:
-        """Write the training events but the newest as a data directory, and return it."""
+        """Write the training events except the newest to a data directory, and return it."""
         before = self._parts.train & (self._interactions.timestamp_us < self._quantile_us(1 - NEW_SHARE))
         directory.mkdir(parents=True, exist_ok=True)
         table_of(self._interactions, before).write_parquet(directory / "interactions.parquet")
@@ -165,7 +165,7 @@ def table_of(interactions: Interactions, chosen: NDArray[np.bool_]) -> pl.DataFr
 
 
 def results_table(found: Mapping[str, Found]) -> Table:
-    """Return the quality and the time of each way, beside those of the first."""
+    """Return the quality and the time of each way, compared with the first."""
     table = Table("way", "epochs", "NDCG@10, validation", "difference", "CPU s", "share of it", box=box.MARKDOWN)
     first = found[EVERYTHING]
     for name, one in found.items():

@@ -1,7 +1,7 @@
-"""Lift a trained model by every decay and strength, and judge each on validation events; no test is read.
+"""Lift a trained model with each decay and strength, and evaluate each on validation events; no test event is read.
 
-Co-visitation, with the hyperparameters that the same events like best, stands beside them, also by how many training
-events the held-out item has.
+The results are compared with co-visitation, with the best hyperparameters on the same events, also by the number of
+training events of the held-out item.
 
     lisarec demo
     python -m benchmarks.quality.training.lifts --model var/demo/models/demo --data var/demo/shop
@@ -44,7 +44,7 @@ Ranks = NDArray[np.int64]
 def lifts_of(
     model: Artifact, histories: Histories, events: HeldOutEvents, seen_rule: SeenRule
 ) -> tuple[dict[Lift, Ranks], Lift]:
-    """Rank the held-out items with every lift; return the ranks, exact up to 10, and which one a training chooses.
+    """Rank the held-out items with each lift; return the ranks, exact up to 10, and the lift that a training chooses.
 
     histories  the training events
     """
@@ -62,7 +62,7 @@ def lifts_of(
 
 
 def best_co_visitation(trial: Trial, histories: Histories, events: HeldOutEvents) -> tuple[str, Ranks]:
-    """Return the hyperparameters of the best NDCG@10 on these events, and the ranks."""
+    """Return the hyperparameters with the best NDCG@10 on these events, and the ranks."""
     found = {
         ", ".join(f"{name} {value:g}" for name, value in asdict(one).items()): ranks_full(
             events, one.fit(histories, trial.items), trial.seen_rule
@@ -87,7 +87,7 @@ def grid_table(found: dict[Lift, Ranks]) -> Table:
 
 
 def buckets_table(counts: NDArray[np.int64], chosen: Ranks, usual: Ranks, other: Ranks) -> Table:
-    """Return the quality by how many training events (Q,) the held-out items have."""
+    """Return the quality by the number of training events (Q,) of the held-out items."""
     of_margins = [f"chosen minus co-visitation, {name}" for name in METRICS.values()]
     table = Table("events", "users", "chosen", "usual decay", "co-visitation", *of_margins, box=box.MARKDOWN)
     for first, last in [(0, None), *EVENTS_OF_ITEMS]:
@@ -111,7 +111,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Data directory it was trained on.")],
     users: Annotated[int, typer.Option(min=1, help="Validation users at most.")] = 10_000,
 ) -> None:
-    """Print the quality of all lifts, and of the chosen one beside co-visitation."""
+    """Print the quality of all lifts, and compare the chosen one with co-visitation."""
     trained = model_directory.load(model)
     trial = prepare_trial(trained, data, None, None)
     drawn = np.random.default_rng(0).permutation(trial.parts.validation)[:users]

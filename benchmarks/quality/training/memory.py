@@ -1,7 +1,7 @@
-"""Train once, in a process of its own, and tell how long each phase takes, how much memory, and how much disk.
+"""Train once in a new process, and measure time, memory and disk space of each phase.
 
-Memory is the peak of what is resident; the files are those of the folder of the model that are mapped meanwhile. With
---share the training ends within its first epoch, and the time of a whole one is worked out.
+Memory is the peak of the resident set. Disk space is that of the files in the model's folder that the process has open.
+With --share the training ends after this share of the first epoch; times are not extrapolated.
 
     python -m benchmarks.quality.training.memory --data runs/ml-10m --memory 3GiB --share 0.02
 """
@@ -33,19 +33,19 @@ from model.training.threads import use_threads
 from model.training.train import train
 
 SAMPLE_EVERY_S = 0.1
-BYTES_OF_A_BLOCK = 512  # in which st_blocks counts
+BYTES_OF_A_BLOCK = 512  # the unit of st_blocks
 RESET_PEAK = "5"  # to /proc/self/clear_refs
 
 console = Console(width=140)
 
 
 class EnoughError(Exception):
-    """So much of the epoch was asked for."""
+    """The requested share of the epoch is complete."""
 
 
 @dataclass
 class Phase:
-    """What a training did between two stages that it told of."""
+    """The resources of a training between two stages that it reports."""
 
     name: str
     seconds: float = 0.0
@@ -54,7 +54,7 @@ class Phase:
 
 
 class PhaseRecorder:
-    """The progress of a training, measured in the process that trains."""
+    """The progress of a training, which measures the process that trains."""
 
     def __init__(self, folder: Path, share: float) -> None:
         self.phases: list[Phase] = []
@@ -75,7 +75,7 @@ class PhaseRecorder:
         self._sampler.join()
 
     def stage(self, name: str) -> None:
-        """Begin a phase, unless it is the one that goes on."""
+        """Begin a phase, unless it is the current one."""
         name = name.partition(", ")[0]
         if self.phases and self.phases[-1].name == name:
             return
@@ -83,7 +83,7 @@ class PhaseRecorder:
         self.phases.append(Phase(name))
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Record how far the epoch is; raise EnoughError where it is far enough."""
+        """Record the progress of the epoch; raise EnoughError if it has reached the requested share."""
         self.stage(f"epoch {epoch + 1}")
         self.epoch_share = share
         if share >= self._share:
@@ -93,7 +93,7 @@ class PhaseRecorder:
         """Do nothing: the next stage ends the phase."""
 
     def set_config(self, config: Config) -> None:
-        """Record how many events there are."""
+        """Record the number of events."""
         self.events = config.data.events
 
     def _end_phase(self) -> None:
@@ -117,20 +117,20 @@ def _peak_bytes() -> int:
 
 
 def _mapped_file_bytes(folder: str) -> int:
-    """Return how much room the files take that this process has open in the folder."""
+    """Return the disk space of the files in the folder that this process has open."""
     found = 0
     for one in Path("/proc/self/fd").iterdir():
         try:
             if os.readlink(one).startswith(folder):
                 found += one.stat().st_blocks * BYTES_OF_A_BLOCK
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
     return found
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What is trained, and with how much memory."""
+    """The training, and its memory limit."""
 
     data: str
     protocol: Protocol
@@ -139,7 +139,7 @@ class TrainingRun:
     memory: int | None
 
     def measure(self, out: Path) -> dict[str, Any]:
-        """Train in this process."""
+        """Train in this process, and return the measurements."""
         use_threads()
         shape, training = preset("lisa-mini")
         card = DataCard(split="temporal" if self.protocol == "temporal" else "loo")
@@ -164,7 +164,7 @@ class TrainingRun:
 
 
 def measure(run: TrainingRun) -> dict[str, Any]:
-    """Train in a process of its own."""
+    """Train in a new process, and return the measurements."""
     with TemporaryDirectory(dir=Path(run.data).parent) as scratch:
         result = Path(scratch) / "result.json"
         command = [sys.executable, "-m", "benchmarks.quality.training.memory", "--data", run.data]
@@ -174,7 +174,7 @@ def measure(run: TrainingRun) -> dict[str, Any]:
 
 
 def table_of(found: dict[str, Any], whole: int) -> Table:
-    """Return the phases, and their sums.
+    """Return the phases, and their totals.
 
     whole  the limit of the memory in bytes, 0 for none
     """
@@ -207,7 +207,7 @@ def main(
     ] = 2,
     here: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Print what each phase takes."""
+    """Print the resources of each phase."""
     if here is not None:
         fields, result = json.loads(here)
         run = TrainingRun(**fields)

@@ -1,8 +1,8 @@
-"""Time trainings with one thread and with several, alone and beside processes that want the same cores.
+"""Time trainings with one thread and with several, alone and next to processes that compete for the same cores.
 
-Every training is a process, `lisarec train`, on a made-up shop of 2,000 items, 3,000 users and some 60,000 events, and
-on the data directories that are given. The ways to train take turns, so that what else the machine does meets all of
-them. Passive waiting is OpenMP's OMP_WAIT_POLICY: threads that wait sleep, instead of asking again and again.
+Each training is a process, `lisarec train`, on a synthetic shop of 2,000 items, 3,000 users and some 60,000 events, or
+on the given data directories. The ways to train take turns, so that other load on the machine affects all of them.
+Passive waiting is OpenMP's OMP_WAIT_POLICY: waiting threads sleep instead of spinning.
 
     python -m benchmarks.quality.training.threads
     python -m benchmarks.quality.training.threads --data $LISAREC_DATA/online-retail --protocol temporal --repeats 1
@@ -37,7 +37,7 @@ from model.artifact.model_directory import METRICS, WEIGHTS
 from model.config import Protocol
 
 MEAN_EVENTS = 20
-FOLLOWS = 0.6  # how often the next item is the one that follows in the range
+FOLLOWS = 0.6  # share of events on the item that follows the previous one in the sequence
 POLICIES = {"active": None, "passive": "PASSIVE"}
 BUSY = "while True: pass"
 
@@ -45,7 +45,7 @@ console = Console(width=160)
 
 
 class Way(NamedTuple):
-    """One way to train: the waiting of threads matters where there are several."""
+    """One way to train; the waiting policy matters only with several threads."""
 
     data: Path
     threads: int
@@ -55,7 +55,7 @@ class Way(NamedTuple):
 
 @dataclass
 class Timings:
-    """What the trainings of one way took, in seconds, and what came out; quality is NDCG@10 on validation."""
+    """Seconds and results of the trainings of one way; quality is NDCG@10 on validation."""
 
     epoch_s: list[float] = field(default_factory=list)
     rest_s: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Timings:
 
 
 def make_shop(directory: Path, items: int = 2_000, users: int = 3_000, seed: int = 0) -> Path:
-    """Write a shop whose items are popular by Zipf's law and follow each other in one long range."""
+    """Write a shop whose items are popular by Zipf's law and follow each other in one long sequence."""
     rng = np.random.default_rng(seed)
     lengths = rng.poisson(MEAN_EVENTS - 3, users) + 3
     popular = 1 / np.arange(1, items + 1)
@@ -82,7 +82,7 @@ def make_shop(directory: Path, items: int = 2_000, users: int = 3_000, seed: int
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Let so many processes compute without end meanwhile."""
+    """Run this many processes that compute without end."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
@@ -93,7 +93,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def train(way: Way, out: Path, options: Sequence[str]) -> Timings:
-    """Train once in this way, as a process."""
+    """Train once in this way, in a new process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     if policy := POLICIES[way.waiting]:
         environment["OMP_WAIT_POLICY"] = policy
@@ -109,7 +109,7 @@ def train(way: Way, out: Path, options: Sequence[str]) -> Timings:
 
 
 def measure(ways: Sequence[Way], repeats: int, options: Sequence[str], work: Path) -> dict[Way, Timings]:
-    """Train in all ways, again and again, turn about."""
+    """Train in all ways repeatedly, in turns."""
     found = {way: Timings() for way in ways}
     for repeat, (number, way) in product(range(repeats), enumerate(ways)):
         one = train(way, work / f"model-{repeat}-{number}", options)
@@ -123,7 +123,7 @@ def measure(ways: Sequence[Way], repeats: int, options: Sequence[str], work: Pat
 
 
 def table_of(found: Mapping[Way, Timings]) -> Table:
-    """Return the medians, with the range of the epochs, and whether weights are those of one thread."""
+    """Return the medians, the range of the epochs, and whether the weights equal those of one thread."""
     columns = ("data", "threads", "waiting", "busy processes", "s an epoch", "range", "s beside the epochs")
     table = Table(*columns, "NDCG@10", "weights")
     with_one = {way.data: timings.weights for way, timings in found.items() if way.threads == 1}

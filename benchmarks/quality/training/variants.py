@@ -18,7 +18,7 @@ from model.lisa.recent_attention import RecentItems
 
 
 class GatedFeedForward(FeedForward):
-    """SwiGLU (Shazeer, 2020) with as many weights: a SiLU of one half of the inner vector gates the other."""
+    """SwiGLU (Shazeer, 2020) with as many weights: a SiLU of half of the inner vector gates the other half."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -33,7 +33,7 @@ class GatedFeedForward(FeedForward):
 
 
 class RepeatedRecentItems(RecentItems):
-    """A second attention to the window, by what the first one found."""
+    """A second attention to the window, whose input is the result of the first one."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -60,7 +60,7 @@ PARTS: dict[str, dict[str, type[nn.Module]]] = {
 
 
 class Variant(NamedTuple):
-    """A preset and what differs from it. Each part is one of ``PARTS``, and stands for a class of the model's own."""
+    """A preset and its changes. Each part is a key of ``PARTS``, and replaces classes of the model."""
 
     text: str
     preset: str
@@ -69,7 +69,7 @@ class Variant(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read ``PRESET[,SETTING=VALUE or PART...]``; raises BadParameter for what there is not."""
+        """Parse ``PRESET[,SETTING=VALUE or PART...]``; raise BadParameter if a name or value is not valid."""
         name, *changes = text.split(",")
         values = dict(change.split("=", 1) for change in changes if "=" in change)
         variant = cls(text, name, values, tuple(change for change in changes if "=" not in change))
@@ -83,7 +83,7 @@ class Variant(NamedTuple):
         return variant
 
     def settings(self) -> tuple[ModelConfig, TrainConfig]:
-        """Return the settings; raises ValueError for a preset or setting that there is not."""
+        """Return the settings; raise ValueError if the preset or a setting does not exist."""
         shape, training = preset(self.preset)
         of_model = {name: value for name, value in self.changes.items() if name in ModelConfig.model_fields}
         of_training = {name: value for name, value in self.changes.items() if name not in of_model}
@@ -92,7 +92,7 @@ class Variant(NamedTuple):
 
     @contextmanager
     def parts(self) -> Iterator[None]:
-        """Let models that are made have the variant's parts."""
+        """Build new models with the variant's parts."""
         with ExitStack() as stack:
             for part in self.replaced:
                 for name, kind in PARTS[part].items():
