@@ -1,14 +1,15 @@
-"""Measure attention by codeword histograms beside softmax attention and its other replacements: time and memory.
+"""Compare attention by codeword histograms with softmax attention and its other replacements: time and memory.
 
-Stepwise (the paper's figure 6): one more event of a user with L events becomes a query. LISA-Mini's whole step reads a
-histogram; a layer of softmax attention of the same width, with its feed-forward, reads the keys and values of all L.
+Stepwise (figure 6 of the paper): one more event of a user with L events becomes a query. The complete step of LISA-Mini
+reads a histogram. A layer of softmax attention of the same width, with its feed-forward, reads the keys and values of
+all L events.
 
-Forward (its figure 4 and table 5): one layer of attention over a whole history of L, each way in a process of its own.
-What is printed as memory is the largest that the process had, without what it had before. Softmax is written out, or
-torch's fused kernel; the others are the public packages as they come, with two heads and causal where they can be. LISA
-makes the histograms of all positions, 1,024 at a time, and attends to them.
+Forward (figure 4 and table 5): one layer of attention over a whole history of L events, each method in its own process.
+The memory is the peak of the process, minus what it had before. Softmax is written out, or uses torch's fused kernel.
+The other methods are the public packages, with two heads, and causal if they support it. LISA computes the histograms
+of all positions, 1,024 at a time, and attends to them.
 
-Clustered attention's package has to be compiled and is left out. Weights are random ones: nothing here is trained.
+Clustered attention is left out, because its package has to be compiled. All weights are random.
 
     pip install -e '.[bench]' && python -m benchmarks.inference.attention --plots docs/images
 """
@@ -42,15 +43,15 @@ ITEMS = 10_000
 WIDTH, HEADS = 128, 2
 STEPS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 LENGTHS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
-LARGEST_MATRIX = 8_192  # beyond it softmax written out takes gigabytes
-CHUNK_POSITIONS = 1_024  # positions
-MIN_MEASUREMENT_S = 0.5  # of one measurement to stand for itself
+LARGEST_MATRIX = 8_192  # above this, softmax written out takes gigabytes
+CHUNK_POSITIONS = 1_024
+MIN_MEASUREMENT_S = 0.5  # a run that takes longer is not repeated
 
 console = Console(width=180)
 
 
 class Measurement(NamedTuple):
-    """Seconds and megabytes of memory of one way, by length."""
+    """Seconds and megabytes of memory of one method, by length."""
 
     seconds: dict[int, float]
     megabytes: dict[int, float]
@@ -70,7 +71,7 @@ def random_model() -> tuple[LisaMini, NDArray[np.uint8]]:
 
 
 def lisa_step(length: int) -> tuple[Callable[[], Any], float]:
-    """Return one step of a user with so many events, and how many bytes of the user it reads."""
+    """Return one step of a user with this many events, and the bytes of the user's state that it reads."""
     model, codes = random_model()
     items = np.random.default_rng(1).integers(0, ITEMS, length)
     histogram = history_histogram(codes[items], model.config.decay_rates, model.config.history_codewords)[None]
@@ -111,7 +112,7 @@ class SoftmaxLayer(nn.Module):
 
 
 def softmax(length: int) -> Callable[[], Any]:
-    """Softmax attention, written out."""
+    """Return softmax attention, written out."""
     layer, x = SoftmaxLayer(), torch.randn(length, WIDTH)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
 
@@ -125,7 +126,7 @@ def softmax(length: int) -> Callable[[], Any]:
 
 
 def fused_softmax(length: int) -> Callable[[], Any]:
-    """Softmax attention by torch's fused kernel."""
+    """Return softmax attention with torch's fused kernel."""
     layer, x = SoftmaxLayer(), torch.randn(1, length, WIDTH)
 
     def run() -> Any:
@@ -137,7 +138,7 @@ def fused_softmax(length: int) -> Callable[[], Any]:
 
 
 def lisa(length: int) -> Callable[[], Any]:
-    """LISA-Mini's attention, the histograms of all positions included."""
+    """Return LISA-Mini's attention, including the histograms of all positions."""
     model, codes = random_model()
     tables, shape = model.tables(), model.config
     history = codes[np.random.default_rng(1).integers(0, ITEMS, length)]
@@ -159,7 +160,7 @@ def lisa(length: int) -> Callable[[], Any]:
 
 
 def linformer(length: int) -> Callable[[], Any]:
-    """Linformer, which is not causal."""
+    """Return Linformer, which is not causal."""
     from linformer import LinformerSelfAttention
 
     layer, x = LinformerSelfAttention(WIDTH, length, k=min(256, length), heads=HEADS), torch.randn(1, length, WIDTH)
@@ -167,7 +168,7 @@ def linformer(length: int) -> Callable[[], Any]:
 
 
 def reformer(length: int) -> Callable[[], Any]:
-    """Reformer, with LSH."""
+    """Return Reformer, with LSH."""
     from reformer_pytorch import LSHSelfAttention
 
     layer, x = LSHSelfAttention(WIDTH, HEADS, bucket_size=64, n_hashes=4, causal=True), torch.randn(1, length, WIDTH)
@@ -175,7 +176,7 @@ def reformer(length: int) -> Callable[[], Any]:
 
 
 def sinkhorn(length: int) -> Callable[[], Any]:
-    """Sinkhorn transformer."""
+    """Return the Sinkhorn transformer."""
     from sinkhorn_transformer.sinkhorn_transformer import SinkhornSelfAttention
 
     layer = SinkhornSelfAttention(WIDTH, bucket_size=64, max_seq_len=length, heads=HEADS, causal=True)
@@ -184,7 +185,7 @@ def sinkhorn(length: int) -> Callable[[], Any]:
 
 
 def routing(length: int) -> Callable[[], Any]:
-    """Routing transformer."""
+    """Return the Routing transformer."""
     from routing_transformer.routing_transformer import SelfAttention
 
     layer = SelfAttention(WIDTH, 1, length, HEADS, 0, window_size=min(128, length), causal=True).eval()
@@ -204,7 +205,7 @@ FORWARD: dict[str, Callable[[int], Callable[[], Any]]] = {
 
 
 def seconds_of(run: Callable[[], Any], rounds: int) -> float:
-    """Return the median of some runs, or the first where that takes long."""
+    """Return the median of several runs, or the first one if it takes long."""
     begin = time.perf_counter()
     run()
     if (once := time.perf_counter() - begin) > MIN_MEASUREMENT_S:
@@ -218,14 +219,14 @@ def seconds_of(run: Callable[[], Any], rounds: int) -> float:
 
 
 def memory_mb(name: str) -> float:
-    """Return VmRSS, the memory of this process now, or VmHWM, its peak, as Linux reports it."""
+    """Return VmRSS, the current memory of this process, or VmHWM, its peak, as Linux reports them."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 @torch.inference_mode()
 def forward(name: str, lengths: list[int], rounds: int) -> Measurement | str:
-    """Measure attention over whole histories in a process of its own; returns the reason where it cannot run."""
+    """Measure attention over whole histories; return the reason if it cannot run."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     measured = Measurement({}, {})
@@ -237,7 +238,7 @@ def forward(name: str, lengths: list[int], rounds: int) -> Measurement | str:
                 if name != "softmax" or length <= LARGEST_MATRIX:
                     run = FORWARD[name](length)
                     before = memory_mb("VmRSS")
-                    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+                    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
                     measured.seconds[length] = seconds_of(run, rounds)
                     measured.megabytes[length] = memory_mb("VmHWM") - before
     except (ImportError, RuntimeError, AttributeError) as exc:
@@ -274,7 +275,7 @@ def plot(path: Path, found: dict[str, Measurement], title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = title  # the same figures make the same file
+    matplotlib.rcParams["svg.hashsalt"] = title  # equal figures give equal files
     from matplotlib import pyplot
 
     figure, (times, sizes) = pyplot.subplots(1, 2, figsize=(11, 4))
@@ -296,7 +297,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 20,
     plots: Annotated[Path | None, typer.Option(help="Directory for two plots.")] = None,
 ) -> None:
-    """Measure both, and draw them where a directory is given."""
+    """Measure both, and plot them if a directory is given."""
     torch.set_num_threads(1)
     console.print(f"{cpu()}, one thread, torch {torch.__version__}")
     by_step = stepwise(steps, rounds)

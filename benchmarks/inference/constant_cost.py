@@ -1,8 +1,8 @@
-"""Measure that a step costs the same, and a state takes as many bytes, after 10 and after 1,000,000 events.
+"""Check that a step costs the same, and a state has the same size, after 10 and after 1,000,000 events.
 
-Two users, one with a short and one with a long history, in one embedded store; then, turn about, each step of the
-service's path timed for both: append an event (durable), read the state, turn it into a query, find the top 10.
-Then the step itself, from the bytes of states to queries, beside the same model in torch, for one user and for 64.
+One embedded store contains two users, one with a short and one with a long history. Each step of the service's path is
+timed for both, in turns: append an event (durable), read the state, compute a query, find the top 10. Then the
+computation from states to queries is compared with the same model in torch, for one user and for 64.
 
     python -m benchmarks.inference.constant_cost --model models/ml-1m
 """
@@ -56,7 +56,7 @@ def main(
 
 
 async def measure(trained: model_directory.Artifact, directory: Path, lengths: tuple[int, int], rounds: int) -> None:
-    """Print the times of every step for both histories, and the bytes of their states."""
+    """Print the times of each step for both histories, and the bytes of their states."""
     generation, engine = generation_of(trained), Engine(trained)
     store = await SQLiteStore.open(directory, [generation])
     try:
@@ -89,7 +89,7 @@ def event_at(user_id: str, position: int, item_ids: Sequence[str]) -> Event:
 
 
 async def step(store: SQLiteStore, generation: Generation, engine: Engine, event: Event) -> dict[str, float]:
-    """Return the microseconds of each part of one user's way from a click to a list."""
+    """Return the microseconds of each part of a user's path from a click to a list."""
     times = [time.perf_counter()]
     await store.append(TENANT, [event])
     times.append(time.perf_counter())
@@ -104,7 +104,7 @@ async def step(store: SQLiteStore, generation: Generation, engine: Engine, event
 
 
 def to_queries(generation: Generation, engine: Engine, values: list[bytes]) -> Queries:
-    """Compute queries as the service does, from the bins as they lie in the bytes: the scale of a row is free."""
+    """Compute queries as the service does, from the stored bins: the scale of a row cancels in the softmax."""
     states = generation.decode_many(values)
     return engine.step(states["bins"], states["last_item"], states["stepped_items"])
 
@@ -127,7 +127,7 @@ StepTimes = dict[tuple[str, int, int], list[float]]
 def step_times(
     trained: model_directory.Artifact, generation: Generation, engine: Engine, values: list[bytes | None], rounds: int
 ) -> StepTimes:
-    """Microseconds for each user, by way, users in a batch and history, turn about."""
+    """Return microseconds per user, by method, users in a batch and history; the methods take turns."""
     run_steps: dict[str, Callable[[list[bytes]], object]] = {
         "compiled": lambda batch: to_queries(generation, engine, batch),
         "torch": lambda batch: queries_in_torch(trained, generation, batch),
@@ -143,7 +143,7 @@ def step_times(
 
 
 def consecutive_us(run_step: Callable[[list[bytes]], object], batch: list[bytes]) -> list[float]:
-    """Microseconds for each user. The first time of a row, the other ways' weights are in the caches."""
+    """Return microseconds per user. At the first time, the caches contain the weights of the other methods."""
     times = [time.perf_counter()]
     for _ in range(CONSECUTIVE_STEPS):
         run_step(batch)
@@ -152,7 +152,7 @@ def consecutive_us(run_step: Callable[[list[bytes]], object], batch: list[bytes]
 
 
 def report_steps(times_us: StepTimes, lengths: tuple[int, int], rounds: int) -> None:
-    """Print the step's times beside torch's."""
+    """Print the times of the compiled step, compared with torch."""
     headings = (f"after {length:,} events: least / median" for length in lengths)
     table = Table("", *headings, "ratio of medians", title=f"bytes of states to queries, of {rounds}")
     for users in (1, USERS):
@@ -170,7 +170,7 @@ def report_steps(times_us: StepTimes, lengths: tuple[int, int], rounds: int) -> 
 def report(
     times_us: dict[tuple[str, int], list[float]], lengths: tuple[int, int], sizes: list[int], rounds: int
 ) -> None:
-    """Print the medians of every part, and the bytes of the states."""
+    """Print the medians of each part, and the bytes of the states."""
     table = Table("", *(f"after {length:,} events" for length in lengths), "ratio", title=f"medians of {rounds}")
     for name in dict.fromkeys(name for name, _ in times_us):
         few, many = (median(times_us[name, length]) for length in lengths)

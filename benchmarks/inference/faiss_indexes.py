@@ -1,9 +1,10 @@
-"""Measure the exact top k beside FAISS, on one thread, in turns in one run.
+"""Compare the exact top k with FAISS, on one thread, in turns in one run.
 
-FAISS's residual quantizer is given the same codebooks and codes, so it has to find the same items, which is checked.
-The other indexes hold as many items: flat the vectors themselves, product quantizers 8 bytes an item as the scan has,
-in 8 parts of 256 centroids, and for the fast scan in 16 of 16. Their codes are random ones, as how long they take does
-not depend on them; they stand for vectors only approximately. Nobody has a bias here, as FAISS knows none.
+FAISS's residual quantizer gets the same codebooks and codes, so it must find the same items, which is checked. The
+other indexes contain as many items. The flat index stores the vectors themselves. Product quantizers have 8 bytes an
+item, like the scan: 8 parts of 256 centroids, or 16 parts of 16 for the fast scan. Their codes are random, because
+their speed does not depend on the codes; they only approximate vectors. No index has a bias, which FAISS does not
+support.
 
     pip install -e '.[bench]' && python -m benchmarks.inference.faiss_indexes --items 1000000
 """
@@ -30,8 +31,8 @@ DENSE_ITEMS = 2_000_000
 
 
 def residual_quantizer(codes: Any, codebooks: Any) -> Any:
-    """FAISS's index that holds exactly these codes."""
-    kind = faiss.AdditiveQuantizer.ST_LUT_nonorm  # by a table of inner products, as the scan: its fastest
+    """Return the FAISS index with exactly these codes."""
+    kind = faiss.AdditiveQuantizer.ST_LUT_nonorm  # by a table of inner products, as the scan: FAISS's fastest way
     index = faiss.IndexResidualQuantizer(WIDTH, BOOKS, 8, faiss.METRIC_INNER_PRODUCT, kind)
     faiss.copy_array_to_vector(codebooks.ravel(), index.rq.codebooks)
     index.rq.is_trained = index.is_trained = True
@@ -39,7 +40,7 @@ def residual_quantizer(codes: Any, codebooks: Any) -> Any:
 
 
 def product_quantizer(codes: Any, parts: int, bits: int) -> Any:
-    """Return FAISS's product quantizer over as many items, with random codes."""
+    """Return FAISS's product quantizer for as many items, with random codes."""
     index = faiss.IndexPQ(WIDTH, parts, bits, faiss.METRIC_INNER_PRODUCT)
     index.pq.cp.niter = 1
     index.train(np.random.default_rng(0).standard_normal((50 * 2**bits, WIDTH), np.float32))
@@ -47,14 +48,14 @@ def product_quantizer(codes: Any, parts: int, bits: int) -> Any:
 
 
 def filled(index: Any, codes: Any) -> Any:
-    """Add the codes to the index."""
+    """Add the codes to the index, and return it."""
     faiss.copy_array_to_vector(codes.ravel(), index.codes)
     index.ntotal = len(codes)
     return index
 
 
 def timers_of(items: int, data: tuple[Any, ...], k: int) -> Iterator[Timer]:
-    """Yield what is timed: its name, 0 bytes and a function of the turn."""
+    """Yield the name of each measurement, 0 bytes, and a function of the turn."""
     codes, codebooks, queries, _ = data
     no_lift = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
     no_exclusions = bitmap.empty(items)[None]
@@ -85,7 +86,7 @@ def timers_of(items: int, data: tuple[Any, ...], k: int) -> Iterator[Timer]:
 
 
 def check(timers: list[Timer], k: int) -> None:
-    """The scan and the residual quantizer find the same scores, and the same items where no two are equal."""
+    """Check that scan and residual quantizer find the same scores, and the same items unless scores are equal."""
     runs = {name: run for name, _, run in timers}
     for turn in range(QUERIES):
         items, scores = (part[0] for part in runs[supported_paths()[-1]](turn))
@@ -93,7 +94,7 @@ def check(timers: list[Timer], k: int) -> None:
         np.testing.assert_allclose(np.sort(scores), np.sort(theirs), rtol=1e-4, atol=1e-4)
         apart = np.abs(np.diff(scores, append=-np.inf, prepend=np.inf)) > 1e-3
         clear = apart[:-1] & apart[1:]
-        clear[-1] = False  # another as good may be left out
+        clear[-1] = False  # an item with an equal score may be missing
         if not set(items[clear]) <= set(their_items):
             raise AssertionError(f"query {turn}: {sorted(items)} are not {sorted(their_items)}")
 
@@ -103,7 +104,7 @@ def main(
     k: Annotated[int, typer.Option(help="Items asked for.")] = 10,
     rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 15,
 ) -> None:
-    """Print the times of each index beside those of the scan."""
+    """Print the times of each index, compared with the scan."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     console.print(f"{cpu()}, one thread, FAISS {faiss.__version__} ({faiss.get_compile_options().strip()})")

@@ -1,8 +1,8 @@
-"""Measure searches beside the plain request, in one process without a network: for a user, for nobody, and with typos.
+"""Compare searches with the plain request, in one process without a network: for a user, anonymous, and with typos.
 
-Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns. Titles
-are those of a model's items, or of made-up words by Zipf's law, five to a title, with a number of its own; and those
-that a shop puts in their place.
+Each request takes the whole path from the ASGI call to the bytes of the response, over the embedded store; the kinds of
+request take turns. Titles are those of a model's items, or five random words with a Zipf distribution and a unique
+number. A shop can also replace some of them.
 
     python -m benchmarks.inference.personal_search --model models/ml-1m --items 1000000 --words 50000
     python -m benchmarks.inference.personal_search --model models/ml-1m --items 1000000 --put 200000
@@ -43,11 +43,11 @@ from model.artifact.model_directory import ITEMS, WEIGHTS
 
 USERS = 64
 HISTORY = 30
-BURST = 5  # requests of one kind, one after the other
+BURST = 5  # consecutive requests of one kind
 TITLE_WORDS = 5
 SYLLABLES = [f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 
-PAGE = 1_000  # items that are put at once
+PAGE = 1_000  # items in a request of the shop
 
 LONG_WORD = re.compile("[a-z]{5,}")
 
@@ -57,7 +57,7 @@ Asked = tuple[str, dict[str, str]]
 
 
 def made_up_titles(items: int, words: int, seed: int = 0) -> list[str]:
-    """Return titles of words that become rarer with their number, and of the item's own number."""
+    """Return titles of random words, which become rarer with their number, followed by the item's own number."""
     rng = np.random.default_rng(seed)
     chosen = (rng.zipf(1.2, (items, TITLE_WORDS)) - 1) % words
     size = len(SYLLABLES)
@@ -68,7 +68,7 @@ def made_up_titles(items: int, words: int, seed: int = 0) -> list[str]:
 
 
 def write_titled(directory: Path, model: Path, words: int) -> None:
-    """Write a model directory with the made-up titles for the items of another one."""
+    """Write a model directory with random titles for the items of another one."""
     artifact, catalogue = model_directory.load(model), pl.read_parquet(model / ITEMS)
     titled = catalogue.with_columns(pl.Series("title", made_up_titles(len(catalogue), words)))
     statistics = ItemStatistics(artifact.complements)
@@ -76,7 +76,7 @@ def write_titled(directory: Path, model: Path, words: int) -> None:
 
 
 def searches(titles: Sequence[str], rounds: int) -> Mapping[str, list[str]]:
-    """Return searches of each kind, each for words of a title; of titles with two long words."""
+    """Return searches of each kind for words of titles with two long words."""
     rng = np.random.default_rng(1)
     found: dict[str, list[str]] = defaultdict(list)
     usable = [words for title in titles if len(words := LONG_WORD.findall(title.lower())) > 1]
@@ -97,7 +97,7 @@ def _swapped(word: str) -> str:
 
 
 async def put_titles(app: FastAPI, state: Mapping[str, object], item_ids: Sequence[str], words: int) -> None:
-    """Put made-up titles, as a shop does."""
+    """Replace titles by random ones, as a shop does."""
 
     async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "state": dict(state)}, receive, send)
@@ -112,11 +112,12 @@ async def put_titles(app: FastAPI, state: Mapping[str, object], item_ids: Sequen
 async def measure(
     model: Path, data_dir: Path, rounds: int, put: Sequence[str] = (), words: int = 1
 ) -> dict[str, Seconds]:
-    """Return seconds, and seconds of processor time in all threads, of every request, by what it asks for: (rounds, 2).
+    """Return the seconds, and CPU seconds of all threads, of each request, by kind: (rounds, 2).
 
-    The first one of all is of the search that indexes the words.
+    The first entry is the search that indexes the words.
 
-    put    ids of items that the shop gives titles of so many different words
+    put    ids of items to which the shop gives titles
+    words  the number of distinct words of these titles
     """
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
     async with app.router.lifespan_context(app) as state:
@@ -165,7 +166,7 @@ async def measure(
 
 
 def _kinds(wanted: Mapping[str, list[str]]) -> dict[str, Callable[[int], Asked]]:
-    """Return what makes a request of each kind: its path and query, by the number of the turn."""
+    """Return the kinds of request: each a function from the number of the turn to a path and query."""
     kinds: dict[str, Callable[[int], Asked]] = {"plain": _plain}
     for name, texts in wanted.items():
         kinds[name] = partial(_search, texts)
@@ -192,7 +193,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 200,
     put: Annotated[int, typer.Option(help="Items of the catalogue to which the shop gives another title.")] = 0,
 ) -> None:
-    """Print what searches cost beside the plain request."""
+    """Print the cost of searches compared with the plain request."""
     with TemporaryDirectory() as directory:
         large, titled = Path(directory) / "large", Path(directory) / "titled"
         synthetic_catalogue.write_enlarged(large, model, items, "trained")

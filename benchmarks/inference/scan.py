@@ -1,12 +1,12 @@
-"""Measure the exact top k: each path of the scan beside a dense product in torch and beside reading the codes.
+"""Measure the exact top k: each path of the scan, a dense product in torch, and a plain read of the codes.
 
-All are timed turn about in one run on one thread, so that their ratios hold on a machine with other work too; the
-times themselves are as the machine was. A scan begins with the inner products of one query with all codewords, whose
-own time is printed; torch begins with the query and ends with its `topk`. Reading adds up the bytes that a scan reads.
+All are timed in turns in one run on one thread, so that their ratios hold even on a busy machine; the times themselves
+depend on its load. A scan begins with the inner products of one query with all codewords, whose own time is printed.
+torch begins with the query and ends with `topk`. Reading sums the bytes that a scan reads.
 
-Structured items are clustered: codebooks that get finer as residuals do, items that share their clusters' first codes,
-queries near items, a bias that falls with popularity. With a model, codes, bias and queries are its own; its catalogue
-is enlarged to each size.
+Structured items are clustered: later codebooks are finer, as residuals are; items share the first codes of their
+cluster; queries are near items; the bias decreases with popularity. With a model, codes, bias and queries are the
+model's; its catalogue is enlarged to each size.
 
     python -m benchmarks.inference.scan
     python -m benchmarks.inference.scan --model models/ml-1m --items 10000000
@@ -39,9 +39,9 @@ from model.inference.scan import Lifted, Scan, supported_paths
 from model.lisa.histogram import history_histogram
 
 BOOKS, WORDS, WIDTH = 8, 256, 128
-QUERIES = 32  # different ones, one asked at a time
+QUERIES = 32  # distinct queries, one at a time
 CLUSTERS = 1000
-DENSE_ITEMS = 2_000_000  # more than that are gigabytes of vectors
+DENSE_ITEMS = 2_000_000  # above this, the vectors take gigabytes
 MASKED = 0.5
 
 console = Console(width=140)
@@ -49,7 +49,7 @@ console = Console(width=140)
 
 @numba.njit(nogil=True, cache=True)
 def read(words):  # type: ignore[no-untyped-def]
-    """Add up the words, to time reading alone."""
+    """Sum the words, to time a plain read."""
     total = np.uint64(0)
     for word in words:
         total += word
@@ -64,12 +64,12 @@ def random_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
 
 
 def structured_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
-    """Return the same of clustered items."""
+    """Return the same for clustered items."""
     fineness = 0.7 ** np.arange(BOOKS, dtype=np.float32)
     codebooks = rng.standard_normal((BOOKS, WORDS, WIDTH), np.float32) * fineness[:, None, None]
     cluster = np.minimum(rng.zipf(1.3, items) - 1, CLUSTERS - 1)
     codes = rng.integers(0, WORDS, (CLUSTERS, BOOKS), np.uint8)[cluster]
-    for book in range(BOOKS):  # the later the codebook, the more items leave their cluster
+    for book in range(BOOKS):  # the later the codebook, the more items differ from their cluster
         away = rng.random(items) < 0.15 * (book + 1)
         codes[away, book] = rng.integers(0, WORDS, int(away.sum()), np.uint8)
     near = codebooks[np.arange(BOOKS), codes[rng.integers(0, items, QUERIES)]].sum(axis=1)
@@ -79,7 +79,7 @@ def structured_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
 
 
 def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield a name and the data of each catalogue of so many items."""
+    """Yield the name and the data of each catalogue with this many items."""
     if model is None:
         yield "random", random_data(np.random.default_rng(0), items)
         yield "structured", structured_data(np.random.default_rng(0), items)
@@ -88,7 +88,7 @@ def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any,
 
 
 def trained_data(model: Path, items: int) -> tuple[Any, ...]:
-    """Return codes, codebooks and bias of a model of so many items, and queries of users with twenty trained items."""
+    """Return the codes, codebooks, queries and bias of an enlarged model; the users have twenty trained items each."""
     with TemporaryDirectory() as directory:
         synthetic_catalogue.write_enlarged(Path(directory), model, items, "trained")
         trained = model_directory.load(Path(directory))
@@ -108,7 +108,7 @@ def trained_data(model: Path, items: int) -> tuple[Any, ...]:
 
 
 def timers_of(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str, int, Callable[[int], Any]]]:
-    """Yield what is timed: its name, the bytes of codes that it reads, and a function of the turn."""
+    """Yield the name of each measurement, the bytes of codes that it reads, and a function of the turn."""
     codes, codebooks, queries, bias = data
     asked, books = torch.from_numpy(queries), torch.from_numpy(codebooks)
     products = torch.einsum("qd,bpd->qbp", asked, books).contiguous()
@@ -116,7 +116,7 @@ def timers_of(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tupl
     half = bitmap.empty(items)[None]
     bitmap.add(half[0], np.flatnonzero(np.random.default_rng(1).random(items) < MASKED))
     no_lift = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
-    rows = codes.shape[1] + 1  # the bias is one more
+    rows = codes.shape[1] + 1  # including the bias
     words: NDArray[np.uint64] = np.zeros(-(-items * rows // 8), np.uint64) + np.uint64(1)
 
     def scanning(scan: Scan, k: int, excluded: Any) -> Callable[[int], Any]:
@@ -141,11 +141,11 @@ def timers_of(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tupl
 
 
 def timed(timers: list[tuple[str, int, Callable[[int], Any]]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of every turn, the ways taking turns."""
+    """Return the seconds of each turn of each measurement."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds):
         for name, _, run in timers:
-            run(turn)  # so that each is timed right after itself, as in a service that does nothing else
+            run(turn)  # a warm-up, as in a service that does nothing else
             begin = time.perf_counter()
             run(turn)
             seconds[name].append(time.perf_counter() - begin)
@@ -153,7 +153,7 @@ def timed(timers: list[tuple[str, int, Callable[[int], Any]]], rounds: int) -> d
 
 
 def report(title: str, timers: list[tuple[str, int, Callable[[int], Any]]], seconds: dict[str, list[float]]) -> None:
-    """Print the times of the ways, and their ratios to torch and to reading."""
+    """Print the times, and their ratios to torch and to reading."""
     table = Table("", "median", "minimum", "times torch's", "GB/s", "of reading", title=title)
     reading = seconds["reading the codes"]
     for name, size, _ in timers:
@@ -170,7 +170,7 @@ def report(title: str, timers: list[tuple[str, int, Callable[[int], Any]]], seco
 
 
 def ratio(others: list[float], own: list[float]) -> float:
-    """Return the median ratio, turn by turn."""
+    """Return the median of the ratios, turn by turn."""
     return median(other / mine for other, mine in zip(others, own, strict=True))
 
 

@@ -1,9 +1,9 @@
-"""Measure what a worker with a large catalogue takes: seconds until it is ready, and memory for each item.
+"""Measure the cost of a worker with a large catalogue: seconds until it is ready, and memory for each item.
 
-Two workers serve the same model, one after the other. Their own memory (anonymous) is taken by each; what they have
-mapped of the model's files is there once for all, and the kernel takes it back when memory is short. What a worker with
-the small model takes is taken off, so that what is left grows with the items. Then users click on random items, the
-worst there is, and ask for recommendations: that maps the pages of the files that are needed, sixteen at a time.
+Two workers serve the same model; the second starts while the first runs. Each needs its own memory (anonymous). They
+share the mapped pages of the model's files, which the kernel reclaims when memory is short. The memory of a worker with
+the small model is subtracted, so that the rest grows with the items. Users then click on random items, which is the
+worst case, and request recommendations. This maps the required pages of the files, sixteen at a time.
 
     python -m benchmarks.inference.worker_memory --model models/ml-1m --items 10000000
 """
@@ -39,7 +39,7 @@ console = Console(width=140)
 
 
 class Memory(NamedTuple):
-    """Bytes of a process: all that is in memory, of that its own, and of that what it maps of files."""
+    """Bytes of a process: resident, anonymous, and mapped from files."""
 
     resident: int
     own: int
@@ -54,7 +54,7 @@ class Memory(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A process that serves a model, and how long it took until it was ready."""
+    """A process that serves a model, and the seconds until it was ready."""
 
     url: str
     process: psutil.Process
@@ -63,7 +63,7 @@ class Worker(NamedTuple):
 
 @contextmanager
 def worker(model: Path) -> Iterator[Worker]:
-    """Serve the model in a process of its own."""
+    """Serve the model in a new process."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     with TemporaryDirectory() as store:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port)]
@@ -80,7 +80,7 @@ def worker(model: Path) -> Iterator[Worker]:
 
 
 def send_clicks(url: str, item_ids: Sequence[str], users: int) -> None:
-    """Let each user click five times and ask once."""
+    """Send five clicks and one request for recommendations of each user."""
     with httpx.Client(base_url=url, timeout=60) as client:
         for begin in range(0, users, BATCH // CLICKS):
             some = [str(user) for user in range(begin, min(begin + BATCH // CLICKS, users))]
@@ -101,7 +101,7 @@ def main(
     users: Annotated[int, typer.Option(help="Who click and ask.")] = 5_000,
     large: Annotated[Path | None, typer.Option(help="The large model, where it was made before.")] = None,
 ) -> None:
-    """Print what workers of the small and of the large model take."""
+    """Print the cost of workers with the small and with the large model."""
     with TemporaryDirectory() as temporary:
         if large is None:
             synthetic_catalogue.write_enlarged(large := Path(temporary) / "large", model, items, "trained")

@@ -1,1 +1,1 @@
-"""What runs on a GPU, measured in one visit: correctness first, then speed."""
+"""The benchmarks that need a GPU, in one run: correctness first, then speed."""

@@ -1,7 +1,7 @@
-"""Step and scan as one captured graph: the time of a batch, from states on the CPU to its lists there; and memory.
+"""Step and scan as one captured graph: the time of a batch, from states on the CPU to lists on the CPU, and memory.
 
-Beside it stands what the device has worked: copies up, the graph, copies down. With two callers the copies of one
-overlap with the graph of the other, so that they get more queries a second than one.
+The results include the device time of each stage: upload, graph, download. With two callers the copies of one overlap
+with the graph of the other, which increases the queries a second.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from model.inference.scan_gpu import TritonScan
 from model.lisa.lisa_mini import LisaMini
 
 ITEMS = 10_000_000, 20_000_000, 100_000_000
-QUICK_ITEMS = 2_048  # the fewest whose best two are found in one pass
+QUICK_ITEMS = 2_048  # the smallest catalogue whose best two are found in one pass
 K, QUICK_K = 10, 2
 ROUNDS, FEWEST_ROUNDS, QUICK_ROUNDS = 100, 5, 1
 MOST_SECONDS = 2.0  # for the rounds of one batch
 WARM_UPS = 3
-SECONDS_PER_MILLION = 0.5  # of a model and its measurements, on a device
-AIMS_MS = {1: 0.3, 64: 0.1}  # for each query, at ten million items
+SECONDS_PER_MILLION = 0.5  # for a model and its measurements, on a device
+AIMS_MS = {1: 0.3, 64: 0.1}  # milliseconds per query, with ten million items
 AIMED_ITEMS = 10_000_000
 SHAPE = ModelConfig()
 INTERPRETED_SHAPE = ModelConfig(width=16, history_codewords=8, target_codewords=16, followers=2)
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
-    """Time each size of batch at each size of catalogue, captured and operation by operation."""
+    """Time each batch size with each catalogue size, captured and operation by operation."""
     for items in options.sizes(*ITEMS, quick=(QUICK_ITEMS,)):
         if not recorder.fits(f"{items:,} items", 10 + items / 1e6 * SECONDS_PER_MILLION):
             continue
@@ -56,7 +56,7 @@ def measure(options: StageOptions, recorder: StageRecorder) -> None:
 
 
 def measure_catalogue(items: int, options: StageOptions, recorder: StageRecorder) -> None:
-    """Time every size of batch at one size of catalogue."""
+    """Time each batch size with one catalogue size."""
     forget_peak(options.device)
     shape = SHAPE if is_cuda(options.device) else INTERPRETED_SHAPE
     model = synthetic_model.untrained(items, options.device, shape)
@@ -84,9 +84,9 @@ def measure_catalogue(items: int, options: StageOptions, recorder: StageRecorder
 def timed_batch(
     batches: CapturedBatches, shape: ModelConfig, size: tuple[int, int, int], rounds: int, *, is_masked: bool
 ) -> dict[str, Any]:
-    """Time a batch for who waits for its lists, some rounds or some seconds; ``size`` is (items, users, k).
+    """Time a batch as its caller sees it, for a number of rounds or seconds; ``size`` is (items, users, k).
 
-    Returns the time of the device too, by stage, and the rate of as many callers as batches may be at work.
+    Also returns the device time by stage, and the rate with as many callers as batches can run concurrently.
     """
     items, users, k = size
     states = synthetic_model.random_states(shape, items, users)
@@ -116,7 +116,7 @@ def timed_batch(
 
 
 def resident_bytes(model: LisaMini) -> int:
-    """Return what the items take on a device, by count: the scan has the target codes once more, book by book."""
+    """Return the bytes of the items on a device; the scan has a second copy of the target codes, book by book."""
     parts = model.history_codes, model.target_codes, model.target_codes, model.bias, model.followers, model.lift
     return sum(part.nbytes for part in parts)
 

@@ -1,4 +1,4 @@
-"""Correctness on the device: the tests marked `gpu`, and the scan, the step and the loss against what a CPU computes.
+"""Correctness on the device: the tests marked `gpu`, and scan, step and loss compared with the CPU.
 
 Without a device Triton's interpreter runs the same kernels, at small sizes.
 """
@@ -27,7 +27,7 @@ from model.training.loss import full_softmax_loss
 ROOT = Path(__file__).parents[3]
 SIZES = 1_000, 10_000, 100_000, 1_000_000, 10_000_000
 INTERPRETED_SIZES = 1_000, 5_000, 20_000
-SECONDS_PER_MILLION = 3.0  # of brute force, with room for a slow processor
+SECONDS_PER_MILLION = 3.0  # of brute force, with a margin for a slow processor
 QUERIES = 3
 LIFTED = 20
 K = 10
@@ -45,7 +45,7 @@ TAIL_LINES = 15
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
-    """Compare everything; each comparison is a row with ``holds``."""
+    """Run all comparisons; each is a row with ``holds``."""
     if is_cuda(options.device) and not options.is_quick:
         run_tests(recorder)
     is_small = options.is_quick or not is_cuda(options.device)
@@ -63,7 +63,7 @@ def measure(options: StageOptions, recorder: StageRecorder) -> None:
 
 
 def run_tests(recorder: StageRecorder) -> None:
-    """Run the tests that need the device, and those that the interpreter runs elsewhere."""
+    """Run the tests that need the device, and those that the interpreter can run too."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *GPU_TESTS]
     try:
         timeout_s = min(TESTS_TIMEOUT_S, recorder.left_s)
@@ -76,13 +76,13 @@ def run_tests(recorder: StageRecorder) -> None:
 
 
 def scan_equals_brute_force(items: int, device: str) -> bool:
-    """Return whether the fused scan finds the very items and scores, with exclusions and lifted items."""
+    """Return whether the fused scan finds exactly the same items and scores, with exclusions and lifted items."""
     rng = np.random.default_rng(items)
     codes = rng.integers(0, 256, (items, 8), np.uint8)
     bias = rng.standard_normal(items, np.float32)
     products = rng.standard_normal((QUERIES, 8, 256), np.float32)
     lifted = np.stack([rng.choice(items, LIFTED, replace=False) for _ in range(QUERIES)])
-    if items >= K * BLOCK:  # all scores are summed in no order there, which rounds an item's gains otherwise
+    if items >= K * BLOCK:  # smaller catalogues add an item's gains in any order, which changes the rounding
         lifted[:, 1] = lifted[:, 0]
     gains = rng.choice(np.array([0.0, 0.5, 3.0], np.float32), (QUERIES, LIFTED))
     words = len(bitmap.empty(items))
@@ -106,7 +106,7 @@ def scan_equals_brute_force(items: int, device: str) -> bool:
 
 
 def sorted_best(scores: NDArray[np.float32], k: int) -> Ranked:
-    """Return the k best items and their scores by a stable sort; -1 and -inf where there are fewer."""
+    """Return the k best items and their scores by a stable sort; -1 and -inf if there are fewer."""
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
     reaching = np.flatnonzero(scores >= threshold)
     order = reaching[np.argsort(-scores[reaching], kind="stable")][:k]
@@ -114,7 +114,7 @@ def sorted_best(scores: NDArray[np.float32], k: int) -> Ranked:
 
 
 def largest_step_error(shape: ModelConfig, device: str, users: int) -> float:
-    """Return how far a query of a captured batch lies from that of ``LisaMini.read`` on the CPU, at most."""
+    """Return the largest difference between queries of a captured batch and ``LisaMini.read`` on the CPU."""
     items = 4096
     model = synthetic_model.untrained(items, "cpu", shape)
     synthetic_model.add_followers(model)
@@ -134,7 +134,7 @@ def _tensors(states: States) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def loss_error(device: str, dtype: torch.dtype) -> float:
-    """Return how far the training's loss lies from the cross-entropy in float64 on the CPU, relative to it."""
+    """Return the relative error of the training loss against the cross-entropy in float64 on the CPU."""
     generator = torch.Generator().manual_seed(0)
     queries, vectors = (torch.randn((count, 32), generator=generator) for count in (300, 2_000))
     bias, targets = torch.randn(2_000, generator=generator), torch.randint(2_000, (300,), generator=generator)

@@ -1,4 +1,4 @@
-"""The device that is measured: its name and driver, its memory's bandwidth, its power; and timing on it."""
+"""The measured device: its name and driver, its memory bandwidth, its power; and timing on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.machine import cpu
 
-# bytes a second of the memory, as NVIDIA's data sheets say; of names that begin alike, the longer ones come first
+# bytes a second of the memory, from NVIDIA's data sheets; a longer name comes before its prefix
 PUBLISHED_BANDWIDTH = {
     "H200": 4.8e12,
     "H100 NVL": 3.9e12,
@@ -39,7 +39,7 @@ POWER_INTERVAL_S = 0.5
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what stands beside every number: processor, device, driver and versions."""
+    """Return the processor, the device, the driver and the versions, which every result includes."""
     found: dict[str, Any] = {
         "cpu": cpu(),
         "python": platform.python_version(),
@@ -61,12 +61,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def is_cuda(device: str) -> bool:
-    """Return whether torch calls this device one of CUDA."""
+    """Return whether this is a CUDA device of torch."""
     return torch.device(device).type == "cuda"
 
 
 def published_bandwidth(name: str) -> float | None:
-    """Return the bytes a second of the data sheet; None for a device that is not listed."""
+    """Return the bytes a second from the data sheet; None if the device is not listed."""
     return next((bandwidth for known, bandwidth in PUBLISHED_BANDWIDTH.items() if known in name), None)
 
 
@@ -78,7 +78,7 @@ def copy_bandwidth(device: str, size: int = COPIED_BYTES) -> float:
 
 
 def seconds_of(run: Callable[[], Any], device: str, rounds: int) -> list[float]:
-    """Return the seconds of each round on the device, without the time until it begins."""
+    """Return the seconds of each round on the device, excluding the wait before it."""
     for _ in range(min(WARM_UPS, rounds)):
         run()
     if not is_cuda(device):
@@ -94,7 +94,7 @@ def seconds_of(run: Callable[[], Any], device: str, rounds: int) -> list[float]:
 
 
 def wall_seconds_of(run: Callable[[], Any], rounds: int) -> list[float]:
-    """Return the seconds of each round for who calls it, which has to wait for the device itself."""
+    """Return the wall time of each round in seconds; `run` has to wait for the device itself."""
     seconds = []
     for _ in range(rounds):
         begin_s = time.perf_counter()
@@ -110,19 +110,19 @@ def percentiles_ms(seconds: list[float]) -> dict[str, float]:
 
 
 def peak_bytes(device: str) -> int | None:
-    """Return the most memory that torch has allocated since ``forget_peak``; None where it does not count."""
+    """Return the peak of torch's allocated memory since ``forget_peak``; None if the device is not a GPU."""
     return torch.cuda.max_memory_allocated() if is_cuda(device) else None
 
 
 def forget_peak(device: str) -> None:
-    """Give back what nothing uses, and count the most memory anew."""
+    """Release unused memory, and reset the peak."""
     if is_cuda(device):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 class PowerMeter:
-    """Asks nvidia-smi for the power twice a second; ``watts`` is the mean afterwards, None where nothing answers."""
+    """Reads the power from nvidia-smi twice a second; ``watts`` is the mean at the end, None if there is no reading."""
 
     def __init__(self) -> None:
         self.watts: float | None = None
@@ -144,7 +144,7 @@ class PowerMeter:
         while not self._ended.wait(POWER_INTERVAL_S):
             try:
                 readings.append(float(_asked_of_nvidia_smi("power.draw") or ""))
-            except ValueError:  # nobody to ask, or "[N/A]"
+            except ValueError:  # no nvidia-smi, or "[N/A]"
                 return
         self.watts = mean(readings) if readings else None
 

@@ -1,9 +1,9 @@
-"""Measure everything that runs on a GPU in one visit of at most ten minutes: correctness first, then speed.
+"""Run all measurements that need a GPU, in at most ten minutes: correctness first, then speed.
 
-Each stage is a process, and writes DIR/STAGE.json as it goes; one that fails does not stop the others, and what would
-not fit into the time is skipped and named. ``summary.json`` has all results beside the machine. Nothing needs a
-network. Without a device the first stage runs in Triton's interpreter, at small sizes; ``--quick`` then rehearses all
-stages, to show that they run.
+Each stage is a process that updates DIR/STAGE.json after each measurement. If one fails, the others still run.
+Measurements that would not fit into the time are skipped and listed. ``summary.json`` contains all results and the
+machine. No network is needed. Without a device the first stage runs in Triton's interpreter, at small sizes;
+``--quick`` then rehearses all stages, to show that they run.
 
     python -m benchmarks.inference.gpu.run --out DIR
     python -m benchmarks.inference.gpu.run --out DIR --quick
@@ -41,20 +41,20 @@ from benchmarks.inference.gpu.stage import (
     write_result,
 )
 
-# what share of the time each stage has; what one leaves is shared by those after it
+# each stage's share of the time; later stages share what an earlier one leaves
 STAGES = {"correctness": 0.2, "captured": 0.15, "scan_bandwidth": 0.1, "serving": 0.25, "training": 0.3}
 WITHOUT_A_DEVICE = ("correctness",)
-GRACE_S = 15.0  # beyond its time, until a stage is ended
-SMALLEST_S = 5.0  # of a stage that is worth to begin
+GRACE_S = 15.0  # after its time is up, until a stage is killed
+SMALLEST_S = 5.0  # the shortest time in which a stage is started
 NOT_A_VALUE = ("measured", "output")
 
 console = Console(width=160)
 
 
 def run_stage(name: str, options: StageOptions, end_s: float) -> StageResult:
-    """Run one stage in a process group of its own, until its time is up."""
+    """Run one stage in its own process group until its time is up."""
     command = [sys.executable, "-m", "benchmarks.inference.gpu.worker", name, options.to_json()]
-    result_path(options.out, name).unlink(missing_ok=True)  # of an earlier visit
+    result_path(options.out, name).unlink(missing_ok=True)  # from an earlier run
     process = subprocess.Popen(command, env=environment(options.device), start_new_session=True)
     try:
         process.wait(min(options.seconds + GRACE_S, end_s - time.monotonic()))
@@ -69,7 +69,7 @@ def run_stage(name: str, options: StageOptions, end_s: float) -> StageResult:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a stage and what it has started."""
+    """Kill a stage and the processes that it has started."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -80,7 +80,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def run_stages(options: StageOptions, names: list[str]) -> list[StageResult]:
-    """Run the stages one after the other; ``options.seconds`` are for all of them."""
+    """Run the stages one after another; ``options.seconds`` are for all of them."""
     end_s = time.monotonic() + options.seconds
     results = []
     for place, name in enumerate(names):
@@ -107,7 +107,7 @@ def table_of(result: StageResult) -> Table:
 
 
 def shown(value: Any) -> str:
-    """Return a value as the table shows it."""
+    """Return a value in the format of the table."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
@@ -124,7 +124,10 @@ def main(
     ] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Just this stage; repeatable.")] = None,
 ) -> None:
-    """Run all stages, print their tables, and exit with 1 where one failed or a law does not hold."""
+    """Run all stages and print their tables.
+
+    Exits with 1 if a stage fails or times out, a law does not hold, or there is no GPU to measure.
+    """
     unknown = sorted(set(stage or ()) - STAGES.keys())
     if unknown:
         raise typer.BadParameter(f"no stage {unknown[0]!r}; there are: {', '.join(STAGES)}")

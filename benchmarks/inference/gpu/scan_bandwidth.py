@@ -1,7 +1,7 @@
-"""The exact top k in one pass: bytes that the scan has to read, as a share of the device's bandwidth.
+"""The exact top k in one pass: the bytes that the scan has to read, as a share of the device's bandwidth.
 
-The bandwidth is that of a copy on the device, and that of the data sheet. A query has to read eight bytes of codes, a
-bias of four and one bit of its bitmap for each item; a batch has to read codes and biases once.
+The bandwidth is that of a copy on the device, and that of the data sheet. For each item, a query has to read eight
+bytes of codes, a bias of four bytes, and one bit of its bitmap; a batch has to read codes and biases once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BATCHES = 1, 8, 64
 ROUNDS, QUICK_ROUNDS = 50, 2
 QUICK_COPY_BYTES = 1 << 20
 SECONDS_PER_MILLION = 0.3
-AIMED_ITEMS, AIMED_SHARE = 10_000_000, 0.6  # of the bandwidth, for a query alone and one item
+AIMED_ITEMS, AIMED_SHARE = 10_000_000, 0.6  # of the bandwidth, for a single query and one item
 LIFTED = 80  # sixteen followers of each of five items
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
-    """Measure the bandwidth, then the scan of each size of catalogue, batch and list."""
+    """Measure the bandwidth, then the scan for each size of catalogue, batch and list."""
     copied = copy_bandwidth(options.device, QUICK_COPY_BYTES) if options.is_quick else copy_bandwidth(options.device)
     name = torch.cuda.get_device_name() if is_cuda(options.device) else "no device"
     published = published_bandwidth(name)
@@ -55,7 +55,7 @@ def measure(options: StageOptions, recorder: StageRecorder) -> None:
 def measure_catalogue(
     items: int, bandwidths: tuple[float, float | None], options: StageOptions, recorder: StageRecorder
 ) -> None:
-    """Time the scan of one size of catalogue, then all scores and their order, which large k need."""
+    """Time the scan of one catalogue size, then all scores with their order, which large k needs."""
     device, rounds = options.device, QUICK_ROUNDS if options.is_quick else ROUNDS
     codes = torch.randint(WORDS, (items, BOOKS), dtype=torch.uint8, device=device)
     scan = TritonScan(codes, torch.randn(items, device=device))

@@ -1,8 +1,8 @@
-"""A service on the device under load: requests a second, latencies, batches and watts, at growing rates.
+"""A service on the device under load: requests a second, latencies, batches and watts, at increasing rates.
 
-One process serves, on SQLite; the load generator runs beside it. A rate counts as kept up with while 90 % of the
-responses come within ``P90_MS``. Beside the latencies stands how long requests wait for their batch and batches for the
-engine, how large batches are, and how long the device works on one.
+One process serves on SQLite, and the load generator runs next to it. The service keeps up with a rate if 90 % of the
+responses arrive within ``P90_MS``. The results also include the waits of requests for their batch and of batches for
+the engine, the sizes of batches, and their device time.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from model.config import Config, ModelConfig, TrainConfig
 from model.training.loop import EpochReport
 from model.training.train import train
 
-ITEMS = 10_000_000, 1_000_000, 100_000_000  # what counts most comes first
+ITEMS = 10_000_000, 1_000_000, 100_000_000  # the most important size comes first
 RATES, QUICK_RATES = (500, 1_000, 2_000, 4_000, 7_000, 10_000), (20,)
 P90_MS = 10.0
 SECONDS, QUICK_SECONDS = 4.0, 1.0  # at each rate
 ITEMS_USED = 10_000
-SECONDS_PER_MILLION = 7.0  # to write and to load a catalogue
-SECONDS_TO_START = 30.0  # and to give the users their histories
+SECONDS_PER_MILLION = 7.0  # for writing and loading a catalogue
+SECONDS_TO_START = 30.0  # including the histories of the users
 SHOPPERS, QUICK_SHOPPERS = 300, 60
 METRICS = ("lisarec_batch_queries", "lisarec_engine_seconds", "lisarec_batch_wait_seconds")
 
 
 class NoProgress:
-    """Follows a training in silence."""
+    """The progress of a training that prints nothing."""
 
     def stage(self, name: str) -> None:
-        """Report nothing."""
+        """Do nothing at a stage."""
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Report nothing."""
+        """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Report nothing."""
+        """Do nothing at an epoch."""
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
-    """Serve each size of catalogue, and raise the rate until the service no longer keeps up."""
+    """Serve each catalogue size, and raise the rate until the service no longer keeps up."""
     with TemporaryDirectory(prefix="lisarec-gpu-") as folder:
         directory = Path(folder)
         model = options.model or trained_shop(directory, options.is_quick)
@@ -65,7 +65,7 @@ def measure(options: StageOptions, recorder: StageRecorder) -> None:
 
 
 def measure_service(directory: Path, model: Path, items: int, options: StageOptions, recorder: StageRecorder) -> None:
-    """Measure one size of catalogue."""
+    """Measure one catalogue size."""
     enlarged = directory / f"model-{items}"
     synthetic_catalogue.write_enlarged(enlarged, model, items, "trained")
     used = np.random.default_rng(0).choice(items, min(items, ITEMS_USED), replace=False).tolist()
@@ -80,7 +80,7 @@ def measure_service(directory: Path, model: Path, items: int, options: StageOpti
 
 
 def raise_rate(sweep: RateSweep, url: str, name: str, options: StageOptions, recorder: StageRecorder) -> None:
-    """Add a row for each rate, up to the first that the service does not keep up with."""
+    """Add a row for each rate, up to the first one that the service does not keep up with."""
     rates: Sequence[int] = QUICK_RATES if options.is_quick else RATES
     seconds = QUICK_SECONDS if options.is_quick else SECONDS
     for rate in rates:
@@ -99,14 +99,14 @@ def raise_rate(sweep: RateSweep, url: str, name: str, options: StageOptions, rec
 
 
 def engine_metrics(url: str) -> dict[str, float]:
-    """Return the sums and counts of the histograms of the engine and of what waits for it."""
+    """Return the sums and counts of the engine's histograms, and of those of the waits for it."""
     text = httpx.get(f"{url}/metrics", timeout=30).text
     pattern = re.compile(rf"^((?:{'|'.join(METRICS)})_(?:sum|count)\S*) (\S+)$", re.MULTILINE)
     return {name: float(value) for name, value in pattern.findall(text)}
 
 
 def of_batches(spent: dict[str, float]) -> dict[str, float]:
-    """Return the mean size of a batch, the mean time of each stage of one, and mean waits, in milliseconds."""
+    """Return the mean batch size, the mean time of each stage, and the mean waits, in milliseconds."""
     means = {}
     for name, total in spent.items():
         count = spent.get(name.replace("_sum", "_count"), 0.0)
@@ -122,14 +122,14 @@ def of_batches(spent: dict[str, float]) -> dict[str, float]:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with None for numbers that JSON has not."""
+    """Return the values with None for numbers that JSON does not support."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
 def trained_shop(directory: Path, is_quick: bool) -> Path:
-    """Train a model on a made-up shop, and return its directory."""
+    """Train a model on a synthetic shop, and return its directory."""
     data, model = directory / "shop", directory / "trained"
     data.mkdir()
     synthetic_shop.generate(data, shoppers=QUICK_SHOPPERS if is_quick else SHOPPERS)

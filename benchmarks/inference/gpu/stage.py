@@ -1,4 +1,4 @@
-"""A stage of the visit: what it is given, and the JSON file that it writes after every measurement."""
+"""A stage of the run: its options, and the JSON file that it writes after each measurement."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ RUNNING, DONE, FAILED, TIMED_OUT, SKIPPED = "running", "done", "failed", "timed 
 
 @dataclass(frozen=True)
 class StageOptions:
-    """What every stage is given.
+    """The options of every stage.
 
-    seconds  what the stage may take; it skips measurements that would not fit
+    seconds  time limit of the stage; it skips measurements that would not fit
     device   of torch
     is_quick small sizes and few rounds
     data     directory with the data directories ``ml-1m`` and ``completejourney``; None: no training is measured
     items    sizes of catalogues; empty: the stage's own
-    model    model directory whose items are served, and copies of them; None: one of a made-up shop
+    model    model directory to serve, with copies of its items; None: a model of a synthetic shop
     """
 
     out: Path
@@ -36,12 +36,12 @@ class StageOptions:
         return self.items or (quick if self.is_quick else usual)
 
     def to_json(self) -> str:
-        """Return the options for the process of a stage."""
+        """Return the options as text for the process of a stage."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> StageOptions:
-        """Return the options that ``to_json`` was called on."""
+        """Parse what ``to_json`` returns."""
         given = json.loads(text)
         paths = {name: given[name] and Path(given[name]) for name in ("out", "data", "model")}
         return cls(**given | paths | {"items": tuple(given["items"])})
@@ -49,7 +49,7 @@ class StageOptions:
 
 @dataclass
 class StageResult:
-    """What a stage has found so far. Rows with ``holds`` state whether a law holds."""
+    """The results of a stage so far. Rows with ``holds`` state whether a law holds."""
 
     stage: str
     status: str = RUNNING
@@ -64,7 +64,7 @@ class StageResult:
 
 
 class StageRecorder:
-    """Writes the result of a stage after each row, so that what ends the stage leaves what it has measured."""
+    """Writes the result of a stage after each row, so that an interrupted stage keeps its measurements."""
 
     def __init__(self, name: str, options: StageOptions) -> None:
         self.result = StageResult(name)
@@ -79,7 +79,7 @@ class StageRecorder:
         self._write()
 
     def fits(self, measured: str, needed_s: float) -> bool:
-        """Return whether there is so much time left; otherwise add a row that says so."""
+        """Return whether this much time is left; otherwise add a row that states it."""
         left_s = self._end_s - time.monotonic()
         if needed_s > left_s:
             self.add(measured, skipped=f"would take about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
@@ -87,7 +87,7 @@ class StageRecorder:
 
     @property
     def left_s(self) -> float:
-        """How much time the stage has left."""
+        """The time that the stage has left."""
         return self._end_s - time.monotonic()
 
     def end(self, status: str, reason: str = "") -> None:
@@ -101,7 +101,7 @@ class StageRecorder:
 
 
 def result_path(out: Path, name: str) -> Path:
-    """Return where the result of a stage stands."""
+    """Return the path of a stage's result."""
     return out / f"{name}.json"
 
 
@@ -113,7 +113,7 @@ def write_result(path: Path, result: StageResult) -> None:
 
 
 def read_result(out: Path, name: str) -> StageResult:
-    """Read the result of a stage; that of one that wrote nothing has failed."""
+    """Read the result of a stage; a stage without a result has failed."""
     path = result_path(out, name)
     if not path.exists():
         return StageResult(name, FAILED, "the stage ended before it wrote anything")

@@ -1,6 +1,6 @@
-"""Untrained models and random states of any number of items: their speed is that of trained ones, their lists are not.
+"""Untrained models and random states with any number of items: as fast as trained ones, with meaningless lists.
 
-They are made on the device, since the CPU takes minutes to draw what a hundred million items have.
+They are created on the device, because the CPU would take minutes to draw the numbers of a hundred million items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from model.lisa.lisa_mini import AttentionTables, LisaMini
 
 
 def untrained(items: int, device: str, shape: ModelConfig, seed: int = 0) -> LisaMini:
-    """Return a model of the shape with random codes, weights and biases; its items have no followers yet."""
+    """Return a model of this shape with random codes, weights and biases; its items have no followers yet."""
     torch.manual_seed(seed)
     with torch.device(device):
         history = torch.randint(shape.history_codewords, (items, shape.history_codebooks), dtype=torch.uint8)
@@ -41,7 +41,7 @@ def tables_of(model: LisaMini) -> AttentionTables:
 
 
 def random_states(shape: ModelConfig, items: int, users: int, seed: int = 0) -> States:
-    """Return the states of users with some events each."""
+    """Return random states of users with several events each."""
     rng = np.random.default_rng(seed)
     cells = users, len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
     histograms = rng.random(cells, np.float32) * (rng.random(cells, np.float32) < 0.3)
@@ -51,6 +51,6 @@ def random_states(shape: ModelConfig, items: int, users: int, seed: int = 0) -> 
 
 
 def random_bitmaps(users: int, words: int, share: float, seed: int = 0) -> NDArray[np.uint64]:
-    """Return bitmaps (Q, words) in which about so many of the items are, in runs of 64: drawing bits takes long."""
+    """Return bitmaps (Q, words) with about this share of the items, in runs of 64, because drawing bits takes long."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random((users, words)) < share, ~np.uint64(0), np.uint64(0))

@@ -1,6 +1,7 @@
 """Training of the default preset on the device: events a second, quality, memory, with and without mixed precision.
 
-The first training has half of the time, so that it may end; the rate of one that is cut counts from batch to batch.
+The first training gets half of the time, so that it can finish. The rate is measured from batch to batch, so that a
+training that is cut off has one too.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ DATA = "ml-1m", "completejourney"
 AIMS_S = {"ml-1m": 120.0}
 # validation NDCG@10 of the default's best epoch on a CPU with lift 1.5: docs/measurements/experiments.md
 QUALITY = {"ml-1m": 0.1949, "completejourney": 0.0931}
-REACHED = 0.99  # share of it that counts as reached
-SMALLEST_S = 20.0  # of a training that is worth to begin
+REACHED = 0.99  # share of this quality that counts as reached
+SMALLEST_S = 20.0  # the shortest time in which a training is started
 QUICK_SHOPPERS = 60
 QUICK_CONFIG = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1))
 
 
 class TimeUp(Exception):
-    """A training has taken the time that it was given."""
+    """The time of a training is up."""
 
 
 class TimedProgress:
@@ -43,29 +44,29 @@ class TimedProgress:
     def __init__(self, seconds: float) -> None:
         self.reports: list[EpochReport] = []
         self.seconds_to_epochs: list[float] = []
-        self._batches: list[tuple[float, float]] = []  # the first one and the last: when, and epochs until then
+        self._batches: list[tuple[float, float]] = []  # the first and the last one: time, and epochs until then
         self._begin_s = time.monotonic()
         self._end_s = self._begin_s + seconds
 
     def stage(self, name: str) -> None:
-        """Look at the clock."""
+        """Check the time."""
         self._check()
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Note the time, and look at the clock."""
+        """Record the time, and check it."""
         self._batches = [*self._batches[:1], (time.monotonic(), epoch + share)]
         self._check()
 
     @property
     def epochs_per_s(self) -> float | None:
-        """The rate between the first batch, which compiles and warms up, and the last; None where that is one."""
+        """The rate from the first batch, which compiles and warms up, to the last; None before the second one."""
         if len(self._batches) < 2:
             return None
         (begin_s, before), (end_s, after) = self._batches
         return (after - before) / (end_s - begin_s)
 
     def epoch(self, report: EpochReport) -> None:
-        """Keep the report."""
+        """Keep the report, and check the time."""
         self.reports.append(report)
         self.seconds_to_epochs.append(time.monotonic() - self._begin_s)
         self._check()
@@ -76,7 +77,7 @@ class TimedProgress:
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
-    """Train on each data directory, in both precisions; in short, on a made-up shop."""
+    """Train on each data directory, in both precisions; if quick, on a synthetic shop."""
     if options.is_quick:
         with TemporaryDirectory() as directory:
             (shop := Path(directory) / "made-up shop").mkdir()
@@ -89,7 +90,7 @@ def measure(options: StageOptions, recorder: StageRecorder) -> None:
 
 
 def measure_data(directories: list[Path], options: StageOptions, recorder: StageRecorder) -> None:
-    """Train on each data directory that is there, in both precisions."""
+    """Train on each existing data directory, in both precisions."""
     runs = [(data, is_mixed) for data in directories for is_mixed in (True, False)]
     for place, (data, is_mixed) in enumerate(runs):
         measured = f"{data.name}, {'mixed precision' if is_mixed else 'float32'}"
@@ -103,7 +104,7 @@ def measure_data(directories: list[Path], options: StageOptions, recorder: Stage
 def measure_training(
     data: Path, measured: str, seconds: float, is_mixed: bool, stage: tuple[StageOptions, StageRecorder]
 ) -> None:
-    """Train for so many seconds at most, and add a row."""
+    """Train for at most this many seconds, and add a row."""
     options, recorder = stage
     events = len(read_interactions(data))
     config = QUICK_CONFIG if options.is_quick else Config()
@@ -134,7 +135,7 @@ def measure_training(
 
 
 def seconds_to_quality(progress: TimedProgress, ndcg_at_10: float | None) -> float | None:
-    """Return the time to the end of the first epoch as good as the default's on a CPU; None where none was."""
+    """Return the time to the end of the first epoch as good as the default's on a CPU; None if there is none."""
     if ndcg_at_10 is None:
         return None
     for at_s, report in zip(progress.seconds_to_epochs, progress.reports, strict=True):
@@ -144,7 +145,7 @@ def seconds_to_quality(progress: TimedProgress, ndcg_at_10: float | None) -> flo
 
 
 def _precision(is_mixed: bool) -> AbstractContextManager[object]:
-    """Let products be of the type that the hardware multiplies fastest, or float32."""
+    """Use the data type that the hardware multiplies fastest, or float32."""
     if is_mixed:
         return nullcontext()
     return mock.patch("model.training.trainer.matmul_dtype", return_value=torch.float32)

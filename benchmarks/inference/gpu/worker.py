@@ -1,4 +1,4 @@
-"""The process of one stage: an error of a device ends all work of a process on it, so that each stage has its own.
+"""The process of one stage. Each stage has its own, because an error of the device ends all work of its process.
 
 python -m benchmarks.inference.gpu.worker NAME OPTIONS
 """
@@ -13,11 +13,11 @@ from benchmarks.inference.gpu.stage import DONE, FAILED, StageOptions, StageReco
 
 
 def main(name: str, options: StageOptions) -> bool:
-    """Measure a stage and write its result; return whether it did not fail."""
+    """Measure a stage and write its result; return whether it has succeeded."""
     recorder = StageRecorder(name, options)
     try:
         importlib.import_module(f"benchmarks.inference.gpu.{name}").measure(options, recorder)
-    except Exception:  # whatever it is, the other stages go on
+    except Exception:  # any error, because the other stages continue
         recorder.end(FAILED, traceback.format_exc(limit=-8))
         return False
     recorder.end(DONE)
