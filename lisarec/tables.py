@@ -12,7 +12,8 @@ from typing import Any, Literal, TypedDict
 class TableSettings(TypedDict, total=False):
     """How to map a shop's tables to the format of a data directory.
 
-    columns         a mapping from the shop's column names to the standard names: {"customer": "user_id"}
+    columns         a mapping from the shop's column names to the standard names: {"customer": "user_id"}; two columns
+                    with the day and its time are joined by a plus: {"date+time": "timestamp"}
     timezone        the time zone of timestamps without one, such as "Europe/Berlin"
     decimal         the decimal separator
     skip_bad_lines  whether to skip unreadable lines

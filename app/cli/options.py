@@ -134,7 +134,9 @@ class MappingOptions:
 
     columns: Annotated[
         list[str] | None,
-        typer.Option(help="Column mapping, such as customer=user_id,sku=item_id. Repeatable.", metavar="OWN=NAME,..."),
+        typer.Option(
+            help="Column mapping, such as sku=item_id,date+time=timestamp. Repeatable.", metavar="OWN=NAME,..."
+        ),
     ] = None
     timezone: Annotated[
         str | None, typer.Option(help="Time zone of timestamps without one, such as Europe/Berlin.", metavar="ZONE")

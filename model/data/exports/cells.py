@@ -11,6 +11,8 @@ DecimalSign = Literal[".", ","]
 MONEY_SIGNS = r"(?i)\s|[€$£¥]|EUR|USD|GBP|CHF"
 WITH_DECIMAL_COMMA = r",\d{1,2}\D*$"
 
+_DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
+_CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
 _ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
 _LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
 _DAYS_WITH_SLASHES = r"^(\d{2})/(\d{2})/(\d{4})"
@@ -90,6 +92,16 @@ def _in(local: pl.Series, timezone: str) -> pl.Series:
         .dt.replace_time_zone(timezone, ambiguous="earliest", non_existent="null")
     )
     return moments.dt.timestamp("us")
+
+
+def looks_like_days(cells: pl.Series) -> bool:
+    """Return whether cells are days, and none has a time."""
+    return bool(cells.str.contains(_DAY).any()) and not cells.str.contains(":").any()
+
+
+def looks_like_clock(cells: pl.Series) -> bool:
+    """Return whether all cells that are not empty are times of a day, such as 18:30."""
+    return bool(cells.str.contains(":").any()) and bool(cells.str.contains(_CLOCK_OR_NOTHING).all())
 
 
 def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -11,9 +11,17 @@ import polars as pl
 from model.config import EVENT_WEIGHTS
 from model.data.archived_log import ARCHIVE_MANIFEST
 from model.data.event_columns import MAX_ORDER_ID_CHARS
-from model.data.exports.cells import WITH_DECIMAL_COMMA, DecimalSign, amounts_in, looks_like_amounts, times_in
+from model.data.exports.cells import (
+    WITH_DECIMAL_COMMA,
+    DecimalSign,
+    amounts_in,
+    looks_like_amounts,
+    looks_like_clock,
+    looks_like_days,
+    times_in,
+)
 from model.data.exports.examination import Examination, opened
-from model.data.exports.mapping import TableMapping, require_columns, suggested_columns
+from model.data.exports.mapping import JOIN, TableMapping, columns_option, require_columns, similar_columns
 from model.data.interactions import DataError
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
@@ -21,8 +29,6 @@ from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 MAX_NAMED_TYPES = 5
 MAX_LOST_OF_ITEMS = 0.5
-DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
-CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2})?)?\s*$"
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
@@ -55,7 +61,12 @@ def examine_items(path: Path, mapping: TableMapping) -> Examination:
 
 
 def _opened(path: Path, mapping: TableMapping) -> Examination:
-    return opened(path, skips_empty_lines=not mapping.is_plain, skips_bad_lines=mapping.skips_bad_lines)
+    found = opened(path, skips_empty_lines=not mapping.is_plain, skips_bad_lines=mapping.skips_bad_lines)
+    for own, parts in mapping.joined(found.frame.columns).items():
+        _find_repeated_columns(found, parts)
+        cells = [pl.col(part).str.strip_chars() for part in parts]
+        found.frame = found.frame.with_columns(pl.concat_str(cells, separator=" ", ignore_nulls=True).alias(own))
+    return found
 
 
 def _tables(directory: Path) -> dict[str, Path]:
@@ -71,8 +82,7 @@ def _tables(directory: Path) -> dict[str, Path]:
 
 def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
     _find_clock(found, mapping)
-    header_cells = _rename(found, mapping, REQUIRED, OPTIONAL)
-    _find_repeated_headers(found, header_cells)
+    _rename(found, mapping, REQUIRED, OPTIONAL)
     for column in ("user_id", "item_id", "type"):
         _find_bad_ids(found, column)
     if "timestamp" in found.frame.columns:
@@ -91,8 +101,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
 
 
 def _examine_items(found: Examination, mapping: TableMapping) -> None:
-    header_cells = _rename(found, mapping, ("item_id",), ITEM_COLUMNS[1:], has_others=True)
-    _find_repeated_headers(found, header_cells)
+    _rename(found, mapping, ("item_id",), ITEM_COLUMNS[1:], has_others=True)
     if "item_id" in found.frame.columns:
         _find_bad_ids(found, "item_id")
         ids = found.frame["item_id"]
@@ -127,19 +136,16 @@ def _rename(
     optional: Sequence[str],
     *,
     has_others: bool = False,
-) -> dict[str, str]:
-    """Rename the columns, and find missing ones; return the header's name of each column."""
+) -> None:
+    """Rename the columns, and find missing ones."""
     header = found.frame.columns
-    for name in header:
-        own, mark, _ = name.partition("_duplicated_")  # polars' name of the second one
-        if mark and mapping.columns.get(own, own) in (*required, *optional):
-            found.note(f"column {own!r} appears twice", "keep one of them", stops=True)
     own_names = mapping.own_names(header)
+    _find_repeated_columns(found, [own_names[name] for name in (*required, *optional) if name in own_names])
     missing = [name for name in required if name not in own_names]
     if missing:
         found.note(
             f"the header has no {' and no '.join(missing)}; it has {', '.join(repr(name.strip()) for name in header)}",
-            f"map the columns: {suggested_columns(missing, header)}",
+            f"map the columns: {_suggested_columns(missing, found.frame)}",
             stops=True,
         )
     wanted = [name for name in own_names if has_others or name in (*required, *optional)]
@@ -147,32 +153,36 @@ def _rename(
     if not mapping.is_plain:
         cells = [cell.str.strip_chars() for cell in cells]
     found.frame = found.frame.select(cells)
-    return {name: own_names[name] for name in wanted}
+
+
+def _find_repeated_columns(found: Examination, wanted: Container[str]) -> None:
+    for name in found.frame.columns:
+        own, mark, _ = name.partition("_duplicated_")  # polars' name of the second one
+        if mark and own in wanted:
+            found.note(f"column {own!r} appears twice", "keep one of them", stops=True)
+
+
+def _suggested_columns(missing: Iterable[str], frame: pl.DataFrame) -> str:
+    names = similar_columns(missing, [name for name in frame.columns if not looks_like_clock(frame[name])])
+    clock = _clock_beside(names.get("timestamp"), frame)
+    return columns_option(names if clock is None else {**names, "timestamp": f"{names['timestamp']}{JOIN}{clock}"})
 
 
 def _find_clock(found: Examination, mapping: TableMapping) -> None:
     """Note that the timestamps are days, and that another column has their times of day."""
-    own_names = mapping.own_names(found.frame.columns)
-    own = own_names.get("timestamp")
-    if own is None or not found.frame[own].str.contains(DAY).any() or found.frame[own].str.contains(":").any():
-        return
-    others = {own for name, own in own_names.items() if name not in (*REQUIRED, *OPTIONAL)}
-    for name in sorted(others):
-        cells = found.frame[name].drop_nulls()
-        if cells.str.contains(":").any() and cells.str.contains(CLOCK_OR_NOTHING).all():
-            found.note(
-                f"the days of {own!r} have no time, and {name!r} has times",
-                "join both columns by a space, as in 24.12.2025 18:30",
-            )
-            return
+    day = mapping.own_names(found.frame.columns).get("timestamp")
+    clock = _clock_beside(day, found.frame)
+    if clock is not None:
+        names = {ours: own for own, ours in mapping.columns.items()}
+        fix = f"join both columns: {columns_option({**names, 'timestamp': f'{day}{JOIN}{clock}'})}"
+        found.note(f"the days of {day!r} have no time, and {clock!r} has times", fix)
 
 
-def _find_repeated_headers(found: Examination, header: dict[str, str]) -> None:
-    if not header:
-        return
-    same = [pl.col(name) == own.strip() for name, own in header.items()]
-    is_header = found.frame.select(same=pl.all_horizontal(same))["same"]
-    found.find(is_header, "the header is repeated", found.remedy)
+def _clock_beside(day: str | None, frame: pl.DataFrame) -> str | None:
+    """Return the first column of times, if this column has days."""
+    if day not in frame.columns or not looks_like_days(frame[day]):
+        return None
+    return next((name for name in frame.columns if looks_like_clock(frame[name])), None)
 
 
 def _find_bad_ids(found: Examination, column: str) -> None:

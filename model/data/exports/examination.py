@@ -133,6 +133,7 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
         found.leave_out(empty, "the line is empty and is skipped")
     else:
         found.find(empty, "the line is empty", "remove these lines, or skip them with --skip-bad-lines")
+    _find_repeated_headers(found)
     return found
 
 
@@ -155,3 +156,8 @@ def _find_broken_lines(found: Examination, text: DelimitedText) -> None:
         f"the line has {lengths} fields, but the header has {width}",
         f"quote fields that contain {text.separator!r}, or export the table again",
     )
+
+
+def _find_repeated_headers(found: Examination) -> None:
+    same = [pl.col(name).str.strip_chars() == name.partition("_duplicated_")[0].strip() for name in found.frame.columns]
+    found.find(found.frame.select(same=pl.all_horizontal(same))["same"], "the header is repeated", found.remedy)

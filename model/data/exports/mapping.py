@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from zoneinfo import ZoneInfo
@@ -20,13 +20,14 @@ SYNONYMS: Mapping[str, str] = {
     "datum zeit zeitpunkt bestelldatum zeitstempel",
 }
 """Other names of the columns, without spaces and signs."""
+JOIN = "+"  # of the column of days and that of their times, which make the timestamp
 
 
 @dataclass(frozen=True)
 class TableMapping:
     """How to read a shop's tables.
 
-    columns          our names of columns, by the tables' own names
+    columns          our names of columns, by the tables' own names; Datum+Uhrzeit are two columns, for the timestamp
     timezone         of times without one, such as Europe/Berlin
     decimal          the decimal separator; None if numbers are plain
     skips_bad_lines  whether unreadable lines are left out
@@ -49,6 +50,20 @@ class TableMapping:
         names = {name: self.columns.get(name.strip(), name.strip()) for name in header}
         mapped = {ours for own, ours in names.items() if own.strip() in self.columns}
         return {ours: own for own, ours in names.items() if ours not in mapped or own.strip() in self.columns}
+
+    def joined(self, header: Iterable[str]) -> dict[str, tuple[str, str]]:
+        """Return the table's own names of the days and of their times, by the name of the timestamp that they make.
+
+        It is empty unless the timestamp is mapped to a sum of two columns. A column of that whole name comes first.
+        """
+        own_names = {name.strip(): name for name in header}
+        return {
+            own: (own_names[day], own_names[clock])
+            for own, ours in self.columns.items()
+            if ours == "timestamp" and own not in own_names
+            for day, clock in _sums(own)
+            if day in own_names and clock in own_names
+        }
 
 
 def parse_columns(texts: Sequence[str]) -> dict[str, str]:
@@ -74,19 +89,46 @@ def known_timezone(name: str) -> str:
 def require_columns(mapping: TableMapping, headers: Sequence[Sequence[str]]) -> None:
     """Raise DataError for a column of the mapping that no table has."""
     found = [name.strip() for header in headers for name in header]
-    for own in mapping.columns:
+    for own, ours in mapping.columns.items():
         if own not in found:
-            close = get_close_matches(own, found, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"existing columns: {', '.join(map(repr, found))}"
-            raise DataError(f"--columns names {own!r}, but no table has this column; {hint}")
+            raise DataError(f"--columns names {own!r}, but {_why_missing(own, ours, found)}")
 
 
-def suggested_columns(missing: Iterable[str], header: Iterable[str]) -> str:
-    """Return the option that maps the missing columns. NAME stands for a column without a similar one in the header."""
-    own_by_plain = {re.sub(r"[\W_]", "", own.casefold()): own.strip() for own in header}
-    pairs = []
+def _why_missing(own: str, ours: str, found: Sequence[str]) -> str:
+    parts = [part.strip() for part in own.split(JOIN)]
+    unknown = [part for part in parts if part not in found]
+    if len(parts) == 1:
+        return f"no table has this column; {_hint(own, found)}"
+    if ours != "timestamp":
+        return f"no table has this column, and only the timestamp is joined from two; map one column to {ours}"
+    if len(parts) > 2:
+        return f"a timestamp is joined from two columns: pass the day and its time, such as {parts[0]}{JOIN}{parts[-1]}"
+    if unknown:
+        return f"no table has a column {unknown[0]!r}; {_hint(unknown[0], found)}"
+    return "no table has both columns; both must be in the table of events"
+
+
+def _hint(own: str, found: Sequence[str]) -> str:
+    close = get_close_matches(own, found, 1)
+    return f"did you mean {close[0]!r}?" if close else f"existing columns: {', '.join(map(repr, found))}"
+
+
+def _sums(own: str) -> Iterator[tuple[str, str]]:
+    """Yield each two names of which this one may be the sum, as a column's name may have the sign, too."""
+    for sign in re.finditer(re.escape(JOIN), own):
+        yield own[: sign.start()].strip(), own[sign.end() :].strip()
+
+
+def similar_columns(missing: Iterable[str], header: Iterable[str]) -> dict[str, str]:
+    """Return the table's own names of missing columns. NAME stands for one without a similar one in the header."""
+    own_by_plain = {re.sub(r"[\W_]", "", own.casefold()): own for own in header}
+    names = {}
     for ours in missing:
         like = (ours.replace("_", ""), *SYNONYMS.get(ours, "").split())
-        own = next((own_by_plain[plain] for plain in like if plain in own_by_plain), "NAME")
-        pairs.append(f"{own}={ours}")
-    return f"--columns '{','.join(pairs)}'"
+        names[ours] = next((own_by_plain[plain] for plain in like if plain in own_by_plain), "NAME")
+    return names
+
+
+def columns_option(own_names: Mapping[str, str]) -> str:
+    """Return the option that maps columns, from the table's own names by ours."""
+    return f"--columns '{','.join(f'{own.strip()}={ours}' for ours, own in own_names.items())}'"

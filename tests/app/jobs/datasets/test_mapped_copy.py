@@ -140,26 +140,6 @@ def test_a_time_that_the_clocks_of_the_zone_leave_out_says_so(
     assert checked(capsys, table, "--timezone", "UTC")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("day", "clock", "is_noted"),
-    [
-        ("31.03.2024", "18:30", True),
-        ("31.03.2024 18:30", "18:30", False),
-        ("31.03.2024", "18", False),
-        ("1711900000", "18:30", False),
-    ],
-)
-def test_a_clock_in_a_column_beside_the_day_is_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], day: str, clock: str, is_noted: bool
-) -> None:
-    table = tmp_path / "events.csv"
-    table.write_text(f"user_id,item_id,Datum,Uhrzeit\nu,i,{day},{clock}\nu,j,{day},\n")
-    status, lines = checked(capsys, table, "--timezone", "Europe/Berlin", "--columns", "Datum=timestamp")
-    fix = "join both columns by a space, as in 24.12.2025 18:30"
-    note = f"  note: the days of 'Datum' have no time, and 'Uhrzeit' has times -> {fix}"
-    assert (status, note in lines) == (0, is_noted)
-
-
 def test_what_is_mapped_reads_like_a_data_directory(tmp_path: Path) -> None:
     lines = EVENTS.splitlines()
     whole = "\n".join([lines[0], lines[1].replace("KÄSE\x07", "K"), *lines[2:5]]) + "\n"
