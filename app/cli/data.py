@@ -58,6 +58,7 @@ def check(
     """
     from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
     from model.data.exports.checks import examine, unknown_types
+    from model.data.interactions import weight_options
 
     mapping = options.mapping()
     tables = examine(data, mapping)
@@ -75,8 +76,8 @@ def check(
         raise typer.Exit(1)
     for line in warnings(tables.values()):
         say(line)
-    weights = "".join(f" --event-weight {quote(f'{name}=1')}" for name in unknown_types(tables["interactions"]))
-    arguments = f"--data {quote(str(data))}{options.arguments()}{weights}"
+    weights = weight_options(unknown_types(tables["interactions"]))
+    arguments = f"--data {quote(str(data))}{options.arguments()} {weights}".rstrip()
     say(f"these tables are ready for training. Next: 'lisarec train {arguments} --out models/shop'")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from model.data.arrays import IN_MEMORY, Arrays
 
 REPEAT_SHARE_OF_SHOPS = 0.05
-MAX_NAMED_TYPES = 5
+MAX_NAMED_TYPES = 20
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class Interactions:
         """
         missing = sorted(set(self.type_names) - set(event_weights))
         if missing and not self.is_log:
-            known = ", ".join(sorted(event_weights))
+            named, known = ", ".join(map(repr, missing[:MAX_NAMED_TYPES])), ", ".join(sorted(event_weights))
             raise DataError(
-                f"event type {missing[0]!r} has no weight; pass --event-weight {missing[0]}=1, or 0 to ignore it. "
-                f"Known weights: {known}"
+                f"event types without a weight: {named}{_and_others(missing)}; pass {weight_options(missing)}, "
+                f"or 0 to ignore a type. Known weights: {known}"
             )
         return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
 
@@ -97,12 +97,11 @@ class Interactions:
         named_counts = zip(self.type_names, counts.tolist(), strict=True)
         if unknown := {name: count for name, count in named_counts if name not in event_weights}:
             named = ", ".join(f"{name} ({count})" for name, count in islice(unknown.items(), MAX_NAMED_TYPES))
-            total, more = sum(unknown.values()), len(unknown) - MAX_NAMED_TYPES
             logger.warning(
                 "ignored %d events of types without a weight: %s%s; to train on a type, pass --event-weight TYPE=1",
-                total,
+                sum(unknown.values()),
                 named,
-                f" and {more} others" if more > 0 else "",
+                _and_others(unknown),
             )
         if steps[counts > 0].all():
             return self
@@ -136,6 +135,16 @@ class Interactions:
             value=kept(self.value),
             order=None if self.order is None else kept(self.order),
         )
+
+
+def weight_options(types: Sequence[str]) -> str:
+    """Return the options of a training that give weight 1 to the first of these types."""
+    return " ".join(f"--event-weight {name}=1" for name in types[:MAX_NAMED_TYPES])
+
+
+def _and_others(types: Sized) -> str:
+    more = len(types) - MAX_NAMED_TYPES
+    return f" and {more:,} others" if more > 0 else ""
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from model.data.exports.cells import (
 )
 from model.data.exports.examination import Examination, opened
 from model.data.exports.mapping import JOIN, TableMapping, columns_option, require_columns, similar_columns
-from model.data.interactions import DataError
+from model.data.interactions import DataError, weight_options
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
-MAX_NAMED_TYPES = 5
 MAX_LOST_OF_ITEMS = 0.5
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
@@ -270,14 +269,14 @@ def unknown_types(found: Examination) -> list[str]:
 
 
 def _find_unknown_types(found: Examination) -> None:
-    names = unknown_types(found)[:MAX_NAMED_TYPES]
+    names = unknown_types(found)
     if not names:
         return
-    weights = " ".join(f"--event-weight {name}=1" for name in names)
     found.find(
         ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
-        f"rename what is one of these, and pass weights of the others for training, 0 to ignore a type: {weights}",
+        "rename what is one of these, and pass weights of the others for training, 0 to ignore a type: "
+        + weight_options(names),
         column="type",
         stops=False,
     )

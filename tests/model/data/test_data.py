@@ -292,13 +292,21 @@ class TestWeights:
         assert stepping.sha256 == found.sha256
         assert found.stepping({"click": 1, "dislike": 2, "view": 1}) is found
 
-    def test_a_type_without_a_weight_is_refused(self, tmp_path: Path) -> None:
+    def test_all_types_without_a_weight_are_refused_at_once(self, tmp_path: Path) -> None:
         found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
-        with pytest.raises(
-            DataError,
-            match=r"'view' has no weight; pass --event-weight view=1, or 0 to ignore it\. Known weights: click",
-        ):
-            found.stepping({"click": 1, "dislike": 0})
+        with pytest.raises(DataError) as refused:
+            found.stepping({"click": 1})
+        assert str(refused.value) == (
+            "event types without a weight: 'dislike', 'view'; pass --event-weight dislike=1 --event-weight view=1, "
+            "or 0 to ignore a type. Known weights: click"
+        )
+
+    def test_a_column_of_a_thousand_types_makes_no_longer_error(self, tmp_path: Path) -> None:
+        rows = b"".join(b"u\ti\t%d\ttype-%d\n" % (row, row) for row in range(1000))
+        found = read_interactions(put(tmp_path, "interactions.tsv", HEADER.rstrip() + b"\ttype\n" + rows))
+        with pytest.raises(DataError, match=r"'type-114', 'type-115' and 980 others; pass") as refused:
+            found.stepping({"click": 1})
+        assert len(str(refused.value)) < 1000
 
 
 def test_repeat_share_is_the_share_of_events_on_items_the_user_had_before(tmp_path: Path, write_rows: Write) -> None:
