@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -28,6 +28,7 @@ from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 MAX_LOST_OF_ITEMS = 0.5
+MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
@@ -80,6 +81,16 @@ def _tables(directory: Path) -> dict[str, Path]:
 
 
 def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
+    if _looks_like_items(found, mapping):
+        found.note(
+            "this looks like a table of items: it has no users, and each item once",
+            "name it items.csv (or .tsv, .parquet), and pass the directory that also has the events, as "
+            f"interactions.csv: 'lisarec check {found.path.parent}'; a running service takes it by "
+            f"'lisarec items import {found.path}'. If these are events, map their columns: "
+            + _suggested_columns(REQUIRED, found.frame),
+            stops=True,
+        )
+        return
     _find_clock(found, mapping)
     _rename(found, mapping, REQUIRED, OPTIONAL)
     for column in ("user_id", "item_id", "type"):
@@ -97,6 +108,16 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         if found.frame.is_empty():
             found.note("the table has no lines", "export the table again", stops=True)
         _find_loss(found)
+
+
+def _looks_like_items(found: Examination, mapping: TableMapping) -> bool:
+    """Return whether a table has neither users nor timestamps, but a column of items that do not repeat."""
+    own_names = mapping.own_names(found.frame.columns)
+    own_names = {**similar_columns(("user_id", "item_id"), found.frame.columns), **own_names}
+    if "item_id" not in own_names or "user_id" in own_names or "timestamp" in own_names or found.frame.width < 2:
+        return False
+    ids = found.good[own_names["item_id"]]
+    return ids.n_unique() >= MIN_DISTINCT_OF_ITEMS * len(ids)
 
 
 def _examine_items(found: Examination, mapping: TableMapping) -> None:
@@ -161,10 +182,12 @@ def _find_repeated_columns(found: Examination, wanted: Container[str]) -> None:
             found.note(f"column {own!r} appears twice", "keep one of them", stops=True)
 
 
-def _suggested_columns(missing: Iterable[str], frame: pl.DataFrame) -> str:
+def _suggested_columns(missing: Sequence[str], frame: pl.DataFrame) -> str:
+    """Return the option that maps the missing columns. NAME stands for one without a similar one."""
     names = similar_columns(missing, [name for name in frame.columns if not looks_like_clock(frame[name])])
-    clock = _clock_beside(names.get("timestamp"), frame)
-    return columns_option(names if clock is None else {**names, "timestamp": f"{names['timestamp']}{JOIN}{clock}"})
+    if clock := _clock_beside(names.get("timestamp"), frame):
+        names["timestamp"] += JOIN + clock
+    return columns_option({ours: names.get(ours, "NAME") for ours in missing})
 
 
 def _find_clock(found: Examination, mapping: TableMapping) -> None:

@@ -119,14 +119,12 @@ def _sums(own: str) -> Iterator[tuple[str, str]]:
         yield own[: sign.start()].strip(), own[sign.end() :].strip()
 
 
-def similar_columns(missing: Iterable[str], header: Iterable[str]) -> dict[str, str]:
-    """Return the table's own names of missing columns. NAME stands for one without a similar one in the header."""
+def similar_columns(wanted: Iterable[str], header: Iterable[str]) -> dict[str, str]:
+    """Return the table's own names of columns, by ours, where the header has a similar one."""
     own_by_plain = {re.sub(r"[\W_]", "", own.casefold()): own for own in header}
-    names = {}
-    for ours in missing:
-        like = (ours.replace("_", ""), *SYNONYMS.get(ours, "").split())
-        names[ours] = next((own_by_plain[plain] for plain in like if plain in own_by_plain), "NAME")
-    return names
+    like = {ours: (ours.replace("_", ""), *SYNONYMS.get(ours, "").split()) for ours in wanted}
+    known = {ours: [own_by_plain[plain] for plain in names if plain in own_by_plain] for ours, names in like.items()}
+    return {ours: own[0] for ours, own in known.items() if own}
 
 
 def columns_option(own_names: Mapping[str, str]) -> str:

@@ -104,6 +104,32 @@ def test_without_options_the_missing_columns_and_the_option_that_names_them_are_
     assert "of them readable" not in "".join(lines)  # nobody knows before the columns have names
 
 
+@pytest.mark.parametrize(
+    ("header", "is_of_items"),
+    [
+        ("Artikelnummer;Bezeichnung;Preis", True),
+        ("item_id;title;created_at", True),
+        ("SKU;NAME;Warengruppe", True),
+        ("Artikelnummer;Kunde;Datum", False),
+        ("item_id;title;timestamp", False),
+        ("Nummer;Bezeichnung;Preis", False),
+    ],
+)
+def test_a_table_of_items_alone_is_told_from_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, is_of_items: bool
+) -> None:
+    table = tmp_path / "items.csv"
+    rows = [f"{number}/{number};a;b\n" for number in range(12)]
+    table.write_text(f"{header}\n" + "".join(rows))
+    status, lines = checked(capsys, table)
+    about = "\n".join(lines)
+    assert (status, "this looks like a table of items" in about) == (1, is_of_items)
+    assert (f"'lisarec check {tmp_path}'" in about) == is_of_items
+    assert (f"'lisarec items import {table}'" in about) == is_of_items
+    table.write_text(f"{header}\n" + rows[0] * 2 + "".join(rows))  # events are of items that come again
+    assert "this looks like" not in "\n".join(checked(capsys, table)[1])
+
+
 def test_each_fix_is_an_option_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = "user_id;item_id;timestamp;type;value\nu;i;24.12.2025 18:30;cart_add;1,50\nu;j;24.12.2025 18:31;view;2\n"
     table = tmp_path / "events.csv"
