@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from cel_expr_python import cel
@@ -18,7 +19,7 @@ ValueType: TypeAlias = Literal["text", "number", "boolean", "time", "set", "numb
 
 MAX_DEPTH = 32  # the limit of Google's parser
 MAX_NAMED = 60  # characters of an unknown name that an error quotes
-MAX_LISTED = 80  # names that an error lists; an error has at most 4 kB
+MAX_LISTED_CHARS = 600  # of the names that an error lists
 KNOWN = "known"  # the function that returns whether a property has a value
 
 _CEL_TYPES: Mapping[ValueType, cel.Type] = {
@@ -129,13 +130,18 @@ class Environment:
         name, known = name[:MAX_NAMED], sorted(self.types)
         if name.endswith(".item_id"):
             return f"there is no {name}; items are named in exclude, candidates, pin and current_item"
-        close = get_close_matches(name, known, 1)
-        return f"there is no {name}; " + (f"did you mean {close[0]}?" if close else _listed(known))
+        alike = [one for one in known if one.startswith(name.partition(".")[0] + ".")]  # such as item.price
+        by_last = {one.rpartition(".")[2]: one for one in (*known, *alike)}
+        close = get_close_matches(name.rpartition(".")[2], by_last, 1)
+        meant = f"did you mean {by_last[close[0]]}? There" if close else "there"
+        return f"there is no {name}; {meant} are {_listed(alike or known)}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
-    return f"there are {', '.join(names[:MAX_LISTED])}{others}"
+    ends = accumulate(len(name) + len(", ") for name in names)
+    shown = [name for name, end in zip(names, ends, strict=True) if end <= MAX_LISTED_CHARS]
+    others = f" and {len(names) - len(shown):,} others" if len(shown) < len(names) else ""
+    return ", ".join(shown) + others
 
 
 def _misspelt(text: str, position: int) -> InvalidExpression | None:

@@ -29,6 +29,7 @@ from tests.app.catalogue.expressions.oracle import (
 )
 
 ENVIRONMENT = Environment(TYPES)
+PROPERTIES = [name for name in TYPES if name.startswith("item.")]
 
 
 def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> Mapping[str, StoredColumn]:
@@ -82,7 +83,10 @@ def test_a_number_is_what_it_is_for_the_item_alone(
 @pytest.mark.parametrize(
     ("text", "position", "reason"),
     [
-        ("item.prize < 3.0", 4, "did you mean item.price?"),
+        ("item.prize < 3.0", 4, "there is no item.prize; did you mean item.price? There are item.brand, item.cat"),
+        ("item.xyz < 3.0", 4, f"there is no item.xyz; there are {', '.join(sorted(PROPERTIES))}"),
+        ("prize < 3.0", 0, "there is no prize; did you mean item.price? There are current.brand, item.brand"),
+        ("xyz < 3.0", 0, f"there is no xyz; there are {', '.join(sorted(TYPES))}"),
         ("item.price < 50", 11, "numbers have a point: 50.0"),
         ("item.price <", 12, "expecting"),
         ("item.price", 0, "a boolean is needed, and this makes a number"),
@@ -111,8 +115,15 @@ def test_a_number_is_what_it_is_for_the_item_alone(
     ],
 )
 def test_an_error_says_where_and_what_was_expected(text: str, position: int, reason: str) -> None:
-    found = [dict.fromkeys((name for name in TYPES if name.startswith("item.")), None)]
+    found = [dict.fromkeys(PROPERTIES, None)]
     with pytest.raises(InvalidExpression) as refused:
         Evaluation(columns_of(found), {"now": 0}, 1).rows_where(ENVIRONMENT.compile(text, "boolean"))
     assert reason in refused.value.reason
     assert abs(refused.value.position - position) <= 1
+
+
+def test_an_error_lists_as_many_names_as_are_read() -> None:
+    environment = Environment({f"item.{'a' * 40}_{number:03}": "number" for number in range(200)})
+    with pytest.raises(InvalidExpression, match=r"_000, item\.a+_001, .*_010 and 189 others$") as refused:
+        environment.compile("item.xyz < 3.0", "boolean")
+    assert len(refused.value.reason) < 700
