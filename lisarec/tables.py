@@ -17,12 +17,14 @@ class TableSettings(TypedDict, total=False):
     timezone        the time zone of timestamps without one, such as "Europe/Berlin"
     decimal         the decimal separator
     skip_bad_lines  whether to skip unreadable lines
+    types           a mapping from the shop's types of events to others: {"Kauf": "purchase"}; "*" is every other line
     """
 
     columns: Mapping[str, str]
     timezone: str
     decimal: Literal[".", ","]
     skip_bad_lines: bool
+    types: Mapping[str, str]
 
 
 def is_of_a_table(name: str) -> bool:
@@ -37,11 +39,13 @@ def directory_of(data: Path, settings: Mapping[str, Any]) -> Iterator[Path]:
     raises  ValueError  which says all that is wrong with the tables
     """
     from app.jobs.datasets.mapped_copy import data_directory
-    from model.data.exports.mapping import TableMapping, known_timezone, parse_columns
+    from model.data.exports.mapping import TableMapping, known_timezone, parse_columns, parse_types
 
     columns = parse_columns([f"{own}={name}" for own, name in settings.get("columns", {}).items()])
+    types = parse_types([f"{own}={name}" for own, name in settings.get("types", {}).items()])
     timezone = None if settings.get("timezone") is None else known_timezone(settings["timezone"])
-    mapping = TableMapping(columns, timezone, settings.get("decimal"), settings.get("skip_bad_lines", False))
+    skips_bad_lines = settings.get("skip_bad_lines", False)
+    mapping = TableMapping(columns, timezone, settings.get("decimal"), skips_bad_lines, types)
     with TemporaryDirectory(prefix="lisarec-") as cache:
         directory, _ = data_directory(data, mapping, Path(cache))
         yield directory

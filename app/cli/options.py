@@ -145,22 +145,31 @@ class MappingOptions:
         Literal[".", ","] | None,
         typer.Option(help="Decimal separator. Thousands separators and currency signs are removed."),
     ] = None
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names of event types, such as Kauf=purchase,*=view; * is every other line. Repeatable.",
+            metavar="OWN=TYPE,...",
+        ),
+    ] = None
     skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Skip unreadable lines.")] = False
 
     def mapping(self) -> TableMapping:
         """Return the mapping that the options describe. Raise BadParameter if they are invalid."""
-        from model.data.exports.mapping import TableMapping, known_timezone, parse_columns
+        from model.data.exports.mapping import TableMapping, known_timezone, parse_columns, parse_types
 
         try:
             timezone = None if self.timezone is None else known_timezone(self.timezone)
-            return TableMapping(parse_columns(self.columns or ()), timezone, self.decimal, self.skip_bad_lines)
+            columns, types = parse_columns(self.columns or ()), parse_types(self.types or ())
+            return TableMapping(columns, timezone, self.decimal, self.skip_bad_lines, types)
         except ValueError as exc:
             raise typer.BadParameter(str(exc)) from None
 
     def arguments(self) -> str:
         """Return the options as command-line text, each preceded by a space."""
         given = [(f"--{name}", value) for name in ("timezone", "decimal") if (value := getattr(self, name)) is not None]
-        pairs = [*(("--columns", text) for text in self.columns or ()), *given]
+        listed = [(f"--{name}", text) for name in ("columns", "types") for text in getattr(self, name) or ()]
+        pairs = [*listed, *given]
         switch = " --skip-bad-lines" if self.skip_bad_lines else ""
         return "".join(f" {name} {quote(value)}" for name, value in pairs) + switch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -21,7 +21,15 @@ from model.data.exports.cells import (
     times_in,
 )
 from model.data.exports.examination import Examination, opened
-from model.data.exports.mapping import JOIN, TableMapping, columns_option, require_columns, similar_columns
+from model.data.exports.mapping import (
+    EVERY_OTHER,
+    JOIN,
+    OF_EVENTS_ALONE,
+    TableMapping,
+    columns_option,
+    require_columns,
+    similar_columns,
+)
 from model.data.interactions import DataError, weight_options
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
@@ -55,7 +63,7 @@ def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
 def examine_items(path: Path, mapping: TableMapping) -> Examination:
     """Check a table of items. Raise DataError like `examine`."""
     found = _opened(path, mapping)
-    require_columns(mapping, [found.frame.columns])
+    require_columns(mapping, [found.frame.columns], OF_EVENTS_ALONE)
     _examine_items(found, mapping)
     return found
 
@@ -93,6 +101,8 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         return
     _find_clock(found, mapping)
     _rename(found, mapping, REQUIRED, OPTIONAL)
+    if mapping.types:
+        _translate_types(found, mapping.types)
     for column in ("user_id", "item_id", "type"):
         _find_bad_ids(found, column)
     if "timestamp" in found.frame.columns:
@@ -282,6 +292,22 @@ def _read_values(found: Examination, mapping: TableMapping) -> None:
         found.set_column("value", numbers.cast(pl.String))
 
 
+def _translate_types(found: Examination, types: Mapping[str, str]) -> None:
+    """Replace the table's own types of events by ours."""
+    if "type" not in found.frame.columns:
+        if EVERY_OTHER not in types:
+            fix = "map it with --columns OWN=type, or give all lines one type: --types '*=purchase'"
+            found.note("--types translates types, but the header has no type", fix, stops=True)
+            return
+        found.set_column("type", pl.repeat("", len(found.frame), eager=True))
+    cells = found.frame["type"].fill_null("")
+    named = {own: ours for own, ours in types.items() if own != EVERY_OTHER}
+    for own in sorted(named.keys() - set(cells.unique())):
+        found.note(f"no line has the type {own!r}", "compare --types with the table")
+    others = pl.repeat(types[EVERY_OTHER], len(cells), eager=True) if EVERY_OTHER in types else cells
+    found.set_column("type", cells.replace_strict(named, default=others, return_dtype=pl.String))
+
+
 def unknown_types(found: Examination) -> list[str]:
     """Return the types of readable lines that need a weight for training, the most frequent first."""
     if "type" not in found.frame.columns:
@@ -298,8 +324,8 @@ def _find_unknown_types(found: Examination) -> None:
     found.find(
         ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
-        "rename what is one of these, and pass weights of the others for training, 0 to ignore a type: "
-        + weight_options(names),
+        f"translate what is one of these, such as --types '{names[0]}=purchase', and pass weights of the others for "
+        f"training, 0 to ignore a type: {weight_options(names)}",
         column="type",
         stops=False,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from zoneinfo import ZoneInfo
@@ -21,6 +21,8 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Other names of the columns, without spaces and signs."""
 JOIN = "+"  # of the column of days and that of their times, which make the timestamp
+EVERY_OTHER = "*"  # type of event, and lines without one
+OF_EVENTS_ALONE = {"user_id", "timestamp", "type", "value", "order_id"}
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ class TableMapping:
     timezone         of times without one, such as Europe/Berlin
     decimal          the decimal separator; None if numbers are plain
     skips_bad_lines  whether unreadable lines are left out
+    types            our types of events, by the table's own; that of ``*`` is every other line's
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     timezone: str | None = None
     decimal: DecimalSign | None = None
     skips_bad_lines: bool = False
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:
@@ -77,6 +81,17 @@ def parse_columns(texts: Sequence[str]) -> dict[str, str]:
     return columns
 
 
+def parse_types(texts: Sequence[str]) -> dict[str, str]:
+    """Return our types of events by a table's own, from texts such as ``Kauf=purchase,*=view``; raises ValueError."""
+    pairs = [pair.rpartition("=") for text in texts for pair in text.split(",")]
+    types = {own.strip(): ours.strip() for own, _, ours in pairs}
+    if not all(own.strip() and ours.strip() for own, _, ours in pairs):
+        raise ValueError("pass types as OWN=TYPE,OWN=TYPE, such as Kauf=purchase,Ansicht=view; *=view is all others")
+    if len(types) < len(pairs):
+        raise ValueError("give each type one name")
+    return types
+
+
 def known_timezone(name: str) -> str:
     """Return the name of the time zone. Raise ValueError if it is unknown."""
     try:
@@ -86,11 +101,13 @@ def known_timezone(name: str) -> str:
     return name
 
 
-def require_columns(mapping: TableMapping, headers: Sequence[Sequence[str]]) -> None:
-    """Raise DataError for a column of the mapping that no table has."""
+def require_columns(
+    mapping: TableMapping, headers: Sequence[Sequence[str]], may_lack: Container[str] = frozenset()
+) -> None:
+    """Raise DataError for a column of the mapping that no table has, unless the tables may lack it."""
     found = [name.strip() for header in headers for name in header]
     for own, ours in mapping.columns.items():
-        if own not in found:
+        if own not in found and ours not in may_lack:
             raise DataError(f"--columns names {own!r}, but {_why_missing(own, ours, found)}")
 
 

@@ -1,0 +1,90 @@
+"""A shop's own types of events: `--types` reads them as ours, as if the table had them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.cli.main import main
+from app.jobs.datasets.mapped_copy import data_directory, table_of_items
+from lisarec.tables import directory_of
+from model.data.exports.mapping import TableMapping, parse_types
+from model.data.interactions import DataError
+
+OWN = ["Kauf", "Ansicht", "Merk=Zettel", "view", ""]
+HEADER = "user_id,item_id,timestamp,type\n"
+
+
+def types_of(directory: Path, types: dict[str, str], cache: Path) -> list[str]:
+    mapping = TableMapping(timezone="UTC", types=types)
+    copy, _ = data_directory(directory, mapping, cache)
+    return pl.read_csv(copy / "interactions.csv")["type"].to_list()
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as exit_:
+        main(["check", *map(str, arguments)])
+    said = capsys.readouterr()
+    return int(exit_.value.code or 0), said.out + said.err
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(OWN), min_size=1, max_size=8),
+    st.dictionaries(st.sampled_from(OWN[:-1]), st.sampled_from(["purchase", "like"]), min_size=1),
+    st.sampled_from([None, "view", "cart"]),
+)
+def test_each_line_has_the_type_that_stands_for_its_own(
+    tmp_path: Path, own: list[str], types: dict[str, str], others: str | None
+) -> None:
+    (tmp_path / "interactions.csv").write_text(HEADER + "".join(f"u,i,{n},{one}\n" for n, one in enumerate(own)))
+    every_other = {} if others is None else {"*": others}
+    expected = [types.get(one, one if others is None else others) for one in own]
+    if {"", "Merk=Zettel"} & set(expected):
+        with pytest.raises(DataError, match="type is (empty|not a valid id)"):
+            types_of(tmp_path, types | every_other, tmp_path / "cache")
+    else:
+        assert types_of(tmp_path, types | every_other, tmp_path / "cache") == expected
+
+
+def test_a_table_without_types_is_marked_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\nu,i,1\nu,j,2\n")
+    assert types_of(tmp_path, {"*": "purchase"}, tmp_path / "cache") == ["purchase"] * 2
+    with pytest.raises(DataError, match=r"--types translates types, but the header has no type.*--types '\*=purchase'"):
+        types_of(tmp_path, {"Kauf": "purchase"}, tmp_path / "cache")
+
+
+def test_the_check_names_what_to_translate_and_what_no_line_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(HEADER + "u,i,1,Kauf\nu,j,2,Kauf\n")
+    assert "such as --types 'Kauf=purchase'" in checked(capsys, table)[1]
+    code, said = checked(capsys, table, "--types", "Kauf=purchase,Kaufen=purchase")
+    assert (code, "no line has the type 'Kaufen'" in said) == (0, True)
+    assert "--types Kauf=purchase,Kaufen=purchase" in said.rpartition("Next: ")[2]
+
+
+def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:
+    (tmp_path / "interactions.csv").write_text(HEADER + "u,i,1,Kauf\nu,j,2,\n")
+    with directory_of(tmp_path, {"types": {"Kauf": "purchase", "*": "view"}}) as directory:
+        assert pl.read_csv(directory / "interactions.csv")["type"].to_list() == ["purchase", "view"]
+
+
+@pytest.mark.parametrize("text", ["Kauf", "=purchase", "Kauf=", "Kauf=purchase,Kauf=view"])
+def test_what_translates_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"OWN=TYPE|give each type one name"):
+        parse_types([text])
+
+
+def test_an_import_of_items_takes_the_mapping_of_the_whole_shop(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("ArtNr,Marke\n1/2,Haus\n")
+    columns = {"Kunde": "user_id", "ArtNr": "item_id", "Datum+Uhrzeit": "timestamp", "Vorgang": "type"}
+    table, _ = table_of_items(tmp_path / "items.csv", TableMapping(columns), tmp_path / "cache")
+    assert pl.read_csv(table).rows() == [("1/2", "Haus")]
+    with pytest.raises(DataError, match="'Preis'"):
+        table_of_items(tmp_path / "items.csv", TableMapping(columns | {"Preis": "price"}), tmp_path / "cache")
