@@ -134,7 +134,8 @@ class Environment:
         by_last = {one.rpartition(".")[2]: one for one in (*known, *alike)}
         close = get_close_matches(name.rpartition(".")[2], by_last, 1)
         meant = f"did you mean {by_last[close[0]]}? There" if close else "there"
-        return f"there is no {name}; {meant} are {_listed(alike or known)}"
+        hint = "; to add it, import items that have it" if name.startswith(("item.", "current.")) else ""
+        return f"there is no {name}; {meant} are {_listed(alike or known)}{hint}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -85,6 +85,7 @@ def test_a_number_is_what_it_is_for_the_item_alone(
     [
         ("item.prize < 3.0", 4, "there is no item.prize; did you mean item.price? There are item.brand, item.cat"),
         ("item.xyz < 3.0", 4, f"there is no item.xyz; there are {', '.join(sorted(PROPERTIES))}"),
+        ("item.xyz < 3.0", 4, "; to add it, import items that have it"),
         ("prize < 3.0", 0, "there is no prize; did you mean item.price? There are current.brand, item.brand"),
         ("xyz < 3.0", 0, f"there is no xyz; there are {', '.join(sorted(TYPES))}"),
         ("item.price < 50", 11, "numbers have a point: 50.0"),
