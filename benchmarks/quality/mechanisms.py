@@ -1,8 +1,7 @@
 """Compare the mechanisms: train them, test them by three protocols, and measure their size and speed.
 
-The results are a table, JSON and a plot. Existing results are kept: a training resumes after its last complete epoch,
-and a tested model is not tested again. The command can therefore be interrupted and repeated, and more presets can be
-added later.
+The results are a table, JSON and a plot. A training resumes after its last complete epoch, and a tested model is not
+tested again, so the command can be interrupted and repeated, and more presets can be added later.
 
 The presets train 200 epochs of binary cross-entropy with one negative each, as in the paper. With few cores, use fewer
 epochs, a smaller batch and the sampled softmax, which learns more from each position; the table shows the epochs.
