@@ -84,9 +84,10 @@ class Interactions:
         missing = sorted(set(self.type_names) - set(event_weights))
         if missing and not self.is_log:
             named, known = ", ".join(map(repr, missing[:MAX_NAMED_TYPES])), ", ".join(sorted(event_weights))
+            options = weight_options(missing[:MAX_NAMED_TYPES])
             raise DataError(
-                f"event types without a weight: {named}{_and_others(missing)}; pass {weight_options(missing)}, "
-                f"or 0 to ignore a type. Known weights: {known}"
+                f"event types without a weight: {named}{_and_others(missing)}; pass {options}, or 0 to ignore a type. "
+                f"Known weights: {known}"
             )
         return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
 
@@ -138,8 +139,8 @@ class Interactions:
 
 
 def weight_options(types: Sequence[str]) -> str:
-    """Return the options of a training that give weight 1 to the first of these types."""
-    return " ".join(f"--event-weight {name}=1" for name in types[:MAX_NAMED_TYPES])
+    """Return the options of a training that give weight 1 to these types."""
+    return " ".join(f"--event-weight {name}=1" for name in types)
 
 
 def _and_others(types: Sized) -> str:

@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -146,15 +147,16 @@ class CapturedBatch:
         pool  torch's pool for intermediate memory. Graphs that never run at the same time may share it, because nothing
               in it outlives a run
         """
-        stream = capture_stream(self._masks.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        device = self._masks.device
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 self._enqueue_operations()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # other threads may allocate during the capture
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=capture_stream(device), capture_error_mode="thread_local"):
             self._enqueue_operations()
         self._graph = graph
 
@@ -197,11 +199,12 @@ class CapturedBatch:
             kept.copy_(part)
 
 
+@cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream to capture on, which no pipeline has.
+    """Return the device's stream to capture on, which no pipeline has.
 
     torch lends the same 32 streams of a priority in turn. Another thread's batch on the stream of a capture would fail,
-    or become part of the graph.
+    or become part of the graph. Graphs share their pool's memory only if all are captured on one stream.
     """
     return torch.cuda.Stream(device, priority=-1)
 

@@ -238,7 +238,7 @@ class Engine:
 
     @torch.inference_mode()
     def scores(self, queries: Queries) -> Tensor:
-        """Score every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
+        """Score every item: Q queries -> (Q, N) on the CPU, from the codebooks' inner products in a fixed order."""
         return self._scorer_of(queries).scores(*self.products(queries))
 
     def top_k(

@@ -36,7 +36,7 @@ def history_histogram(
     return np.array(counts, np.float32).reshape(len(decay_rates), books, codewords)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _fold(codes, weights, starts, decays, histograms):  # type: ignore[no-untyped-def]
     rates, books, codewords = histograms.shape[1:]
     running = np.empty((rates, books, codewords), np.float32)

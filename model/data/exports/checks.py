@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import polars as pl
@@ -30,11 +31,12 @@ from model.data.exports.mapping import (
     require_columns,
     similar_columns,
 )
-from model.data.interactions import DataError, weight_options
+from model.data.interactions import MAX_NAMED_TYPES, DataError, weight_options
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
+MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives the time of
 MAX_LOST_OF_ITEMS = 0.5
 MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
@@ -72,7 +74,8 @@ def _opened(path: Path, mapping: TableMapping) -> Examination:
     found = opened(path, skips_empty_lines=not mapping.is_plain, skips_bad_lines=mapping.skips_bad_lines)
     for own, parts in mapping.joined(found.frame.columns).items():
         _find_repeated_columns(found, parts)
-        cells = [pl.col(part).str.strip_chars() for part in parts]
+        day, clock = (pl.col(part).str.strip_chars() for part in parts)
+        cells = [day.str.replace(MIDNIGHT, ""), clock]
         found.frame = found.frame.with_columns(pl.concat_str(cells, separator=" ", ignore_nulls=True).alias(own))
     return found
 
@@ -221,10 +224,12 @@ def _find_bad_ids(found: Examination, column: str) -> None:
     if column not in found.frame.columns:
         return
     cells = found.frame[column].fill_null("")
-    found.find(cells == "", f"{column} is empty", found.remedy)
+    is_type = column == "type"
+    found.find(cells == "", f"{column} is empty", "name these, too: --types '*=view'" if is_type else found.remedy)
     pattern, rule = pattern_of(column)
     is_bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
-    found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {found.remedy}", column=column)
+    remedy = "translate it with --types OWN=TYPE" if is_type else found.remedy
+    found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {remedy}", column=column)
 
 
 def _read_times(found: Examination, mapping: TableMapping) -> None:
@@ -302,8 +307,11 @@ def _translate_types(found: Examination, types: Mapping[str, str]) -> None:
         found.set_column("type", pl.repeat("", len(found.frame), eager=True))
     cells = found.frame["type"].fill_null("")
     named = {own: ours for own, ours in types.items() if own != EVERY_OTHER}
-    for own in sorted(named.keys() - set(cells.unique())):
-        found.note(f"no line has the type {own!r}", "compare --types with the table")
+    known = [one for one in cells.unique(maintain_order=True).to_list() if one]
+    for own in sorted(named.keys() - set(known)):
+        close = get_close_matches(own, known, 1)
+        fix = f"did you mean {close[0]!r}?" if close else "compare --types with the table"
+        found.note(f"no line has the type {own!r}, which --types names", fix, stops=bool(close))
     others = pl.repeat(types[EVERY_OTHER], len(cells), eager=True) if EVERY_OTHER in types else cells
     found.set_column("type", cells.replace_strict(named, default=others, return_dtype=pl.String))
 
@@ -325,7 +333,7 @@ def _find_unknown_types(found: Examination) -> None:
         ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
         f"type is none of {', '.join(EVENT_WEIGHTS)}",
         f"translate what is one of these, such as --types '{names[0]}=purchase', and pass weights of the others for "
-        f"training, 0 to ignore a type: {weight_options(names)}",
+        f"training, 0 to ignore a type: {weight_options(names[:MAX_NAMED_TYPES])}",
         column="type",
         stops=False,
     )

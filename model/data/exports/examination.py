@@ -159,5 +159,8 @@ def _find_broken_lines(found: Examination, text: DelimitedText) -> None:
 
 
 def _find_repeated_headers(found: Examination) -> None:
-    same = [pl.col(name).str.strip_chars() == name.partition("_duplicated_")[0].strip() for name in found.frame.columns]
+    same = [
+        pl.col(name).fill_null("").str.strip_chars() == name.partition("_duplicated_")[0].strip()
+        for name in found.frame.columns
+    ]
     found.find(found.frame.select(same=pl.all_horizontal(same))["same"], "the header is repeated", found.remedy)

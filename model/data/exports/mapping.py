@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from zoneinfo import ZoneInfo
 
+from model.config import NAME_PATTERN, NAME_RULE
 from model.data.exports.cells import DecimalSign
 from model.data.interactions import DataError
 
@@ -89,6 +90,9 @@ def parse_types(texts: Sequence[str]) -> dict[str, str]:
         raise ValueError("pass types as OWN=TYPE,OWN=TYPE, such as Kauf=purchase,Ansicht=view; *=view is all others")
     if len(types) < len(pairs):
         raise ValueError("give each type one name")
+    for ours in types.values():
+        if not re.fullmatch(NAME_PATTERN, ours):
+            raise ValueError(f"{ours!r} is not a type of event: use {NAME_RULE}")
     return types
 
 
@@ -107,7 +111,7 @@ def require_columns(
     """Raise DataError for a column of the mapping that no table has, unless the tables may lack it."""
     found = [name.strip() for header in headers for name in header]
     for own, ours in mapping.columns.items():
-        if own not in found and ours not in may_lack:
+        if own not in found and (ours not in may_lack or get_close_matches(own, found, 1)):
             raise DataError(f"--columns names {own!r}, but {_why_missing(own, ours, found)}")
 
 

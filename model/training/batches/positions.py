@@ -27,7 +27,7 @@ class PositionBatch(NamedTuple):
     targets: Tensor
 
     def pinned(self) -> Self:
-        """Return a copy in pinned memory, from which a GPU copies while it computes."""
+        """Return a copy in pinned memory, from which a GPU copies without the CPU."""
         return type(self)(*(part.pin_memory() for part in self))
 
     def on(self, device: torch.device) -> Self:

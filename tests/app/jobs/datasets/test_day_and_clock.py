@@ -180,3 +180,9 @@ def test_columns_of_two_tables_are_not_joined(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "items.csv").write_text("item_id,clock\ni,18:30\n")
     status, said = checked(capsys, tmp_path, "--columns", "day+clock=timestamp")
     assert (status != 0, "but no table has both columns; both must be in the table of events" in said) == (True, True)
+
+
+@pytest.mark.parametrize("midnight", ["", " 00:00", " 00:00:00", "T00:00:00", " 00:00:00.000"])
+def test_a_day_may_be_exported_as_its_midnight(tmp_path: Path, midnight: str) -> None:
+    table = export(tmp_path, f"Kunde;Artikel;Datum;Uhrzeit\n7;12/3;2025-12-24{midnight};18:30\n")
+    assert times_of(table, f"{NAMES},Datum+Uhrzeit=timestamp", tmp_path / "cache") == TIMES[:1]

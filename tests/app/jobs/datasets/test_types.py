@@ -45,7 +45,7 @@ def test_each_line_has_the_type_that_stands_for_its_own(
     every_other = {} if others is None else {"*": others}
     expected = [types.get(one, one if others is None else others) for one in own]
     if {"", "Merk=Zettel"} & set(expected):
-        with pytest.raises(DataError, match="type is (empty|not a valid id)"):
+        with pytest.raises(DataError, match=r"type is (empty|not a valid id)"):
             types_of(tmp_path, types | every_other, tmp_path / "cache")
     else:
         assert types_of(tmp_path, types | every_other, tmp_path / "cache") == expected
@@ -64,9 +64,29 @@ def test_the_check_names_what_to_translate_and_what_no_line_has(
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "u,i,1,Kauf\nu,j,2,Kauf\n")
     assert "such as --types 'Kauf=purchase'" in checked(capsys, table)[1]
-    code, said = checked(capsys, table, "--types", "Kauf=purchase,Kaufen=purchase")
-    assert (code, "no line has the type 'Kaufen'" in said) == (0, True)
-    assert "--types Kauf=purchase,Kaufen=purchase" in said.rpartition("Next: ")[2]
+    code, said = checked(capsys, table, "--types", "Kauf=purchase,Retoure=return")
+    assert (code, "no line has the type 'Retoure'" in said) == (0, True)
+    assert "--types Kauf=purchase,Retoure=return" in said.rpartition("Next: ")[2]
+    code, said = checked(capsys, table, "--types", "Kuaf=purchase,*=view")
+    assert (code, "no line has the type 'Kuaf', which --types names -> did you mean 'Kauf'?" in said) == (1, True)
+
+
+def test_a_type_that_is_empty_or_no_name_is_to_be_translated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(HEADER + "u,i,1,\nu,j,2,In den Warenkorb\n")
+    said = checked(capsys, table)[1]
+    assert "type is empty (line 2) -> name these, too: --types '*=view'" in said
+    assert "translate it with --types OWN=TYPE" in said
+    assert checked(capsys, table, "--types", "In den Warenkorb=cart,*=view")[0] == 0
+
+
+def test_the_next_command_has_the_weight_of_every_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(HEADER + "".join(f"u,i,{row},own-{row}\n" for row in range(30)))
+    options = checked(capsys, table)[1].rpartition("Next: ")[2]
+    assert all(f"--event-weight own-{row}=1" in options for row in range(30))
 
 
 def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:
@@ -75,9 +95,9 @@ def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:
         assert pl.read_csv(directory / "interactions.csv")["type"].to_list() == ["purchase", "view"]
 
 
-@pytest.mark.parametrize("text", ["Kauf", "=purchase", "Kauf=", "Kauf=purchase,Kauf=view"])
+@pytest.mark.parametrize("text", ["Kauf", "=purchase", "Kauf=", "Kauf=purchase,Kauf=view", "Kauf=Käufe"])
 def test_what_translates_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"OWN=TYPE|give each type one name"):
+    with pytest.raises(ValueError, match=r"OWN=TYPE|give each type one name|not a type of event"):
         parse_types([text])
 
 
@@ -86,5 +106,6 @@ def test_an_import_of_items_takes_the_mapping_of_the_whole_shop(tmp_path: Path) 
     columns = {"Kunde": "user_id", "ArtNr": "item_id", "Datum+Uhrzeit": "timestamp", "Vorgang": "type"}
     table, _ = table_of_items(tmp_path / "items.csv", TableMapping(columns), tmp_path / "cache")
     assert pl.read_csv(table).rows() == [("1/2", "Haus")]
-    with pytest.raises(DataError, match="'Preis'"):
-        table_of_items(tmp_path / "items.csv", TableMapping(columns | {"Preis": "price"}), tmp_path / "cache")
+    for wrong in ({"Preis": "price"}, {"marke": "type"}):
+        with pytest.raises(DataError, match=next(iter(wrong))):
+            table_of_items(tmp_path / "items.csv", TableMapping(columns | wrong), tmp_path / "cache")
