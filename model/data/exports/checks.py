@@ -103,6 +103,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         )
         return
     _find_clock(found, mapping)
+    _find_types(found, mapping)
     _rename(found, mapping, REQUIRED, OPTIONAL)
     if mapping.types:
         _translate_types(found, mapping.types)
@@ -208,9 +209,15 @@ def _find_clock(found: Examination, mapping: TableMapping) -> None:
     day = mapping.own_names(found.frame.columns).get("timestamp")
     clock = _clock_beside(day, found.frame)
     if clock is not None:
-        names = {ours: own for own, ours in mapping.columns.items()}
-        fix = f"join both columns: {columns_option({**names, 'timestamp': f'{day}{JOIN}{clock}'})}"
+        fix = f"join both columns: {mapping.option_with(timestamp=f'{day}{JOIN}{clock}')}"
         found.note(f"the days of {day!r} have no time, and {clock!r} has times", fix)
+
+
+def _find_types(found: Examination, mapping: TableMapping) -> None:
+    """Note that no column is mapped to the types of events, and that one may have them."""
+    own = similar_columns(("type",), found.frame.columns).get("type")
+    if own and own not in mapping.columns and "type" not in mapping.own_names(found.frame.columns):
+        found.note(f"every line is a click, and {own!r} may have types", f"map it: {mapping.option_with(type=own)}")
 
 
 def _clock_beside(day: str | None, frame: pl.DataFrame) -> str | None:
@@ -341,9 +348,7 @@ def _find_unknown_types(found: Examination) -> None:
 
 def _find_duplicates(found: Examination) -> None:
     again = found.frame.is_duplicated() & ~found.frame.select(pl.struct(pl.all()).is_first_distinct()).to_series()
-    found.find(
-        again, "the line repeats an earlier one", "each line counts: remove duplicates of one event", stops=False
-    )
+    found.find(again, "the line repeats an earlier one", "each of them counts: remove many", stops=False)
 
 
 def _read_property(found: Examination, column: str, mapping: TableMapping) -> None:

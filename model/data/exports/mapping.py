@@ -16,7 +16,8 @@ SYNONYMS: Mapping[str, str] = {
     "user_id": "user customer customerid customernumber customerno client clientid visitor visitorid account accountid "
     "member memberid shopper userid kunde kundeid kundennr kundennummer",
     "item_id": "item product productid productcode article articleid articlenumber sku stockcode itemid asin variant "
-    "artikel artikelid artikelnr artikelnummer produkt produktid",
+    "artikel artikelid artikelnr artikelnummer artnr itemno itemnumber produkt produktid",
+    "type": "event eventtype action activity vorgang typ aktion ereignis",
     "timestamp": "time date datetime when createdat created eventtime invoicedate orderdate orderedat purchasedate ts "
     "datum zeit zeitpunkt bestelldatum zeitstempel",
 }
@@ -55,6 +56,10 @@ class TableMapping:
         names = {name: self.columns.get(name.strip(), name.strip()) for name in header}
         mapped = {ours for own, ours in names.items() if own.strip() in self.columns}
         return {ours: own for own, ours in names.items() if ours not in mapped or own.strip() in self.columns}
+
+    def option_with(self, **own_names: str) -> str:
+        """Return the option that maps the same columns and these, the table's own names by ours."""
+        return columns_option({**{ours: own for own, ours in self.columns.items()}, **own_names})
 
     def joined(self, header: Iterable[str]) -> dict[str, tuple[str, str]]:
         """Return the table's own names of the days and of their times, by the name of the timestamp that they make.

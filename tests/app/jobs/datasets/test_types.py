@@ -82,6 +82,17 @@ def test_a_type_that_is_empty_or_no_name_is_to_be_translated(
     assert checked(capsys, table, "--types", "In den Warenkorb=cart,*=view")[0] == 0
 
 
+def test_a_column_that_may_have_types_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "bewegungen.csv"
+    table.write_text("Kunde,ArtNr,Datum,Vorgang\n7,12/3,2025-12-24 18:30,Kauf\n")
+    assert "--columns 'Kunde=user_id,ArtNr=item_id,Datum=timestamp'" in checked(capsys, table)[1]
+    columns = "Kunde=user_id,ArtNr=item_id,Datum=timestamp"
+    said = checked(capsys, table, "--timezone", "UTC", "--columns", columns)[1]
+    assert f"every line is a click, and 'Vorgang' may have types -> map it: --columns '{columns},Vorgang=type'" in said
+    mapped = checked(capsys, table, "--timezone", "UTC", "--columns", f"{columns},Vorgang=type")[1]
+    assert "every line is a click" not in mapped
+
+
 def test_the_next_command_has_the_weight_of_every_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "interactions.csv"
     table.write_text(HEADER + "".join(f"u,i,{row},own-{row}\n" for row in range(30)))
