@@ -57,7 +57,8 @@ def check(
     The exit status is 1 if the tables can't be used for training.
     """
     from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
-    from model.data.exports.checks import examine, unknown_types
+    from model.data.exports.checks import examine
+    from model.data.exports.event_types import unknown_types
     from model.data.interactions import weight_options
 
     mapping = options.mapping()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import polars as pl
 
-from model.config import EVENT_WEIGHTS
 from model.data.archived_log import ARCHIVE_MANIFEST
 from model.data.event_columns import MAX_ORDER_ID_CHARS
 from model.data.exports.cells import (
@@ -21,9 +19,9 @@ from model.data.exports.cells import (
     looks_like_days,
     times_in,
 )
+from model.data.exports.event_types import find_types, find_unknown_types, read_types
 from model.data.exports.examination import Examination, opened
 from model.data.exports.mapping import (
-    EVERY_OTHER,
     JOIN,
     OF_EVENTS_ALONE,
     TableMapping,
@@ -31,7 +29,7 @@ from model.data.exports.mapping import (
     require_columns,
     similar_columns,
 )
-from model.data.interactions import MAX_NAMED_TYPES, DataError, weight_options
+from model.data.interactions import DataError
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
@@ -103,12 +101,11 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         )
         return
     _find_clock(found, mapping)
-    _find_types(found, mapping)
+    find_types(found, mapping)
     _rename(found, mapping, REQUIRED, OPTIONAL)
-    if mapping.types:
-        _translate_types(found, mapping.types)
-    for column in ("user_id", "item_id", "type"):
+    for column in ("user_id", "item_id"):
         _find_bad_ids(found, column)
+    read_types(found, mapping)
     if "timestamp" in found.frame.columns:
         _read_times(found, mapping)
     if "value" in found.frame.columns:
@@ -116,7 +113,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
     if "order_id" in found.frame.columns:
         is_long = found.frame["order_id"].str.len_chars() > MAX_ORDER_ID_CHARS
         found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} characters", found.remedy, column="order_id")
-    _find_unknown_types(found)
+    find_unknown_types(found)
     if not found.stops:
         _find_duplicates(found)
         if found.frame.is_empty():
@@ -213,13 +210,6 @@ def _find_clock(found: Examination, mapping: TableMapping) -> None:
         found.note(f"the days of {day!r} have no time, and {clock!r} has times", fix)
 
 
-def _find_types(found: Examination, mapping: TableMapping) -> None:
-    """Note that no column is mapped to the types of events, and that one may have them."""
-    own = similar_columns(("type",), found.frame.columns).get("type")
-    if own and own not in mapping.columns and "type" not in mapping.own_names(found.frame.columns):
-        found.note(f"every line is a click, and {own!r} may have types", f"map it: {mapping.option_with(type=own)}")
-
-
 def _clock_beside(day: str | None, frame: pl.DataFrame) -> str | None:
     """Return the first column of times, if this column has days."""
     if day not in frame.columns or not looks_like_days(frame[day]):
@@ -231,12 +221,10 @@ def _find_bad_ids(found: Examination, column: str) -> None:
     if column not in found.frame.columns:
         return
     cells = found.frame[column].fill_null("")
-    is_type = column == "type"
-    found.find(cells == "", f"{column} is empty", "name these, too: --types '*=view'" if is_type else found.remedy)
+    found.find(cells == "", f"{column} is empty", found.remedy)
     pattern, rule = pattern_of(column)
     is_bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
-    remedy = "translate it with --types OWN=TYPE" if is_type else found.remedy
-    found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {remedy}", column=column)
+    found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {found.remedy}", column=column)
 
 
 def _read_times(found: Examination, mapping: TableMapping) -> None:
@@ -304,51 +292,9 @@ def _read_values(found: Examination, mapping: TableMapping) -> None:
         found.set_column("value", numbers.cast(pl.String))
 
 
-def _translate_types(found: Examination, types: Mapping[str, str]) -> None:
-    """Replace the table's own types of events by ours."""
-    if "type" not in found.frame.columns:
-        if EVERY_OTHER not in types:
-            fix = "map it with --columns OWN=type, or give all lines one type: --types '*=purchase'"
-            found.note("--types translates types, but the header has no type", fix, stops=True)
-            return
-        found.set_column("type", pl.repeat("", len(found.frame), eager=True))
-    cells = found.frame["type"].fill_null("")
-    named = {own: ours for own, ours in types.items() if own != EVERY_OTHER}
-    known = [one for one in cells.unique(maintain_order=True).to_list() if one]
-    for own in sorted(named.keys() - set(known)):
-        close = get_close_matches(own, known, 1)
-        fix = f"did you mean {close[0]!r}?" if close else "compare --types with the table"
-        found.note(f"no line has the type {own!r}, which --types names", fix, stops=bool(close))
-    others = pl.repeat(types[EVERY_OTHER], len(cells), eager=True) if EVERY_OTHER in types else cells
-    found.set_column("type", cells.replace_strict(named, default=others, return_dtype=pl.String))
-
-
-def unknown_types(found: Examination) -> list[str]:
-    """Return the types of readable lines that need a weight for training, the most frequent first."""
-    if "type" not in found.frame.columns:
-        return []
-    types = found.good["type"]
-    names: list[str] = types.filter(~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)["type"].to_list()
-    return names
-
-
-def _find_unknown_types(found: Examination) -> None:
-    names = unknown_types(found)
-    if not names:
-        return
-    found.find(
-        ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
-        f"type is none of {', '.join(EVENT_WEIGHTS)}",
-        f"translate what is one of these, such as --types '{names[0]}=purchase', and pass weights of the others for "
-        f"training, 0 to ignore a type: {weight_options(names[:MAX_NAMED_TYPES])}",
-        column="type",
-        stops=False,
-    )
-
-
 def _find_duplicates(found: Examination) -> None:
     again = found.frame.is_duplicated() & ~found.frame.select(pl.struct(pl.all()).is_first_distinct()).to_series()
-    found.find(again, "the line repeats an earlier one", "each of them counts: remove many", stops=False)
+    found.find(again, "the line repeats an earlier one", "each of them counts: remove copies of one event", stops=False)
 
 
 def _read_property(found: Examination, column: str, mapping: TableMapping) -> None:

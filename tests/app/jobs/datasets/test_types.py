@@ -82,6 +82,20 @@ def test_a_type_that_is_empty_or_no_name_is_to_be_translated(
     assert checked(capsys, table, "--types", "In den Warenkorb=cart,*=view")[0] == 0
 
 
+def test_what_names_empty_types_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(HEADER + "u,i,1,\nu,j,2,purchase\nu,k,3,own\n")
+    assert "name these, too: --types 'own=own,purchase=purchase,*=view'" in checked(capsys, table)[1]
+    types = {"own": "own", "purchase": "purchase", "*": "view"}
+    assert types_of(tmp_path, types, tmp_path / "cache") == ["view", "purchase", "own"]
+
+
+def test_a_type_that_is_named_is_no_misspelling_of_another(tmp_path: Path) -> None:
+    (tmp_path / "interactions.csv").write_text(HEADER + "u,i,1,Verkauf\n")
+    types = {"Kauf": "purchase", "Verkauf": "purchase"}  # on a day without the first
+    assert types_of(tmp_path, types, tmp_path / "cache") == ["purchase"]
+
+
 def test_a_column_that_may_have_types_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "bewegungen.csv"
     table.write_text("Kunde,ArtNr,Datum,Vorgang\n7,12/3,2025-12-24 18:30,Kauf\n")

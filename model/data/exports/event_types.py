@@ -1,0 +1,81 @@
+"""The types of events in a shop's table: their column, their translation, and those that training does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+import polars as pl
+
+from model.config import EVENT_WEIGHTS, NAME_PATTERN, NAME_RULE
+from model.data.exports.examination import Examination
+from model.data.exports.mapping import EVERY_OTHER, TableMapping, similar_columns
+from model.data.interactions import MAX_NAMED_TYPES, weight_options
+
+
+def find_types(found: Examination, mapping: TableMapping) -> None:
+    """Note that no column is mapped to the types of events, and that one may have them."""
+    own = similar_columns(("type",), found.frame.columns).get("type")
+    if own and own not in mapping.columns and "type" not in mapping.own_names(found.frame.columns):
+        found.note(f"every line is a click, and {own!r} may have types", f"map it: {mapping.option_with(type=own)}")
+
+
+def read_types(found: Examination, mapping: TableMapping) -> None:
+    """Translate the types as the mapping says, and find those that are none, or have no weight."""
+    if mapping.types:
+        _translate(found, mapping.types)
+    if "type" not in found.frame.columns:
+        return
+    cells = found.frame["type"].fill_null("")
+    is_name = cells.str.contains(rf"\A{NAME_PATTERN}\z") & ~cells.is_in([".", ".."])
+    found.find(cells == "", "type is empty", f"name these, too: --types '{_every_other(cells.filter(is_name))}'")
+    fix = f"use {NAME_RULE}; translate it with --types OWN=TYPE"
+    found.find(~is_name, "type is not a valid id", fix, column="type")
+
+
+def find_unknown_types(found: Examination) -> None:
+    """Find the types that need a weight for training."""
+    names = unknown_types(found)
+    if names:
+        found.find(
+            ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
+            f"type is none of {', '.join(EVENT_WEIGHTS)}",
+            f"translate what is one of these, such as --types '{names[0]}=purchase', and pass weights of the others "
+            f"for training, 0 to ignore a type: {weight_options(names[:MAX_NAMED_TYPES])}",
+            column="type",
+            stops=False,
+        )
+
+
+def unknown_types(found: Examination) -> list[str]:
+    """Return the types of readable lines that need a weight for training, the most frequent first."""
+    if "type" not in found.frame.columns:
+        return []
+    types = found.good["type"]
+    names: list[str] = types.filter(~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)["type"].to_list()
+    return names
+
+
+def _translate(found: Examination, types: Mapping[str, str]) -> None:
+    """Replace the table's own types of events by ours."""
+    if "type" not in found.frame.columns:
+        if EVERY_OTHER not in types:
+            fix = "map it with --columns OWN=type, or give all lines one type: --types '*=purchase'"
+            found.note("--types translates types, but the header has no type", fix, stops=True)
+            return
+        found.set_column("type", pl.repeat("", len(found.frame), eager=True))
+    cells = found.frame["type"].fill_null("")
+    named = {own: ours for own, ours in types.items() if own != EVERY_OTHER}
+    present = {one for one in cells.unique().to_list() if one}
+    for own in sorted(named.keys() - present):
+        close = get_close_matches(own, sorted(present - named.keys()), 1)
+        fix = f"did you mean {close[0]!r}?" if close else "compare --types with the table"
+        found.note(f"no line has the type {own!r}, which --types names", fix, stops=bool(close))
+    others = pl.repeat(types[EVERY_OTHER], len(cells), eager=True) if EVERY_OTHER in types else cells
+    found.set_column("type", cells.replace_strict(named, default=others, return_dtype=pl.String))
+
+
+def _every_other(types: pl.Series) -> str:
+    """Return a translation that keeps these types and names all other lines."""
+    kept = types.unique().sort().to_list()[:MAX_NAMED_TYPES]
+    return ",".join([*(f"{one}={one}" for one in kept), f"{EVERY_OTHER}=view"])
