@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from benchmarks.harness.service_process import free_port, wait_until_ready
 from clients.lisarec_client import visitor_in
 from storage.state.event import uuid7_time_us
 from tests.clients.conftest import HOW_TO, ROOT, Exchange, Front, Service
@@ -324,10 +324,9 @@ def test_nobody_is_followed_who_takes_no_cookies(shop: Shop, front: Front, conte
 def tutorial_url(service: Service, tmp_path: Path) -> Iterator[str]:
     """The shop of docs/tutorials/shop-page.md, as it stands there, with keys of its own and on a free port."""
     text = (ROOT / "docs" / "tutorials" / "shop-page.md").read_text()
-    scripts = dict(re.findall(r"^```(html|python)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    url = f"http://localhost:{port}"
+    found = re.findall(r"^```(html|python)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    scripts = dict(reversed(found))  # the first of each language is a whole file
+    url = f"http://localhost:{(port := free_port())}"
     (tmp_path / "page.html").write_text(scripts["html"])
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "clients"),
@@ -336,14 +335,13 @@ def tutorial_url(service: Service, tmp_path: Path) -> Iterator[str]:
         "BACKEND_KEY": service.add_key("recs:read"),
     }
     backend = subprocess.Popen(
-        [sys.executable, "-c", scripts["python"].replace("3000", port)],
+        [sys.executable, "-c", scripts["python"].replace("3000", str(port))],
         cwd=tmp_path,
         env=environment,
         stderr=subprocess.DEVNULL,
     )
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
-            assert client.get(f"http://127.0.0.1:{port}/").status_code == 200
+        wait_until_ready(f"http://127.0.0.1:{port}", backend, "/")
         yield url
     finally:
         backend.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from collections.abc import Callable
 import httpx
 from playwright._impl._driver import compute_driver_executable
 
+from benchmarks.harness.service_process import free_port, wait_until_ready
 from tests.clients.conftest import ROOT, Service
 
 NODE = compute_driver_executable()[0]  # the one that Playwright brings
@@ -53,18 +53,14 @@ def test_shell(service: Service, integration_script: Callable[[str], str]) -> No
 
 
 def test_node(service: Service, integration_script: Callable[[str], str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{(port := free_port())}"
     visitor = "visitor-01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
     event = {"event_id": "seen-before-login", "user_id": visitor, "item_id": "item-3"}
     assert service.ask("POST", "/v1/events", json=event).status_code == 200
     backend = subprocess.Popen([NODE, "-e", integration_script("js")], env=environment(service, PORT=str(port)))
     try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}",
-            transport=httpx.HTTPTransport(retries=20),
-            timeout=TIMEOUT_S,
-        ) as browser:
+        wait_until_ready(url, backend, "/recommendations")
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S) as browser:
             cookie = {"cookie": f"other=1; lisarec={visitor}"}
             items = browser.get("/recommendations", headers=cookie).json()
             assert len(items) == 3 or items == FALLBACK  # where 250 ms were too short

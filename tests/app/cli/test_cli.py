@@ -22,7 +22,7 @@ from app.cli.main import main
 from app.cli.options import StoreOptions, size_in_bytes
 from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings, problem_of_unknown_variables
-from benchmarks.harness.service_process import is_ready
+from benchmarks.harness.service_process import free_port, is_ready
 from model.data.readers import read_interactions
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -75,8 +75,7 @@ def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of ``lisarec serve`` on a fresh store."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     state = tmp_path_factory.mktemp("state")
     command = [sys.executable, "-m", "app", "serve", "--data-dir", str(state), "--port", port]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LISAREC_MODEL_DIR": str(model)}

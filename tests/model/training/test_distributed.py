@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.harness.service_process import free_port
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.config import Config
@@ -50,9 +50,7 @@ def alone(shop: Path, config: Config, silent: Make, tmp_path_factory: pytest.Tem
 
 def given(count: int) -> list[dict[str, str]]:
     """What torchrun adds to the environments of its processes."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     shared |= {"TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": str(ROOT)}
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
