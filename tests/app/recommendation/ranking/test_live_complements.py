@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,12 @@ def write_shop(directory: Path) -> Path:
 
 
 def assert_together(client: Client, expected: dict[str, dict[str, float]], tolerance: float = TOLERANCE) -> None:
+    """What goes with each item, in order, is as expected once the process has a catalogue with all items."""
     for item, complements in expected.items():
-        found = together(client, item)
-        assert found == pytest.approx(complements, rel=tolerance)
-        assert list(found.values()) == sorted(found.values(), reverse=True)
+        found_now, wanted = partial(together, client, item), pytest.approx(complements, rel=tolerance)
+        wait_until(partial(lambda found, wanted: found() == wanted, found_now, wanted), found_now)
+        found = [*found_now().values()]
+        assert found == sorted(found, reverse=True)
 
 
 def test_without_a_model_orders_count_as_training_would_count_them(begin: Begin) -> None:
