@@ -22,6 +22,8 @@ from app.cli.options import (
     ThreadsOption,
     UsersSampleOption,
     known_preset_or_mechanism,
+    place_of,
+    store_settings,
 )
 from app.jobs.reports.job_progress import announced
 from model.config import (
@@ -44,9 +46,13 @@ from model.config import (
     warm_training,
 )
 from model.config import preset as preset_of
+from storage.folders.place import ObjectUrl
 
 if TYPE_CHECKING:
+    from app.serving.model_registry import ModelRegistry
+    from model.artifact.model_directory import Artifact
     from model.evaluation.baselines import Baseline
+    from model.mechanisms.train import TrainedMechanism
 
 
 def _moment(text: str) -> datetime:
@@ -208,7 +214,7 @@ class RecipeOptions(LessWorkOptions):
 
 def train(
     source: DataOptions,
-    out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
+    out: Annotated[str, typer.Option(help="Model directory to write.", metavar="DIR|URL")],
     options: RecipeOptions,
     device: Annotated[Device, typer.Option(help="Device to train on.")] = "cpu",
     threads: ThreadsOption = DEFAULT_THREADS,
@@ -218,7 +224,6 @@ def train(
     """Train a model on a data directory, on an archive, or on a shop's event table."""
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact import model_directory
-    from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
     from model.training.distributed.processes import Processes
     from model.training.memory import Resources
@@ -229,6 +234,8 @@ def train(
     recipe = options.recipe()
     if memory is not None and isinstance(recipe, MechanismRecipe):
         raise typer.BadParameter("mechanisms need all events in memory; omit --memory")
+    name, models = _models_for(out)
+    model_dir = models.work / name
     data = source.directory()
     use_threads(threads)
     processes = Processes.joined()
@@ -242,16 +249,36 @@ def train(
         with TrainingProgress(recipe.training.epochs, recipe.training.patience, console) as progress:
             how: dict[str, Any] = {"resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
-                made = mechanisms.train(data, out, recipe, codes_from=options.codes_from, device=device, **how)
+                made = mechanisms.train(data, model_dir, recipe, codes_from=options.codes_from, device=device, **how)
             else:
                 how["resources"] = Resources(device, memory, processes)
                 if options.warm_from is None:
-                    made = train_model(data, out, recipe, **how)
+                    made = train_model(data, model_dir, recipe, **how)
                 else:
-                    made = train_warm(model_directory.load(options.warm_from), data, out, recipe, **how)
+                    made = train_warm(model_directory.load(options.warm_from), data, model_dir, recipe, **how)
     except KeyboardInterrupt:
         say("interrupted. To continue after the last complete epoch, run the same command with --resume")
         raise typer.Exit(130) from None
+    if processes.is_first:
+        models.publish(name)
+    _say_next(made, out, f"{source.data}{source.arguments()}")
+
+
+def _models_for(out: str) -> tuple[str, ModelRegistry]:
+    """Return the name of the model that is written to this place, and the registry that takes it."""
+    from app.serving.model_locations import models_at
+    from app.serving.model_registry import is_name
+
+    place = place_of(out)
+    if isinstance(place, ObjectUrl) and not (place.parent.name and is_name(place.name)):
+        raise typer.BadParameter(f"{out!r} does not name a model in a bucket; use a URL such as s3://shop/models/june")
+    return place.name, models_at(place.parent, store_settings())
+
+
+def _say_next(made: Artifact | TrainedMechanism, out: str, data: str) -> None:
+    """Print what was trained, and the command that uses it."""
+    from model.artifact.model_directory import Artifact
+
     if isinstance(made, Artifact):
         if lift := made.metrics.get("lift"):
             count = lift["followers"]
@@ -261,7 +288,7 @@ def train(
             )
         then = f"{len(made.items):,} items, generation {made.tag}. Next: 'lisarec serve --model {out}'"
     else:
-        then = f"generation {made.tag}. Next: 'lisarec evaluate --model {out} --data {source.data}{source.arguments()}'"
+        then = f"generation {made.tag}. Next: 'lisarec evaluate --model {out} --data {data}'"
     say(f"{out}: {then}")
 
 

@@ -6,11 +6,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
+
+import typer
+
+from storage.folders.place import SCHEMES
 
 
 def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command for Typer, with the fields of each group as its parameters."""
+    """Return the command for Typer, with the fields of each group as its parameters.
+
+    A bucket's URL for an option that takes a path is refused; else the command would make a folder named ``s3:``.
+    """
     parameters = inspect.signature(command, eval_str=True).parameters
     groups = {
         name: inspect.signature(kind, eval_str=True).parameters
@@ -20,6 +28,10 @@ def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
+        for name, value in given.items():
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path) and path.parts[:1] and path.parts[0].removesuffix(":") in SCHEMES:
+                    raise typer.BadParameter(f"{name.replace('_', '-')} is a path on this machine, not a bucket's URL")
         made = {name: parameters[name].annotation(**_pick(given, fields)) for name, fields in groups.items()}
         command(**{**_pick(given, parameters), **made})
 

@@ -135,3 +135,26 @@ def test_an_archive_in_a_bucket_is_read_as_one_in_a_directory(
             copied = read_interactions(local_copy(ObjectUrl(f"{url}{tenant}"), cache))
             assert copied.sha256 == read_interactions(tmp_path / "archive").sha256
     client.close()
+
+
+def test_a_model_is_trained_into_a_bucket(
+    s3: Callable[[], str], tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    shop, out = tmp_path / "shop", f"{s3()}/models/may"
+    shop.mkdir()
+    generate(shop, shoppers=30)
+    status, printed = command("train", "--data", shop, "--out", out, "--epochs", 1)
+    assert (status, f"lisarec serve --model {out}" in printed) == (0, True)
+    models = BucketModels(ObjectUrl(out).parent, tmp_path / "another-machine")
+    assert models.names() == ["may"]
+    assert f"generation {models.load('may').tag}" in printed
+
+
+def test_a_bucket_takes_no_model_without_a_name(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    status, printed = command("train", "--data", tmp_path, "--out", "s3://models")
+    assert (status, "s3://shop/models/june" in printed) == (2, True)
+
+
+def test_a_url_is_no_path(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    status, printed = command("evaluate", "--model", tmp_path, "--data", tmp_path, "--report", "s3://shop/report")
+    assert (status, "report is a path on this machine" in printed) == (2, True)
