@@ -156,7 +156,11 @@ def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bo
     folded = generation.empty()
     for event in log:
         fold_event(generation, folded, event)
-    stored = generation.decode_many([value])
-    fold = generation.decode_many([generation.encode(folded)])
-    same = all(np.array_equal(stored[name], fold[name]) for name in fold.dtype.names or () if name != "bins")
-    return same and np.allclose(generation.histograms(stored), generation.histograms(fold), rtol=1e-5, atol=1e-12)
+    return same_states(generation, [value], [generation.encode(folded)])
+
+
+def same_states(generation: Generation, values: list[bytes], others: list[bytes]) -> bool:
+    """Return whether the encoded states are equal in pairs, their histograms up to rounding."""
+    ones, twos = generation.decode_many(values), generation.decode_many(others)
+    same = all(np.array_equal(ones[name], twos[name]) for name in ones.dtype.names or () if name != "bins")
+    return same and np.allclose(generation.histograms(ones), generation.histograms(twos), rtol=1e-5, atol=1e-12)

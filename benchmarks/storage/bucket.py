@@ -1,7 +1,8 @@
-"""Archive into a bucket while archivers are killed, and measure the transfer rates to and from it.
+"""Archive into a bucket while archivers are killed, use the archive, and measure the transfer rates.
 
 Events are appended to Redis while archivers are killed at random moments after their start. Every tenth time, the S3
-server also stops responding for a while. At the end the archive must contain each acknowledged event once.
+server also stops responding for a while. At the end the archive must contain each acknowledged event once, and a model
+trained on it must give every user the same state in the served store and in one restored from a back-up.
 
     python -m benchmarks.storage.bucket --events 10000000 --kills 50
 """
@@ -28,6 +29,7 @@ from uuid_utils import uuid7
 
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
+from benchmarks.storage.archive_use import use_archive
 from benchmarks.storage.rebuild import ITEMS, NOW_US, random_generation
 from benchmarks.storage.s3_server import ROOT, S3Server
 from storage.archive.manifest import MANIFEST, Manifest
@@ -176,10 +178,11 @@ def main(
             reader.read(lambda snapshot: snapshot.holds("main", [("user-1", "no such event")]))
             console.print(f"{what}: {time.perf_counter() - begin_s:.3f} s")
             begin_s = time.perf_counter()
+        wrong += use_archive(server, archive, directory, url, events, users)
         local, bucket = LocalFolder(directory / "local"), ObjectFolder(server.url("rates"), directory / "rates")
         print_rates("directory", local)
         print_rates("bucket", bucket)
-    for line in wrong or ["each event is in the archive once"]:
+    for line in wrong[:20] or ["each event is in the archive once"]:
         console.print(line)
     if wrong:
         raise typer.Exit(1)
