@@ -46,6 +46,7 @@ LANES = 4
 FREEZE_EVERY = 10  # kills
 FREEZE_S = 3.0
 RETRY_AFTER_S = 0.05
+PROGRESS_EVERY_S = 30.0
 KILL_WITHIN_S = 8.0  # after an archiver has opened the archive
 PART = 64 << 20
 PARTS = 3
@@ -107,7 +108,13 @@ def kill_archivers(server: S3Server, archive: Folder, command: list[str], kills:
         process.wait()
         found = manifest_of(archive)
         committed += opened is not None and found is not None and found.positions != opened.positions
+        console.print(f"{kill} of {kills} archivers killed; {archived(found):,} events in the archive")
     return committed
+
+
+def archived(manifest: Manifest | None) -> int:
+    """Return the number of events in the archive."""
+    return 0 if manifest is None else sum(file.rows for file in manifest.files)
 
 
 def faults(archive: Folder, expected: int) -> list[str]:
@@ -148,7 +155,11 @@ def archive_and_kill(server: S3Server, directory: Path, url: str, events: int, k
     begin_s = time.perf_counter()
     appending.start()
     committed = kill_archivers(server, archive, [*command, "--every", "0", "--keep-tail", "0"], kills)
-    appending.join()
+    with subprocess.Popen([*command, "--every", "1", "--keep-tail", "0"], cwd=ROOT, stdout=subprocess.DEVNULL) as last:
+        while appending.is_alive():  # without an archiver, Redis would fill up
+            appending.join(PROGRESS_EVERY_S)
+            console.print(f"{archived(manifest_of(archive)):,} of {events:,} events in the archive")
+        last.kill()
     subprocess.run([*command, "--once", "--keep-tail", "0"], cwd=ROOT, check=True)
     console.print(
         f"{events:,} events, {kills} kills, {committed} of them after a commit, {kills // FREEZE_EVERY} times "
