@@ -34,7 +34,7 @@ class LimitOptions:
     ] = None
     new_users: Annotated[
         int | None,
-        typer.Option(min=0, help="New users per hour. Default: the tenant's quota, or half of it with --origin."),
+        typer.Option(min=0, help="New users per hour. Default: as many as the tenant, or its page keys together, may."),
     ] = None
 
 

@@ -56,6 +56,9 @@ percent-encoded, so the first "/" ends it.
   PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, with their trends as scores, as in :trends
   PREFIX:{items:TENANT}:order-clock     string  as in :trend-clock
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
+  PREFIX:{calls:KEY}                    hash    number of a minute -> cost of this API key's calls then; expires
+  PREFIX:{new-users:TENANT}             hash    number of an hour -> new users of the tenant then; expires
+  PREFIX:{new-users:TENANT}:pages       hash    the same for its page keys, and behind :key:KEY for one API key
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  expires once no process serves or builds the generation
@@ -166,6 +169,16 @@ def log_key(partition: str) -> str:
 def scratch_key(partition: str) -> str:
     """Return the key of the copy that replaces the log of a partition, PREFIX:{p17}."""
     return f"{partition}:scratch"
+
+
+def calls_key(prefix: str, api_key: str) -> str:
+    """Return the key of what an API key's calls cost."""
+    return f"{prefix}:{{calls:{api_key}}}"
+
+
+def new_users_key(prefix: str, tenant: str, part: str) -> str:
+    """Return the key of the number of a tenant's new users, or of this part of them."""
+    return f"{prefix}:{{new-users:{quote(tenant, safe='')}}}{part}"
 
 
 def states_of(tenant: str, tag: bytes) -> str:

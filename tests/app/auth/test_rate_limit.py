@@ -9,10 +9,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.errors import TooManyRequests
-from app.http.auth import rate_limit
+from app.errors import TooManyNewUsers, TooManyRequests
+from app.http.auth import quota_counters
 from app.http.auth.keys import add, make
+from app.http.auth.quota_counters import LocalCounters, Quota
 from app.http.auth.rate_limit import RateLimiter
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
@@ -21,8 +24,9 @@ from tests.waiting import PATIENCE_S
 
 
 def test_a_key_has_as_many_requests_as_it_says(
-    start: Callable[..., Client], tmp_path: Path, request: pytest.FixtureRequest
+    start: Callable[..., Client], tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)  # on a machine with other things to do
     few, few_key = make("main", ["recs:read"], requests_per_minute=5)
     many, many_key = make("main", ["recs:read"])
     add(tmp_path / "keys", few_key)
@@ -52,9 +56,10 @@ def test_processes_on_a_cluster_count_together(
     password = redis_users().password
     (tmp_path / "password").write_text(password)
     by_file = f"{running_cluster().url.replace(f':{password}@', '@')}?password_file={tmp_path / 'password'}"
-    monkeypatch.setattr(rate_limit, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
+    monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)  # on a machine with other things to do
     _, key = make("main", ["recs:read"], requests_per_minute=5)
     _, other = make("main", ["recs:read"], requests_per_minute=5)
+    _, page = make(f"tenant-{key.id}", ["events:write"], ["https://shop.example"], new_users_per_hour=6)
 
     async def law() -> None:
         processes = [RateLimiter(url, "lisarec") for _ in range(2)]
@@ -65,6 +70,11 @@ def test_processes_on_a_cluster_count_together(
                 with pytest.raises(TooManyRequests):
                     await process.count(key)
                 await process.count(other)
+            for n in range(3):
+                await processes[n % 2].count_new_users(page, tenant_quota=6, count=1)
+            for process in processes:
+                with pytest.raises(TooManyNewUsers, match="all page keys"):
+                    await process.count_new_users(page, tenant_quota=6, count=1)
         finally:
             for process in processes:
                 await process.close()
@@ -108,7 +118,7 @@ def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_a
             begin_s = time.monotonic()
             for _ in range(100):
                 assert not await is_counted_together(processes)
-            assert time.monotonic() - begin_s < 100 * rate_limit.REDIS_TIMEOUT_S
+            assert time.monotonic() - begin_s < 100 * quota_counters.REDIS_TIMEOUT_S
             redis_server.thaw()
             await wait_until_counted_together(processes)
         finally:
@@ -122,3 +132,27 @@ def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_a
             await asyncio.sleep(0.01)
 
     asyncio.run(law())
+
+
+@given(st.lists(st.tuples(st.floats(0, 90), st.integers(1, 5), st.booleans()), max_size=60))
+def test_no_window_has_twice_the_limit_and_a_refusal_says_when_to_come_back(
+    calls: list[tuple[float, int, bool]],
+) -> None:
+    one, both, limit, window_s = Quota("one", 7), Quota("both", 5), 5, 60
+    counters, now_s, spent = LocalCounters(), 1_800_000_000.0, list[tuple[float, int]]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: now_s)
+        for gap_s, cost, is_of_one in calls:
+            now_s += gap_s
+            quotas = [one, both] if is_of_one else [both]
+            refusal = counters.spend(quotas, cost, window_s)
+            if refusal is not None:
+                assert 1 <= refusal.wait_s <= window_s
+                if refusal.wait_s < window_s and quotas[refusal.place] == both:
+                    now_s += refusal.wait_s
+                    refusal = counters.spend([both], cost, window_s)
+                    assert refusal is None
+            if refusal is None:
+                spent.append((now_s, cost))
+            recent = [cost for at_s, cost in spent if at_s > now_s - window_s]
+            assert sum(recent) <= 2 * limit

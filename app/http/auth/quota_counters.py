@@ -1,0 +1,99 @@
+"""Counters of sliding windows, in the store's Redis or in one process. A cost is spent from all quotas, or from none.
+
+The count of a sliding window is that of the current fixed window and a share of the previous one, as if the latter had
+been used evenly. Whatever the order of requests, no window of that length has more than twice the limit.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Argument, Command, ReplicaAcks, storage_error
+from storage.redis.scripts.quotas import SPEND
+
+REDIS_TIMEOUT_S = 0.25  # a slower Redis must not slow down every request
+
+
+class Quota(NamedTuple):
+    """The limit of a counter, by the counter's key in Redis."""
+
+    key: str
+    limit: int
+
+
+class Refusal(NamedTuple):
+    """The place of the first quota that lacks the cost, and the seconds until it has it, at most one window."""
+
+    place: int
+    wait_s: int
+
+
+class SharedCounters:
+    """Counters in Redis, of all processes together. The keys of quotas that are spent together share a hash tag.
+
+    A node that hangs delays only the requests that detect it; then its counters fail at once until it responds.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raise ValueError if the URL, or a file that it names, cannot be used."""
+        timeout_s = REDIS_TIMEOUT_S
+        self._servers = RedisServers(url, connect_timeout_s=timeout_s, socket_timeout_s=timeout_s, acks=ReplicaAcks())
+        self._timeout_s = 2 * timeout_s  # to connect and to call
+
+    async def spend(self, quotas: Sequence[Quota], cost: int, window_s: int) -> Refusal | None:
+        """Spend the cost from all quotas, or return the first that lacks it; raises StorageError, TimeoutError."""
+        keys = [quota.key for quota in quotas]
+        args: list[Argument] = [1000 * window_s, cost, *(quota.limit for quota in quotas)]
+        async with asyncio.timeout(self._timeout_s):
+            await self._servers.connect()
+            (reply,) = await self._servers.execute_all([SPEND.command(keys, args)])
+            if isinstance(reply, NoScriptError):
+                reply = await self._servers.execute(Command(keys[0], ("EVAL", SPEND.text, len(keys), *keys, *args)))
+        if isinstance(reply, Exception):
+            raise storage_error(reply) from reply
+        if reply == 0:
+            return None
+        place, previous, current, rest_ms = reply
+        return Refusal(place - 1, _wait_s(previous, current, rest_ms / 1000, window_s, quotas[place - 1].limit - cost))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._servers.close()
+
+
+class LocalCounters:
+    """Counters of this process."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[int, int]] = {}  # key -> number of a window -> what was spent in it
+
+    def spend(self, quotas: Sequence[Quota], cost: int, window_s: int) -> Refusal | None:
+        """Spend the cost from all quotas, or return the first that lacks it."""
+        now_s = time.time()
+        window, rest_s = int(now_s // window_s), window_s - now_s % window_s
+        spent = {
+            quota.key: {number: self._counts.get(quota.key, {}).get(number, 0) for number in (window - 1, window)}
+            for quota in quotas
+        }
+        for place, (key, limit) in enumerate(quotas):
+            previous, current = spent[key].values()
+            if math.ceil(previous * rest_s / window_s) + current + cost > limit:
+                return Refusal(place, _wait_s(previous, current, rest_s, window_s, limit - cost))
+        for counts in spent.values():
+            counts[window] += cost
+        self._counts |= spent
+        return None
+
+
+def _wait_s(previous: int, current: int, rest_s: float, window_s: int, most: int) -> int:
+    """Return the seconds until at most so much is spent, at least 1 and at most one window."""
+    if current <= most:  # when less of the previous window counts
+        wait_s = rest_s - window_s * (most - current) / previous
+    else:  # when this window is the previous one, and less of it counts
+        wait_s = rest_s + window_s - window_s * max(0, most) / max(1, current)
+    return min(window_s, max(1, math.ceil(wait_s)))
