@@ -22,6 +22,7 @@ from app.schemas.recommendations import RecommendationRequest
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.app.support import assert_refused, item_ids, recommend
 from tests.storage.redis.servers import new_server
+from tests.waiting import PATIENCE_S
 
 NEWEST = 6
 
@@ -118,7 +119,7 @@ class TestOthers:
             params = {"exclude_seen": "all", "k": "60"}
             slow = [asyncio.ensure_future(get("/v1/users/ada/recommendations", params=params)) for _ in range(5)]
             await asyncio.sleep(0)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 assert (await get("/v1/users/ada/recommendations")).json()["source"] != "popular"
             assert not any(task.done() for task in slow)
             may_read.set()

@@ -376,7 +376,7 @@ class TestLoss:
                         await append_all(service, 2, 3)
                 async with opened(any_server, None) as command:
                     await command.repair(accept_loss=True)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE_S):
                     while True:
                         try:
                             await append_all(service, 1, 3)

@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 from tests.storage.oracles.random_events import click, make_generation
+from tests.waiting import until
 
 GENERATION = make_generation()
 SECRET = b"SECRET-"
@@ -38,12 +39,6 @@ def secret_events(count: int) -> list[Event]:
 
 def log_bytes(directory: Path) -> int:
     return (directory / f"{FILE_NAME}-wal").stat().st_size
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_erasing_beside_a_reader_of_another_program_holds_nobody_up(tmp_path: Path) -> None:

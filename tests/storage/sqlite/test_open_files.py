@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StorageUnavailable
-from storage.sqlite.connections.open_files import PARTS
+from storage.sqlite.connections.checkpoints import TURN_S
+from storage.sqlite.connections.open_files import PARTS, OpenFiles
 from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.store import MAX_WAITING_EVENTS, SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 GENERATION = make_generation()
 
@@ -48,7 +49,7 @@ DAMAGES = [remove, remove_log, remove_index, replace, move_away]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_within_a_second(
+def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_at_once(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     directory = tmp_path / "state"
@@ -60,9 +61,7 @@ def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_within_a_secon
         damage(directory)
         with pytest.raises(StorageUnavailable, match=r"cannot be found|was replaced"):
             await store.append("main", [click("into the void")])
-        async with asyncio.timeout(10):
-            while store.failure is None:
-                await asyncio.sleep(0.01)
+        assert store.failure is not None
         with pytest.raises(StorageUnavailable):
             await store.states("main", ["u"], GENERATION)
         await store.close()
@@ -70,13 +69,26 @@ def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_within_a_secon
     asyncio.run(law())
 
 
-def test_it_is_noticed_without_any_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_it_is_noticed_within_a_second_without_any_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    """By the first check that begins afterwards; between two checks there is at most half a second."""
+    assert TURN_S <= 0.5
+    directory, passed, check = tmp_path / "state", list[bool](), OpenFiles.check
+
+    def noted_check(files: OpenFiles) -> None:
+        check(files)
+        passed.append(files.failure is None)
+
+    monkeypatch.setattr(OpenFiles, "check", noted_check)
+
     async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        remove(tmp_path)
-        async with asyncio.timeout(10):
-            while store.failure is None:
-                await asyncio.sleep(0.01)
+        store = await SQLiteStore.open(directory, [GENERATION])
+        damage(directory)
+        before = len(passed)
+        await until(lambda: store.failure is not None)
+        assert sum(passed[before:]) <= 1  # one that had begun before
         await store.close()
 
     asyncio.run(law())
@@ -116,16 +128,14 @@ def test_every_acknowledged_event_is_in_the_file_when_it_is_put_back(tmp_path: P
             await asyncio.sleep(0.02)
             before = refused
             directory.rename(elsewhere)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while refused == before and not posting.done():
                     await asyncio.sleep(0.001)
             os.rename(elsewhere, directory)
         await posting
         assert refused
         assert acknowledged
-        async with asyncio.timeout(10):
-            while store.failure is not None:
-                await asyncio.sleep(0.01)
+        await until(lambda: store.failure is None)
         logged = {entry.record.entry_id for entry in await store.events("main", "u", limit=1000)}
         assert logged.issuperset(acknowledged)
         await store.close()
