@@ -105,6 +105,31 @@ def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, monkeyp
     asyncio.run(law())
 
 
+def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No checkpoint can restart the log while a transaction reads what there was before it."""
+    most = 1 << 20
+    monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
+    monkeypatch.setattr(storage.sqlite.connections.checkpoints, "TURN_S", 0.02)
+    monkeypatch.setattr(storage.sqlite.connections.checkpoints, "WARN_AFTER_TURNS", 2)
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        await store.append("main", [click("first")])
+        with reader(tmp_path):
+            batch = 0
+            while log_bytes(tmp_path) < 3 * most:
+                await store.append("main", [click(f"e{batch}-{n}", f"u{n}") for n in range(100)])
+                batch += 1
+            await until(lambda: "a long read of another program delays emptying" in caplog.text)
+            assert log_bytes(tmp_path) >= 3 * most
+        await until(lambda: log_bytes(tmp_path) <= most)
+        await store.close()
+
+    asyncio.run(law())
+
+
 class TestErasingInSteps:
     def test_events_of_whoever_is_being_erased_are_refused_and_no_others(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
