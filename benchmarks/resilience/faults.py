@@ -117,11 +117,12 @@ def run_failover(
 @cli.command(name="hang")
 def run_hang(
     model: ModelOption,
-    seconds: Annotated[float, typer.Option(help="Of each phase: before, meanwhile, after.")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="Of each phase, in which all nodes answer or one hangs.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Of both phases; their medians count.")] = 3,
     seed: SeedOption = SEED,
 ) -> None:
     """Stop a node of a Redis cluster with SIGSTOP: users of the other nodes are answered as before."""
-    if misses := asyncio.run(hang(model, seconds, seed)):
+    if misses := asyncio.run(hang(model, seconds, seed, turns)):
         console.print(*misses, sep="\n")
         raise typer.Exit(1)
 

@@ -27,6 +27,7 @@ from benchmarks.resilience import degradations
 from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.resilience.environment import StoreKind
 from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_hang, run_kills, run_power
+from benchmarks.resilience.hung_node import Answers, Phase, misses
 from tests.benchmarks.support import require_servers
 from tests.waiting import until
 
@@ -109,8 +110,29 @@ class TestPrimariesOfAClusterAreKilled:
 
 def test_users_of_other_nodes_do_not_wait_for_one_that_hangs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_servers()
-    run_hang(model, seconds=3.0)
-    assert "one of three hangs: events of that node" in capsys.readouterr().out
+    run_hang(model, seconds=1.0)
+    printed = capsys.readouterr().out
+    assert "one of three hangs: events of that node" in printed
+    assert re.search(r"events of users of other nodes: p50 .* ms, of at most .* ms", printed)
+
+
+@pytest.mark.parametrize(
+    ("quiet_ms", "hung_ms", "answer", "is_missed"),
+    [
+        ([3, 3, 3], [26, 26, 26], "200", False),
+        ([3, 3, 3], [27, 27, 27], "200", True),  # more than twice as long and 20 ms
+        ([3, 3, 3], [4, 900, 4], "200", False),  # the machine did something else for a moment
+        ([3, 3, 3], [4, 900, 900], "200", True),
+        ([3, 3, 3], [4, 4, 4], "503 storage_unavailable", True),
+    ],
+)
+def test_the_bench_notices_who_waits_for_a_hung_node(
+    quiet_ms: list[float], hung_ms: list[float], answer: str, is_missed: bool
+) -> None:
+    def phases(medians_ms: list[float], answer: str) -> list[Phase]:
+        return [{"events": Answers(Counter({answer: 3}), [ms / 2, ms, 9_000.0])} for ms in medians_ms]
+
+    assert bool(misses(phases(quiet_ms, "200"), phases(hung_ms, answer))) is is_missed
 
 
 @pytest.mark.parametrize(
