@@ -78,7 +78,7 @@ class Disruptions:
         self._archiver = archiver
         self._seed = seed
         self._rng = random.Random(seed)
-        self._tried: Counter[str] = Counter()
+        self._tried: Counter[str] = Counter()  # since the time is over
         self._running: Counter[str] = Counter()
         self._deck: list[str] = []
         self._apps = [asyncio.Lock() for _ in environment.apps]
@@ -122,7 +122,6 @@ class Disruptions:
 
     async def _lane(self, rng: random.Random, is_over: Callable[[], bool]) -> None:
         while (kind := self._next_kind(is_over())) is not None:
-            self._tried[kind] += 1
             self._running[kind] += 1
             has_happened = await self._kinds[kind](rng)
             self.injected[kind] += has_happened  # another lane may have added one meanwhile
@@ -137,7 +136,10 @@ class Disruptions:
         if is_over:
             attempts = 1 if self._running.total() else ATTEMPTS
             left = [kind for kind in self.missing if self._tried[kind] < attempts and not self._running[kind]]
-            return self._rng.choice(left) if left else None
+            if not left:
+                return None
+            self._tried[kind := self._rng.choice(left)] += 1
+            return kind
         if not self._deck:
             self._deck = self._rng.sample(list(self._kinds), len(self._kinds))
         return self._deck.pop()

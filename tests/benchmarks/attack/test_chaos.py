@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import permutations
+from itertools import count, permutations
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.attack.chaos import disruptions, store_disruptions, workload
-from benchmarks.attack.chaos.disruptions import kinds_of
+from benchmarks.attack.chaos.correction_gate import CorrectionGate
+from benchmarks.attack.chaos.disruptions import Disruptions, kinds_of
 from benchmarks.attack.chaos.elle import violations, write_history
-from benchmarks.attack.chaos.environment import ChaosStore
+from benchmarks.attack.chaos.environment import ChaosEnvironment, ChaosStore
 from benchmarks.attack.chaos.operations import AcceptedLoss, Operation, OperationKind, OperationLog, Outcome
+from benchmarks.attack.chaos.operator_calls import Operator
 from benchmarks.attack.chaos.run import ChaosSettings, chaos, list_operations
 from benchmarks.attack.chaos.verdict import judge
 from benchmarks.harness.ledger import TENANT
+from benchmarks.harness.supervised_process import SupervisedProcess
 from storage.records import FoldedState
 from storage.sqlite.store import SQLiteStore
 from storage.state.fold import fold_event
@@ -295,6 +300,36 @@ def test_everything_happens_and_nothing_acknowledged_is_lost_doubled_or_wrong(
     assert list_operations(report.workload) != []
     if "loss accepted" in KINDS[store]:
         assert report.verdict.restored > 0  # what the archive had of an accepted loss
+
+
+def test_what_others_prevented_all_the_time_is_tried_again_when_nothing_else_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reproduction: in twenty minutes on Redis no `repair` ended before a disruption, and none came later."""
+    monkeypatch.setattr(disruptions, "PAUSE_S", (0.0, 0.0))
+    often, tries = 10 * disruptions.ATTEMPTS, count(1)
+
+    async def law() -> Counter[str]:
+        environment, archiver = (
+            ChaosEnvironment("sqlite", [], tmp_path),
+            SupervisedProcess("archiver", os.getpid, ready),
+        )
+        run = Disruptions(environment, archiver, CorrectionGate(), 3, ["store repaired"])
+        is_over = False
+
+        async def repair(_: Operator, name: str) -> bool:
+            nonlocal is_over
+            was_over, is_over = is_over, next(tries) >= often
+            return was_over
+
+        monkeypatch.setattr(Operator, "command", repair)
+        await run.run(lambda: is_over)
+        return run.injected
+
+    async def ready() -> bool:
+        return True
+
+    assert asyncio.run(law()) == {"store repaired": 1}
 
 
 class TestTheRunNotices:
