@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,29 +23,41 @@ import psutil
 
 from app.http.auth import keys, seal_keys
 from app.http.auth.keys import SCOPES
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from app.schemas.events import MAX_EVENTS
+from app.settings import StoreSettings
 from benchmarks.attack.costly_calls import ARMS, LONG_LOG, LONG_USER, SHORT_HISTORY, Call
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
+from storage.archive.manifest import MANIFEST, Manifest
 
 Store = Literal["sqlite", "redis"]
 
 USERS = 64
+ARCHIVER_TURNS = 6
 REDIS_NAMES = "redis-server", "valkey-server"
 TENANT, OTHER_TENANT = "main", "books"
 RATE = 10_000_000  # a minute, which refuses nothing: keys without a rate are not charged, and cost less
+WINDOW_S, IDLE_SHARE = 0.25, 0.1  # of a processor, in such a time: a service that takes less is idle
+SETTLED_WITHIN_S = 300.0
 KEYS = {"plain": TENANT, "neighbour": TENANT, "stranger": OTHER_TENANT}
 """The tenant of each key: `neighbour` is of the same tenant as `plain`, `stranger` of another one."""
 
 
 @dataclass(frozen=True)
 class AttackedService:
-    """A running service, its processes, and its keys by name."""
+    """A running service.
+
+    processes  its own, and Redis's where that is its store
+    keys       by name
+    settings   of its store and archive
+    """
 
     port: int
-    processes: Sequence[psutil.Process]  # its own, and Redis's where that is its store
+    processes: Sequence[psutil.Process]
     keys: Mapping[str, str]
+    settings: StoreSettings
 
     @property
     def url(self) -> str:
@@ -51,12 +65,19 @@ class AttackedService:
         return f"http://127.0.0.1:{self.port}"
 
     def cpu_s(self) -> float:
-        """Return the processor time that the threads of the service and its store have taken so far.
+        """Return the processor time that the service and its store have taken so far, to the nanosecond."""
+        return sum(time.clock_gettime(_cpu_clock(process.pid)) for process in self.processes)
 
-        The kernel tells it to the nanosecond; of whole processes it tells hundredths of a second.
-        """
-        tasks = [task for process in self.processes for task in Path(f"/proc/{process.pid}/task").iterdir()]
-        return sum(map(_cpu_s_of, tasks))
+    def settle(self) -> None:
+        """Wait until the service and its store have nothing left to do but to poll; TimeoutError if that never ends."""
+        give_up_at_s = time.monotonic() + SETTLED_WITHIN_S
+        spent_s = math.inf
+        while spent_s > IDLE_SHARE * WINDOW_S:
+            if time.monotonic() > give_up_at_s:
+                raise TimeoutError(f"the service still takes {spent_s / WINDOW_S:.0%} of a processor")
+            before_s = self.cpu_s()
+            time.sleep(WINDOW_S)
+            spent_s = self.cpu_s() - before_s
 
     def post(self, key: str, events: Sequence[tuple[str, str, str]], kind: str = "click") -> None:
         """Post events of one type: their ids, users and items."""
@@ -76,16 +97,27 @@ class AttackedService:
         answer = httpx.post(f"{self.url}/v1/portable/events", json={"events": events}, headers=headers, timeout=60)
         return str(answer.raise_for_status().json()["state"])
 
-    def fill_log(self, user_id: str, events: int, items: int) -> None:
+    def fill_log(self, user_id: str, events: int, items: int, first: int = 0) -> None:
         """Give a user of the key `plain` so many events, whose ids are the user's and a number."""
-        self.post("plain", [(f"{user_id}-{n}", user_id, item_id(n * 7 % items)) for n in range(events)])
+        numbers = range(first, first + events)
+        self.post("plain", [(f"{user_id}-{n}", user_id, item_id(n * 7 % items)) for n in numbers])
+
+    def archive_log(self, user_id: str, events: int, items: int) -> int:
+        """Give a user of the key `plain` about so many events, archive all logs, and return the number of files.
+
+        Each turn archives a quarter of what the one before did, since the archiver would merge files of like sizes.
+        """
+        for turn in range(ARCHIVER_TURNS):
+            rest = events // 4**turn
+            self.fill_log(user_id, rest - rest // 4, items, events - rest)
+            run_archiver(self.settings, ArchiverPlan(None, 0.0, None), lambda _: None, ArchiverMetrics())
+        manifest = Manifest.from_json((Path(str(self.settings.archive_dir)) / MANIFEST).read_text(encoding="utf-8"))
+        return sum(file.tenant == TENANT for file in manifest.files)
 
 
-def _cpu_s_of(task: Path) -> float:
-    try:
-        return int((task / "schedstat").read_text().split()[0]) / 1e9
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # it has ended meanwhile
+def _cpu_clock(pid: int) -> int:
+    """Return the id of a process's CPU clock, made as clock_getcpuclockid(3) makes it on Linux."""
+    return ~pid << 3 | 2
 
 
 class Connection:
@@ -140,16 +172,18 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
         seal_keys.rotate(Path(directory) / "seal_keys")
         environment |= {"LISAREC_SEAL_KEYS_FILE": f"{directory}/seal_keys"}
         command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT]), "--port", str(free_port())]
-        command += ["--keys", f"{directory}/keys"]
+        settings = StoreSettings(data_dir=Path(directory) / "state", archive_dir=Path(directory) / "archive")
+        command += ["--keys", f"{directory}/keys", "--archive-dir", str(settings.archive_dir)]
         processes = []
         if store == "redis":
-            command += ["--redis-url", stack.enter_context(redis_server(Path(directory)))]
+            settings = settings.model_copy(update={"redis_url": stack.enter_context(redis_server(Path(directory)))})
+            command += ["--redis-url", str(settings.redis_url)]
             processes = [one for one in psutil.Process().children(recursive=True) if one.name() in REDIS_NAMES]
         else:
-            command += ["--data-dir", f"{directory}/state"]
+            command += ["--data-dir", str(settings.data_dir)]
         service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            attacked = AttackedService(int(command[7]), [psutil.Process(service.pid), *processes], texts)
+            attacked = AttackedService(int(command[7]), [psutil.Process(service.pid), *processes], texts, settings)
             wait_until_ready(attacked.url, service)
             for name in ("plain", "stranger"):
                 _post_histories(attacked, name, items)
