@@ -13,6 +13,7 @@ from benchmarks.attack.costly_calls import (
     LONG_USER,
     SHORT_HISTORY,
     Call,
+    operations,
     other_reads,
     plain,
     recommendations,
@@ -21,7 +22,24 @@ from benchmarks.attack.costly_calls import (
 
 MEMBERS = 8  # users whom visitors are merged into
 NOTHING = "nothing"  # is sent by clients that only take processor time: what the others do beyond that is the service's
-ONE_CALL = "plain", "candidates", "history", "together", "exclude_seen", "search", "log", "events", "items"
+ONE_CALL = {
+    "plain",
+    "candidates",
+    "history",
+    "together",
+    "filter",
+    "boost by expressions",
+    "exclude_seen",
+    "repeat",
+    "search",
+    "personal search",
+    "log",
+    "events",
+    "items",
+    "properties",
+    "vectors",
+    "activate",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,7 @@ class Attack:
 def attacks(item_ids: Sequence[str], categories: Sequence[str]) -> list[Attack]:
     """Return all attacks."""
     calls = [plain(), *recommendations(item_ids, categories), *other_reads(item_ids, categories), *writes(item_ids)]
+    calls += operations()
     of_one_call = [_again_and_again(call) for call in calls if call.name in ONE_CALL or call.name.startswith("batch")]
 
     def post_many(user: str) -> Call:

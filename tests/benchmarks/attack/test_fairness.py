@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -10,28 +11,69 @@ import typer
 
 from benchmarks.attack import fairness
 from benchmarks.attack.attacked_service import Store
-from benchmarks.attack.attacks import attacks
+from benchmarks.attack.attacks import ONE_CALL, Attack, attacks
+from benchmarks.attack.costly_calls import Call
+from benchmarks.attack.fairness import Fairness, Waited
 from tests.app.conftest import item_id, write_model
 from tests.benchmarks.support import require_servers
 
+FAIR = Fairness(
+    quiet=[Waited([4.0] * 100, [2.0] * 100)] * 3,
+    during=[Waited([28.0] * 100, [24.0] * 100)] * 3,
+    after=[Waited([28.0] * 100, [99.0] * 100)] * 3,
+)
+
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_every_attack_is_made_while_the_plain_user_is_answered(
+def test_every_attack_is_made_while_the_plain_user_waits_for_little_of_its_work(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_servers()
     monkeypatch.setattr(fairness, "ATTACKERS", ["stranger"])
     monkeypatch.setattr(fairness, "MAX_MORE_MS", inf)  # how long it waits in a moment says more about the machine
-    fairness.main(write_model(tmp_path / "tiny"), items=2_000, store=store, seconds=0.2, rounds=1, connections=4)
+    fairness.main(write_model(tmp_path / "tiny"), items=2_000, store=store, seconds=0.2, rounds=1, connections=8)
     printed = capsys.readouterr().out
     for attack in attacks([item_id(0)], ["tea"]):
         assert f"{attack.name}, by a stranger" in printed
-    assert {"undo", "merge", "erase", "items", "events", "batch of 100: plain"} <= {
+    assert {*ONE_CALL, "undo", "merge", "erase", "batch of 100: plain"} <= {
         attack.name for attack in attacks([item_id(0)], ["tea"])
     }
 
 
-def test_a_plain_user_who_waits_too_long_fails_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fairness, "MAX_MORE_MS", -inf)
+@pytest.mark.parametrize(("law", "name"), [("MAX_MORE_MS", "too long"), ("MAX_MORE_WORK_MS", "too much work")])
+def test_a_plain_user_who_waits_too_long_fails_the_benchmark(
+    law: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fairness, "MAX_MORE_MS", inf)
+    monkeypatch.setattr(fairness, law, -inf)
     with pytest.raises(typer.Exit):
         fairness.main(write_model(tmp_path / "tiny"), items=2_000, seconds=0.2, rounds=1, connections=1, only=["plain"])
+    assert name in capsys.readouterr().out
+
+
+def test_an_attack_that_is_refused_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Attack("wrong", lambda _: [Call("", "GET", "/v1/nothing")])
+    monkeypatch.setattr(fairness, "attacks", lambda *_: [wrong])
+    with pytest.raises(RuntimeError, match="wrong"):
+        fairness.main(write_model(tmp_path / "tiny"), items=2_000, seconds=0.2, rounds=1, connections=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "broken"),
+    [
+        (FAIR, []),
+        (replace(FAIR, during=[Waited([28.1] * 100, [24.0] * 100)] * 3), ["waits too long"]),
+        (replace(FAIR, during=[Waited([4.0] * 98 + [99.0] * 2, [2.0] * 100)] * 3), ["waits too long"]),
+        (replace(FAIR, after=[Waited([28.1] * 100, [2.0] * 100)] * 3), ["waits too long afterwards"]),
+        (replace(FAIR, during=[Waited([28.0] * 100, [24.1] * 100)] * 3), ["waits for too much work"]),
+        (replace(FAIR, during=[*FAIR.during, replace(FAIR.during[0], refused=1)]), ["is refused"]),
+        (replace(FAIR, after=[*FAIR.after, replace(FAIR.after[0], refused=1)]), ["is refused"]),
+        (replace(FAIR, during=[*FAIR.during[:2], Waited([99.0] * 100, [99.0] * 100)]), []),  # the median of three
+        (
+            replace(FAIR, during=[FAIR.during[0], *[Waited([99.0] * 100, [99.0] * 100)] * 2]),
+            ["waits too long", "waits for too much work"],
+        ),
+    ],
+)
+def test_the_median_of_the_rounds_has_to_be_fair(found: Fairness, broken: list[str]) -> None:
+    assert found.broken() == broken
