@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -37,12 +37,14 @@ BOUND = 4.0  # at least twice what was measured, since processor time varies
 USER = "user-1"
 LONG_USER = "user-long"
 UNDONE_USER = "user-undone"
+ARCHIVED_USER = "user-archived"
 LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
 OPERATIONS = " || ".join(f"size(item.categories) > {n}" for n in range(31))  # as many as an expression may have
 EXPRESSIONS: Mapping[str, Mapping[str, Any]] = {
     "filter": {"filter": f"params.n >= 0.0 && ({OPERATIONS})"},
+    "debug": {"filter": f"params.n >= 0.0 && ({OPERATIONS})", "debug": True},
     "short filter": {"filter": 'params.n >= 0.0 && "a" in item.categories'},
     "boost by expressions": {
         "boost": [f"params.n < -{n}.5 || {OPERATIONS} ? 0.7 : 0.0" for n in range(MAX_BOOST_EXPRESSIONS)]
@@ -52,7 +54,7 @@ EXPRESSIONS: Mapping[str, Mapping[str, Any]] = {
 ARMS = "arm-1", "arm-2"  # copies of the model
 PROPERTIES = [f"p{number}" for number in range(MAX_PROPERTIES)]
 SHORT_HISTORY = 30  # entries of USER and others
-LOG_LENGTHS = {LONG_USER: LONG_LOG, USER: SHORT_HISTORY}
+LOG_LENGTHS = {LONG_USER: LONG_LOG, ARCHIVED_USER: LONG_LOG, USER: SHORT_HISTORY}
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,16 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
     ]
 
 
+def archived_reads(files: int) -> list[Call]:
+    """Return calls that read the log of ARCHIVED_USER, which is in so many files of the archive."""
+    from_files = cost.archive_charge(files) - 1
+    page = Call("log", "GET", f"/v1/users/{ARCHIVED_USER}/events?limit={MAX_K}", charge=1 + MAX_K // cost.LOGGED_EVENTS)
+    seen = _post("exclude_seen", {"user_id": ARCHIVED_USER, "exclude_seen": "all"})
+    again = _post("repeat", {"user_id": ARCHIVED_USER, "mode": "repeat", "k": MAX_K})
+    calls = page, seen, again
+    return [replace(call, name=f"archived {call.name}", charge=call.charge + from_files) for call in calls]
+
+
 def writes(item_ids: Sequence[str]) -> list[Call]:
     """Return the costliest calls that write events and items, in bodies of nearly as many bytes as a body may have."""
 
@@ -351,15 +363,15 @@ def _scenarios() -> list[Call]:
     ]
 
 
+def endpoint_of(call: Call, paths: Iterable[str]) -> str:
+    """Return the method and the template of a call's path, which is one of an OpenAPI document's paths."""
+    path = call.path.partition("?")[0]
+    found = [one for one in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", one), path)]
+    return f"{call.method} {min(found, key=lambda one: one.count('{'), default=path)}"
+
+
 def unmeasured(paths: Mapping[str, Mapping[str, Any]], calls: Sequence[Call]) -> list[str]:
-    """Return the operations of an OpenAPI document's paths that none of the calls is of."""
-    patterns = {path: re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in paths}
-
-    def operation(call: Call) -> str:
-        path = call.path.partition("?")[0]
-        found = [one for one, pattern in patterns.items() if pattern.fullmatch(path)]
-        return f"{call.method} {min(found, key=lambda one: one.count('{'), default=path)}"
-
-    measured = {operation(call) for call in calls}
+    """Return the endpoints of an OpenAPI document's paths that none of the calls is of."""
+    measured = {endpoint_of(call, paths) for call in calls}
     documented = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     return [one for one in documented if one not in measured]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
+from app.main import create_app
+from app.settings import Settings
 from benchmarks.attack import amplification, attacked_service, costly_calls
 from benchmarks.attack.attacked_service import Store
-from tests.app.conftest import write_model
+from benchmarks.attack.costly_calls import endpoint_of, unmeasured
+from tests.app.conftest import item_id, write_model
 from tests.benchmarks.support import require_servers
 
 
@@ -35,8 +39,10 @@ def test_every_call_costs_what_it_is_charged_for(
         "merge",
         "erase",
         "activate",
+        *(["archived log", "archived exclude_seen"] if store == "redis" else []),
     ):
         assert f" {name} " in printed
+    assert re.search(r"\| `DELETE /v1/users/{user_id}` *\| erase *\| ", printed)
 
 
 def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
@@ -55,4 +61,16 @@ def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     printed = capsys.readouterr().out
     assert "than it may: events" in printed
     assert "no call measures DELETE /v1/users/{user_id}\n" in printed
-    assert "POST /v1/events" not in printed
+    assert "no call measures POST /v1/events" not in printed
+
+
+def test_no_endpoint_is_without_a_call_and_one_that_were_would_be_named() -> None:
+    ids, paths = [item_id(number) for number in range(100)], create_app(Settings()).openapi()["paths"]
+    calls = [*costly_calls.recommendations(ids, ["tea"]), *costly_calls.other_reads(ids, ["tea"])]
+    calls += [*costly_calls.writes(ids), *costly_calls.corrections(1), *costly_calls.operations()]
+    calls += costly_calls.portable("state", ids)
+    assert unmeasured(paths, calls) == []
+    endpoints = {endpoint_of(call, paths) for call in calls}
+    assert len(endpoints) > 40
+    for endpoint in endpoints & {f"{method.upper()} {path}" for path in paths for method in paths[path]}:
+        assert unmeasured(paths, [call for call in calls if endpoint_of(call, paths) != endpoint]) == [endpoint]
