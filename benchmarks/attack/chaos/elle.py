@@ -20,9 +20,15 @@ TYPE_OF_OUTCOME = {"done": ":ok", "refused": ":fail", "unknown": ":info"}
 
 
 def write_history(operations: Sequence[Operation], path: Path) -> int:
-    """Write the invocations and completions of appends and reads, one a line; return how many operations there are."""
+    """Write the invocations and completions of appends and reads, one a line; return how many operations there are.
+
+    What was never answered completes at the end, as `:info`: Elle takes it for concurrent with all that began later,
+    and cannot read an invocation without a completion. Of what happened at the same time, invocations come first.
+    """
     numbers: dict[tuple[str, str], int] = {}
-    moments: list[tuple[float, str]] = []
+    moments: list[tuple[float, bool, str]] = []
+    answered_s = [operation.ended_s for operation in operations if math.isfinite(operation.ended_s)]
+    latest_s = max([*answered_s, *(operation.began_s for operation in operations)], default=0.0)
     for process, operation in enumerate(operations):
         key = f'"{operation.user_id}"'
         values = [numbers.setdefault((operation.user_id, id_), len(numbers)) for id_ in operation.event_ids]
@@ -30,14 +36,14 @@ def write_history(operations: Sequence[Operation], path: Path) -> int:
             invoked = completed = " ".join(f"[:append {key} {value}]" for value in values)
         else:
             invoked, completed = f"[:r {key} nil]", f"[:r {key} [{' '.join(map(str, values))}]]"
-        if operation.outcome != "done":
+        if not operation.is_done:
             completed = invoked
-        moments.append((operation.began_s, _line(":invoke", process, invoked, operation.began_s)))
-        if math.isfinite(operation.ended_s):
-            kind = TYPE_OF_OUTCOME[operation.outcome]
-            moments.append((operation.ended_s, _line(kind, process, completed, operation.ended_s)))
-    lines = (line.format(index=index) for index, (_, line) in enumerate(sorted(moments, key=lambda moment: moment[0])))
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        kind, ended_s = TYPE_OF_OUTCOME[operation.outcome], min(operation.ended_s, latest_s)
+        moments.append((operation.began_s, False, _line(":invoke", process, invoked, operation.began_s)))
+        moments.append((operation.ended_s, True, _line(kind, process, completed, ended_s)))
+    in_order = sorted(moments, key=lambda moment: moment[:2])
+    lines = (f"{line.format(index=index)}\n" for index, (_, _, line) in enumerate(in_order))
+    path.write_text("".join(lines), encoding="utf-8")
     return len(operations)
 
 

@@ -184,6 +184,7 @@ class RunOptions:
     wait_replicas: Annotated[
         int, typer.Option(min=0, max=1, help="In a cluster: replicas that must have what is acknowledged.")
     ] = 1
+    weakness: Annotated[Weakness, typer.Option(help="Of the service, which the run has to notice.")] = "none"
 
     def settings(self, directory: Path) -> ChaosSettings:
         """Return the settings of a run in the directory; raise BadParameter if the models are not in one folder."""
@@ -191,7 +192,9 @@ class RunOptions:
             raise typer.BadParameter("the models must lie in one folder, as those do that can be activated")
         kinds = [kind for kind in kinds_of(self.store) if kind not in (self.without or ())]
         models = [self.model, self.other]
-        return ChaosSettings(models, self.store, self.seconds, self.seed, directory, kinds, self.wait_replicas)
+        return ChaosSettings(
+            models, self.store, self.seconds, self.seed, directory, kinds, self.wait_replicas, self.weakness
+        )
 
 
 def main(

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count, permutations
 from pathlib import Path
 
+import edn_format
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def _operation(draw: st.DrawFn, kind: str, event_ids: Sequence[str]) -> Operatio
     began_s, took_s = draw(MOMENTS), draw(MOMENTS)
     operation = Operation("append" if kind == "append" else "read", -1, "list", began_s, event_ids, attempts=1)
     outcomes: list[Outcome] = ["done", "done", "done", "unknown", "refused"] if kind == "append" else ["done"]
-    operation.end(draw(st.sampled_from(outcomes)), began_s + took_s + 0.5)
+    operation.end(draw(st.sampled_from(outcomes)), began_s + took_s)
     return operation
 
 
@@ -80,6 +81,37 @@ def _is_a_run(order: Sequence[Operation]) -> bool:
         elif list_ != list(operation.event_ids):
             return False
     return True
+
+
+def read_history(path: Path) -> list[Operation]:
+    """What a checker learns from a file: operations whose times are only the order of the lines.
+
+    Every line has the fields of Jepsen's histories, and every process one invocation and then one completion.
+    """
+    outcomes: dict[str, Outcome] = {"ok": "done", "fail": "refused", "info": "unknown"}
+    pending: dict[int, Operation] = {}
+    operations, times = [], []
+    for index, line in enumerate(edn_format.loads_all(path.read_text())):
+        fields = {keyword.name: value for keyword, value in line.items()}
+        assert fields.keys() == {"index", "type", "process", "time", "f", "value"}
+        assert (fields["index"], fields["f"].name) == (index, "txn")
+        times.append(fields["time"])
+        calls = [(call.name, key, value) for call, key, value in fields["value"]]
+        (key,) = {key for _, key, _ in calls}
+        if fields["type"].name == "invoke":
+            assert fields["process"] not in pending
+            assert all((value is None) is (call == "r") for call, _, value in calls)
+            kind: OperationKind = "read" if calls[0][0] == "r" else "append"
+            pending[fields["process"]] = Operation(kind, -1, key, index, attempts=1)
+        else:
+            operation = pending.pop(fields["process"])
+            values = calls[0][2] or [] if operation.kind == "read" else [value for _, _, value in calls]
+            operation.event_ids = [str(value) for value in values]
+            operation.end(outcomes[fields["type"].name], index)
+            operations.append(operation)
+    assert pending == {}
+    assert times == sorted(times)
+    return operations
 
 
 class Story:
@@ -249,6 +281,19 @@ class TestListHistories:
     def test_a_history_has_a_fault_where_no_order_explains_it(self, operations: list[Operation]) -> None:
         assert (not list(violations(operations))) is is_linearizable(operations)
 
+    @given(histories())
+    @settings(max_examples=300)
+    def test_the_file_for_elle_holds_all_that_decides(
+        self, tmp_path_factory: pytest.TempPathFactory, operations: list[Operation]
+    ) -> None:
+        """An independent reader of EDN reads it, and its order alone leads to the same judgement."""
+        file = tmp_path_factory.getbasetemp() / "history.edn"
+        assert write_history(operations, file) == len(operations)
+        read = read_history(file)
+        assert len(read) == len(operations)
+        assert is_linearizable(read) is is_linearizable(operations)
+        assert (not list(violations(read))) is is_linearizable(read)
+
     def test_elle_reads_invocations_and_completions_in_the_order_of_time(self, tmp_path: Path) -> None:
         append = Operation("append", -1, "list-1-0", 1.0, ["a", "b"], attempts=1)
         append.end("done", 3.0)
@@ -265,6 +310,7 @@ class TestListHistories:
             f":value [[:append {key} 0] [:append {key} 1]]}}",
             f"{{:index 3, :type :ok, :process 1, :time 4000000000, :f :txn, :value [[:r {key} [0]]]}}",
             f"{{:index 4, :type :invoke, :process 2, :time 5000000000, :f :txn, :value [[:append {key} 2]]}}",
+            f"{{:index 5, :type :info, :process 2, :time 5000000000, :f :txn, :value [[:append {key} 2]]}}",
         ]
 
 
