@@ -179,12 +179,8 @@ class Topology:
     def _start(self) -> Replica:
         taken = {replica.address for replica in self.replicas}
         address = next(free for n in range(MAX_REPLICAS) if (free := FIRST_ADDRESS + n) not in taken)
-        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self.store_options]
-        process = _spawn(
-            [*command, "--host", str(address), "--port", str(self.replica_port)],
-            self._directory / f"{address}.log",
-            self._environment,
-        )
+        command = replica_command(self._model, self.store_options, address, self.replica_port)
+        process = _spawn(command, self._directory / f"{address}.log", self._environment)
         self.replicas.append(replica := Replica(address, process))
         self.names.addresses.add(address)
         return replica
@@ -200,6 +196,17 @@ class Topology:
 
     def _wait_until_ready(self, replica: Replica) -> None:
         _wait_for(lambda: is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
+
+
+def replica_command(model: Path, store_options: Sequence[str], address: IPv4Address, port: int) -> list[str]:
+    """Return the command of a replica, the service `app`."""
+    listen_options = ["--host", str(address), "--port", str(port)]
+    return [sys.executable, "-m", "app", "serve", "--model", str(model), *store_options, *listen_options]
+
+
+def balancer_command() -> list[str]:
+    """Return the command of the load balancer, the service `haproxy`."""
+    return [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)]
 
 
 def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dict[str, str]:
@@ -248,11 +255,7 @@ def topology(
         running.redis_url = redis_url
         stack.callback(lambda: _end(*(replica.process for replica in running.replicas)))
         running.balancer_environment |= balancer
-        process = _spawn(
-            [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)],
-            directory / BALANCER_LOG,
-            running.balancer_environment,
-        )
+        process = _spawn(balancer_command(), directory / BALANCER_LOG, running.balancer_environment)
         stack.callback(_end, process)
         running.scale(replicas)
         _wait_for(lambda: is_ready(running.url), process)

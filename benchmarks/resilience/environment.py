@@ -24,8 +24,8 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.topology import (
     FIRST_ADDRESS,
-    HAPROXY_CONFIG,
     NameServer,
+    balancer_command,
     balancer_environment,
     program,
 )
@@ -201,8 +201,7 @@ async def _replicas(
     for number, host in enumerate(hosts):
         await proxied("replicas", (host, port), (host, proxy_port))
         names.addresses.add(FIRST_ADDRESS + number)
-    command = [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)]
-    environment = balancer_environment(f"{HOST}:{bind}", names, proxy_port)
+    command, environment = balancer_command(), balancer_environment(f"{HOST}:{bind}", names, proxy_port)
     log = running.directory / "haproxy.log"
     balancer = SupervisedProcess(
         "haproxy", lambda: spawn_program(command, log, environment), lambda: is_ready((HOST, bind))

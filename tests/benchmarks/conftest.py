@@ -8,6 +8,9 @@ from app.jobs.datasets import synthetic_shop
 from model.config import Config, ModelConfig, TrainConfig
 from model.training.train import train
 from tests.benchmarks.support import Silent
+from tests.shells import alpine_shell
+
+__all__ = ["alpine_shell"]
 
 
 @pytest.fixture(scope="session")

@@ -265,6 +265,7 @@ def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
     asyncio.run(law())
 
 
+@pytest.mark.usefixtures("alpine_shell")
 class TestRedisStart:
     """`docker/redis/redis-start` on a log whose last transaction was torn at any byte."""
 

@@ -6,14 +6,13 @@ Where they differ on purpose the difference stands here, with its reason.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from benchmarks.harness.compose import DEFAULT_OF_VARIABLE, ROOT, compose_document
+from benchmarks.harness.compose import ROOT
 from tests.deploy.chart import Manifest, environment_of, named, pods, rendered_variant
+from tests.deploy.compose_values import COMPOSE, filled_in, seconds_of
 
-COMPOSE = compose_document()["services"]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 SERVICE_OF = {
     "app": "app",
@@ -51,18 +50,6 @@ DIFFERENT_SETTINGS: dict[str, dict[str, tuple[str | None, str | None]]] = {
 }
 
 
-def filled_in(value: Any) -> Any:
-    """The compose file's value where no variable is set."""
-    if isinstance(value, str):
-        text = re.sub(r"\$\{\w+:\+[^}]*\}\}?", "", value)
-        return DEFAULT_OF_VARIABLE.sub(r"\1", text).replace("$$", "$")
-    if isinstance(value, list):
-        return [filled_in(one) for one in value]
-    if isinstance(value, dict):
-        return {name: filled_in(one) for name, one in value.items()}
-    return value
-
-
 def service(component: str) -> Manifest:
     """The service of the compose file, with its defaults filled in."""
     found: Manifest = filled_in(COMPOSE[SERVICE_OF[component]])
@@ -85,10 +72,6 @@ def bytes_of(size: str) -> int:
     """Kubernetes's Mi and Gi, and Docker's m and g, which are the same."""
     number, unit = re.fullmatch(r"(\d+)([a-zA-Z]+)", size).groups()  # type: ignore[union-attr]
     return int(number) * {"Mi": 2**20, "Gi": 2**30, "m": 2**20, "g": 2**30}[unit]
-
-
-def seconds_of(duration: str) -> int:
-    return int(duration.removesuffix("s"))
 
 
 @pytest.mark.parametrize("component", [*OF_THE_IMAGE, "balancer"])

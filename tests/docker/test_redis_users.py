@@ -18,7 +18,16 @@ from redis.retry import Retry
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.settings import StoreSettings
-from benchmarks.harness.compose import MAKE_SECRETS, REDIS_LOAD_USERS, ROOT, make_users, node_command, redis_command
+from benchmarks.harness.compose import (
+    MAKE_SECRETS,
+    REDIS_LOAD_USERS,
+    ROOT,
+    RedisUsers,
+    compose_document,
+    make_users,
+    node_command,
+    redis_command,
+)
 from benchmarks.harness.redis_cluster import free_node_port
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import answers_ping, program, redis_server
@@ -77,6 +86,7 @@ def test_a_password_that_would_let_everybody_in_is_refused(
     assert list(folders[1].iterdir()) == []  # Redis does not start without its users
 
 
+@pytest.mark.usefixtures("alpine_shell")
 def test_the_password_is_changed_while_connections_and_services_go_on_with_the_old_one(tmp_path: Path) -> None:
     port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
     folders = tmp_path / "secrets", tmp_path / "acl", tmp_path / "given"
@@ -91,7 +101,7 @@ def test_the_password_is_changed_while_connections_and_services_go_on_with_the_o
 
     def make_and_load() -> None:
         make_secrets(folders)
-        subprocess.run([REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
+        subprocess.run(["sh", REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
 
     server = start_redis(redis_command(program("redis-server"), data_directory(tmp_path), users, port), log)
     try:
@@ -125,6 +135,7 @@ def allowed_by_user(admin: redis.Redis) -> dict[str, dict[str, Any]]:
     return users
 
 
+@pytest.mark.usefixtures("alpine_shell")
 def test_a_user_has_nothing_but_what_the_file_says(tmp_path: Path) -> None:
     """Rules that were added by hand, or stood in an earlier file, do not stay."""
     with redis_server(tmp_path) as url:
@@ -135,7 +146,7 @@ def test_a_user_has_nothing_but_what_the_file_says(tmp_path: Path) -> None:
             admin.execute_command("ACL SETUSER", "replica", "+@all", "~*", "nopass")
             admin.execute_command("ACL SETUSER", "default", "on", ">by hand")
             assert allowed_by_user(admin) != before
-            subprocess.run([REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
+            subprocess.run(["sh", REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
             assert allowed_by_user(admin) == before
 
 
@@ -172,6 +183,7 @@ def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Clie
                     service.execute_command(command)
 
 
+@pytest.mark.usefixtures("alpine_shell")
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restarted_redis_has_every_acknowledged_event(
     start: Callable[..., Client], tmp_path: Path, ending: signal.Signals
@@ -180,7 +192,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
     server = start_redis(command, log)
     try:
-        wait_until(lambda: answers_ping(users, port), log.read_text)
+        wait_until(lambda: is_healthy(users, port), log.read_text)
         client = start(tmp_path, redis_url=users.url(port))
         try:
             for number in range(20):
@@ -196,7 +208,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
         server.send_signal(ending)
         server.wait(PATIENCE_S)
         server = start_redis(command, log)
-        wait_until(lambda: answers_ping(users, port), log.read_text)
+        wait_until(lambda: is_healthy(users, port), log.read_text)
         with redis.Redis.from_url(users.url(port)) as service:
             assert service.dbsize() == keys
             assert service.exists("plain", "script", "first", "second") == 4
@@ -210,6 +222,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
         server.wait()
 
 
+@pytest.mark.usefixtures("alpine_shell")
 def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
     port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
@@ -237,6 +250,14 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
     assert not list((tmp_path / "data").glob(".redis-start.*"))
 
 
+def is_healthy(users: RedisUsers, port: int) -> bool:
+    """Say what the health check of docker-compose.yml says."""
+    _, check = compose_document()["services"]["redis"]["healthcheck"]["test"]
+    check = check.replace("$$", "$").replace("/acl/", f"{users.acl_file.parent}/")
+    check = check.replace("redis-cli ", f"redis-cli -p {port} ")
+    return subprocess.run(["sh", "-c", check], capture_output=True, timeout=PATIENCE_S).returncode == 0
+
+
 def data_directory(tmp_path: Path) -> Path:
     (data := tmp_path / "data").mkdir()
     return data
@@ -260,6 +281,7 @@ def is_whole(node: redis.Redis) -> bool:
     return is_served and len(linked) == 6 and len(replicas) == 3
 
 
+@pytest.mark.usefixtures("alpine_shell")
 def test_a_cluster_is_made_and_found_again_under_other_addresses(
     tmp_path: Path,
 ) -> None:
