@@ -10,6 +10,7 @@ import os
 import re
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_replicas_have_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> Non
     _, *command = replica_command(Path("/m/a"), ["--redis-url", USERS.url(6379)], IPv4Address("127.0.0.11"), 9)
     assert command[:3] == ["-m", "app", *COMPOSE["app"]["command"]]
     words = zip(command[3::2], command[4::2], strict=True)
-    options = {option.removeprefix("--").replace("-", "_"): value for option, value in words}
+    options: dict[str, Any] = {option.removeprefix("--").replace("-", "_"): value for option, value in words}
     here = Settings(model_dir=options.pop("model"), **options)
     dockerfile = (compose.ROOT / "docker" / "Dockerfile").read_text()
     of_image = dict(re.findall(rf"({PREFIX}\w+)=(\S+)", dockerfile))
