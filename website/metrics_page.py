@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from app.jobs.archive import ArchiverMetrics
-from app.jobs.kafka.metrics import ConsumerMetrics
+from app.jobs.kafka.metrics import ConsumerMetrics, PublisherMetrics
 from app.jobs.retraining.metrics import TrainerMetrics
 from app.observability.instruments import DeclaredMetric
 from app.observability.metrics import Metrics
@@ -28,6 +28,7 @@ PARTS = {
     "Archiver": "`lisarec archive --metrics HOST:PORT`.",
     "Trainer": "`lisarec retrain --metrics HOST:PORT`.",
     "Consumer of Kafka": "`lisarec consume --metrics HOST:PORT`.",
+    "Publisher to Kafka": "`lisarec publish --metrics HOST:PORT`.",
 }
 OTHERS = """## Others
 
@@ -42,10 +43,10 @@ def page() -> str:
     """Return the page."""
     service = Metrics()
     service.store.set_log_lag(0.0)  # a service without an archive has no such series
-    declared = (service.declared, ArchiverMetrics().declared, TrainerMetrics().declared, ConsumerMetrics().declared)
+    jobs = ArchiverMetrics(), TrainerMetrics(), ConsumerMetrics(), PublisherMetrics()
     parts = [
-        f"## {title}\n\n{where}\n\n{_table(metrics)}\n"
-        for (title, where), metrics in zip(PARTS.items(), declared, strict=True)
+        f"## {title}\n\n{where}\n\n{_table(metrics.declared)}\n"
+        for (title, where), metrics in zip(PARTS.items(), (service, *jobs), strict=True)
     ]
     return "\n".join([INTRODUCTION, *parts, OTHERS])
 

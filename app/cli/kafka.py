@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,14 +13,33 @@ from app.cli.options import EventsKeyOption, MetricsOption, StoreOptions, UrlOpt
 
 if TYPE_CHECKING:
     from app.jobs.kafka.records import Decode
+    from app.observability.job_metrics import JobMetrics
 
 BrokersOption = Annotated[str, typer.Option(help="Brokers, as HOST:PORT,HOST:PORT.", metavar="ADDRESSES")]
-PropertiesOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="File of librdkafka properties, such as TLS and passwords, one NAME=VALUE per line.", metavar="FILE"
-    ),
-]
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Options of every client, and of the metrics of its command."""
+
+    properties: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of librdkafka properties, such as TLS and passwords, one NAME=VALUE per line.", metavar="FILE"
+        ),
+    ] = None
+    metrics: MetricsOption = None
+
+    def begin(self, brokers: str, metrics: JobMetrics) -> dict[str, Any]:
+        """Configure the log, serve the metrics, and return the configuration of the clients."""
+        from app.jobs.kafka.clients import client_config
+        from app.observability import log_format
+
+        if self.metrics is not None:
+            metrics.listen(self.metrics.host, self.metrics.port)
+        settings = store_settings()
+        log_format.configure(settings.log_level, settings.log_format)
+        return client_config(brokers, self.properties)
 
 
 @dataclass(frozen=True)
@@ -88,29 +107,24 @@ def consume(
     group: Annotated[str, typer.Option(help="Consumer group. Its members share the partitions.")] = "lisarec",
     records: RecordOptions,
     batches: BatchOptions,
-    properties: PropertiesOption = None,
-    metrics: MetricsOption = None,
+    client: ClientOptions,
 ) -> None:
     """Send the records of Kafka topics to a service as events, each exactly once.
 
     Offsets are committed after the service has acknowledged the events. If the service is down, the command waits.
     """
     _require_client()
-    from app.jobs.kafka.clients import client_config
     from app.jobs.kafka.consumer import ConsumerPlan
     from app.jobs.kafka.metrics import ConsumerMetrics
     from app.jobs.kafka.running import ServiceAccess, run_consumer
 
-    numbers = ConsumerMetrics()
-    if metrics is not None:
-        numbers.listen(metrics.host, metrics.port)
+    metrics = ConsumerMetrics()
+    config = client.begin(source.brokers, metrics)
     plan = ConsumerPlan(source.topic, group, batches.batch_size, batches.linger)
     key_file = service.key_file
     access = ServiceAccess(service.url, None if key_file is None else key_file.read_text(encoding="utf-8").strip())
-    _log()
     say(f"sending {', '.join(source.topic)} from {source.brokers} to {service.url}")
-    config = client_config(source.brokers, properties)
-    run_consumer(config, plan, records.decoder(), access, records.dead_letters, numbers)
+    run_consumer(config, plan, records.decoder(), access, records.dead_letters, metrics)
 
 
 def publish(
@@ -121,19 +135,20 @@ def publish(
     *,
     once: Annotated[bool, typer.Option("--once", help="Publish the events that are logged now, then exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the log.")] = 1.0,
-    properties: PropertiesOption = None,
+    client: ClientOptions,
 ) -> None:
     """Publish the event log to a Kafka topic, with the recommendation that led to each event.
 
     Each entry is written at least once. Consumers can detect duplicates by tenant, user_id and event_id.
     """
     _require_client()
-    from app.jobs.kafka.clients import client_config
+    from app.jobs.kafka.metrics import PublisherMetrics
     from app.jobs.kafka.publisher import run_publisher
 
     settings = store.settings()
-    _log()
-    entries = run_publisher(settings, client_config(brokers, properties), topic, positions, None if once else every)
+    metrics = PublisherMetrics()
+    config = client.begin(brokers, metrics)
+    entries = run_publisher(settings, config, topic, positions, None if once else every, metrics)
     say(f"{entries:,} log entries published to {topic}")
 
 
@@ -143,10 +158,3 @@ def _require_client() -> None:
         import confluent_kafka  # noqa: F401
     except ImportError:
         raise ValueError("the Kafka client is not installed; run: pip install 'lisarec[kafka]'") from None
-
-
-def _log() -> None:
-    from app.observability import log_format
-
-    settings = store_settings()
-    log_format.configure(settings.log_level, settings.log_format)

@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from prometheus_client import ProcessCollector, start_http_server
-
 from app.events.steady_clock import SteadyClock
-from app.observability.instruments import Instruments
+from app.observability.job_metrics import JobMetrics
 from app.settings import StoreSettings
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import TurnCounts, archive_log
@@ -35,13 +33,12 @@ class ArchiverPlan:
     keep_days: int | None
 
 
-class ArchiverMetrics:
-    """The metrics of an archiver, and the server that Prometheus scrapes."""
+class ArchiverMetrics(JobMetrics):
+    """The metrics of an archiver."""
 
     def __init__(self) -> None:
-        instruments = Instruments()
-        self.registry, self.declared = instruments.registry, instruments.declared
-        ProcessCollector(registry=self.registry)
+        super().__init__()
+        instruments = self._instruments
         self._turn_seconds = instruments.histogram(
             "lisarec_archive_turn_seconds", "Duration of a run of the archiver", TURN_BUCKETS_S
         )
@@ -61,10 +58,6 @@ class ArchiverMetrics:
         self._limit = instruments.gauge(
             "lisarec_redis_limit_bytes", "maxmemory of a Redis server; 0 means no limit", ["server"]
         )
-
-    def listen(self, host: str, port: int) -> None:
-        """Serve GET /metrics in a separate thread; OSError when the address is not available."""
-        start_http_server(port, host, self.registry)
 
     @contextmanager
     def turn(self, source: LogSource) -> Iterator[Callable[[TurnCounts], None]]:

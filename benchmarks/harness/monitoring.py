@@ -60,7 +60,7 @@ def monitored(
     archiver_options: Sequence[str],
     *,
     models: Path | None = None,
-    consumer: str | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
     every_s: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Prometheus]:
     """Start the processes, and stop them at the end; their logs and other files are in the directory.
@@ -68,13 +68,13 @@ def monitored(
     directory         also contains the archive, as ARCHIVE
     archiver_options  options in addition to the Redis URL and the archive directory
     models            models directory of the trainer, which trains once a day; None: no trainer
-    consumer          the metrics address of a consumer that already runs
+    others            the metrics addresses of processes that already run, by the names of their services
     every_s           overrides of `global` in Prometheus' file, for a test that cannot wait so long
     """
     archiver, trainer, listening = (f"127.0.0.1:{free_port()}" for _ in range(3))
     balancer = running.balancer_environment["LISAREC_METRICS_BIND"]
     known = {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}
-    known["consume"] = [consumer] if consumer else []
+    known |= {name: [others[name]] if name in others else [] for name in ("consume", "publish")}
     with _service_discovery(running, known) as names_url:
         jobs = [_job(job, names_url, listening) for job in CONFIG["scrape_configs"]]
         rules = [str(MOUNTED / Path(name).name) for name in CONFIG["rule_files"]]

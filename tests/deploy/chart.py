@@ -22,6 +22,7 @@ NAMESPACE = "shop"
 
 Manifest = dict[str, Any]
 
+PUBLISH = {"publish": {"brokers": "kafka-1:9092,kafka-2:9092", "secret": "kafka"}}
 # Everything that can be switched on.
 EVERYTHING = {
     "autoscaling": {"queueDepth": 30},
@@ -38,6 +39,7 @@ EVERYTHING = {
     "monitoring": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "networkPolicy": {"clients": [{"podSelector": {}}]},
     "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    **PUBLISH,
     "redis": {"storage": {"storageClass": "fast"}},
     "storage": {"models": {"storageClass": "shared"}, "archive": {"claim": "an-archive"}},
     "tolerations": [{"key": "dedicated", "operator": "Exists"}],
@@ -61,6 +63,7 @@ BUCKETS = {
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
+    "a publisher": PUBLISH,
     "another Redis": OTHER_REDIS,
     "a Redis without a password": OPEN_REDIS,
     "buckets": BUCKETS,

@@ -252,6 +252,16 @@ def test_only_who_has_business_there_reaches_a_pod() -> None:
     }
 
 
+def test_a_publisher_reaches_redis_and_the_brokers_alone() -> None:
+    policies = {
+        component: named(rendered_variant("a publisher"), "NetworkPolicy", component)["spec"]
+        for component in ("publish", "redis")
+    }
+    reaches = [(rule["ports"][0]["port"], peers(rule, "to")) for rule in policies["publish"]["egress"]]
+    assert reaches == [(53, {"anybody"}), (6379, {"redis"}), (9092, {"anybody"})]
+    assert "publish" in peers(policies["redis"]["ingress"][0], "from")
+
+
 def test_the_world_enters_by_tls_through_the_balancer() -> None:
     manifests = rendered_variant("everything")
     ingress = named(manifests, "Ingress", "balancer")["spec"]

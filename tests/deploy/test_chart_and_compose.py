@@ -21,8 +21,10 @@ SERVICE_OF = {
     "redis": "redis",
     "balancer": "haproxy",
     "consume": "consume",
+    "publish": "publish",
 }
-OF_THE_IMAGE = ("app", "archive", "trainer", "consume")
+VARIANT_OF = {"consume": "everything", "publish": "a publisher"}  # without brokers there is none
+OF_THE_IMAGE = ("app", "archive", "trainer", "consume", "publish")
 STAYING = ("app", "archive", "redis", "balancer")
 
 # What only one of the two has, or has otherwise: (the chart's, the compose file's); None is neither.
@@ -42,6 +44,10 @@ DIFFERENT_SETTINGS: dict[str, dict[str, tuple[str | None, str | None]]] = {
         "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
     },
     "consume": {},
+    "publish": {
+        "LISAREC_REDIS_PASSWORD": (None, ""),
+        "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
+    },
     "balancer": {
         "LISAREC_APP": ("lisarec-app.shop.svc.cluster.local", "app"),
         "LISAREC_DNS": (None, "127.0.0.11:53"),  # of the pod's /etc/resolv.conf
@@ -57,8 +63,7 @@ def service(component: str) -> Manifest:
 
 
 def pod(component: str) -> Manifest:
-    variant = "everything" if component == "consume" else "defaults"  # which has no brokers
-    found: Manifest = pods(rendered_variant(variant))[component]
+    found: Manifest = pods(rendered_variant(VARIANT_OF.get(component, "defaults")))[component]
     return found
 
 
@@ -97,7 +102,7 @@ def test_the_image_starts_the_same_command(component: str) -> None:
             *("--metrics", "0.0.0.0:9465"),
         ]
         command = ["retrain", "--warm"]
-    if component == "consume":
+    if component in VARIANT_OF:
         there = {
             "--brokers=": "--brokers=kafka-1:9092,kafka-2:9092",
             "--url=http://haproxy:8000": "--url=http://lisarec-balancer",
@@ -174,7 +179,7 @@ def test_who_ends_has_as_much_time(component: str) -> None:
     assert grace_s - waiting_s - draining_s == seconds_of(service(component)["stop_grace_period"])
 
 
-@pytest.mark.parametrize("component", ["app", "archive", "consume"])
+@pytest.mark.parametrize("component", ["app", "archive", "consume", "publish"])
 def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
     (interval, timeout, start, retries) = re.findall(
         r"HEALTHCHECK --interval=(\d+)s --timeout=(\d+)s --start-period=(\d+)s --retries=(\d+)", DOCKERFILE

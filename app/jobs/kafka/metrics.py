@@ -1,25 +1,25 @@
-"""The metrics of a consumer, and the server that Prometheus scrapes."""
+"""The metrics of a consumer, and those of a publisher."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-from prometheus_client import ProcessCollector, start_http_server
-
-from app.observability.instruments import Instruments
+from app.observability.job_metrics import JobMetrics
 
 Outcome = Literal["accepted", "duplicate", "dead_letter"]
 Rebalance = Literal["assigned", "revoked", "lost"]
 BATCH_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
 
 
-class ConsumerMetrics:
+class ConsumerMetrics(JobMetrics):
     """Outcomes of records, consumer lag, and waiting times."""
 
     def __init__(self) -> None:
-        instruments = Instruments()
-        self.registry, self.declared = instruments.registry, instruments.declared
-        ProcessCollector(registry=self.registry)
+        super().__init__()
+        instruments = self._instruments
         self._records = instruments.counter(
             "lisarec_consume_records", "Processed records by outcome: accepted, duplicate or dead_letter", ["outcome"]
         )
@@ -44,10 +44,6 @@ class ConsumerMetrics:
             self._records.labels(outcome)
         for change in get_args(Rebalance):
             self._rebalances.labels(change)
-
-    def listen(self, host: str, port: int) -> None:
-        """Serve GET /metrics in a separate thread; OSError when the address is not available."""
-        start_http_server(port, host, self.registry)
 
     def count(self, outcome: Outcome, records: int) -> None:
         """Count settled records."""
@@ -76,3 +72,27 @@ class ConsumerMetrics:
                 lag = next((records for records in known if records >= 0), None)
                 if partition["fetch_state"] == "active" and lag is not None:
                     self._lag.labels(topic, number).set(lag)
+
+
+class PublisherMetrics(JobMetrics):
+    """Published entries, how far the log is published, and failures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = self._instruments.counter(
+            "lisarec_publish_entries", "Log entries that the brokers have acknowledged"
+        )
+        self.failures = self._instruments.counter(
+            "lisarec_publish_failures", "Failed reads of the log that are retried"
+        )
+        self._through = self._instruments.gauge(
+            "lisarec_publish_through_timestamp_seconds",
+            "All entries logged before this time are published; 0 before the log was read to its end",
+        )
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Record the time at which a turn that publishes the whole log began, once it has ended."""
+        began_s = time.time()
+        yield
+        self._through.set(began_s)

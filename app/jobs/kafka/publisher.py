@@ -21,6 +21,7 @@ from app.jobs.archive import PAUSE_AFTER_FAILURE_S, open_source
 from app.jobs.kafka.attribution import Attribution
 from app.jobs.kafka.clients import until_signalled
 from app.jobs.kafka.failures import KafkaFailure, Stopped
+from app.jobs.kafka.metrics import PublisherMetrics
 from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
@@ -39,7 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 def run_publisher(
-    settings: StoreSettings, config: Mapping[str, Any], topic: str, positions: Path, every_s: float | None
+    settings: StoreSettings,
+    config: Mapping[str, Any],
+    topic: str,
+    positions: Path,
+    every_s: float | None,
+    metrics: PublisherMetrics,
 ) -> int:
     """Publish new entries periodically, or once (None). Return the number of entries.
 
@@ -48,14 +54,15 @@ def run_publisher(
     """
     published = 0
     with until_signalled() as stopping:
-        publisher = LogPublisher(config, topic, PositionsFile(positions, topic), stopping)
+        publisher = LogPublisher(config, topic, PositionsFile(positions, topic), stopping, metrics)
         while not stopping.is_set():
             try:
                 with open_source(settings) as source:
                     source.attach()
                     attribution = Attribution(settings)
                     while not stopping.is_set():
-                        published += publisher.publish(source, attribution)
+                        with metrics.turn():
+                            published += publisher.publish(source, attribution)
                         if every_s is None:
                             return published
                         stopping.wait(every_s)
@@ -64,6 +71,7 @@ def run_publisher(
             except StorageUnavailable as exc:
                 if every_s is None:
                     raise
+                metrics.failures.inc()
                 logger.warning("retrying: %s", exc)
                 stopping.wait(PAUSE_AFTER_FAILURE_S)
             except StorageError as exc:
@@ -108,12 +116,18 @@ class LogPublisher:
     """Writes entries of the log to a topic, those of one user in order."""
 
     def __init__(
-        self, config: Mapping[str, Any], topic: str, positions: PositionsFile, stopping: threading.Event
+        self,
+        config: Mapping[str, Any],
+        topic: str,
+        positions: PositionsFile,
+        stopping: threading.Event,
+        metrics: PublisherMetrics,
     ) -> None:
         self._producer = Producer({"compression.type": "lz4", **config, "enable.idempotence": True, "logger": logger})
         self._topic = topic
         self._positions = positions
         self._stopping = stopping
+        self._metrics = metrics
         self._failure: KafkaError | None = None
 
     def publish(self, source: LogSource, attribution: Attribution) -> int:
@@ -130,10 +144,10 @@ class LogPublisher:
             undelivered += len(entries)
             reached[page.partition] = str(page.position)
             if undelivered >= MAX_UNDELIVERED:
-                self._settle(reached)
+                self._settle(reached, undelivered)
                 published, undelivered = published + undelivered, 0
         if reached:
-            self._settle(reached)
+            self._settle(reached, undelivered)
         return published + undelivered
 
     def _produce(self, entries: Iterable[EventEntry], attribution: Attribution) -> None:
@@ -144,7 +158,7 @@ class LogPublisher:
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         self._failure = error or self._failure
 
-    def _settle(self, reached: Mapping[int, str]) -> None:
+    def _settle(self, reached: Mapping[int, str], entries: int) -> None:
         """Wait until the brokers have all messages, then save the positions."""
         while self._producer.flush(FLUSH_S):
             if self._stopping.is_set():
@@ -153,6 +167,7 @@ class LogPublisher:
             raise KafkaFailure(f"cannot write the log to the topic '{self._topic}': {self._failure.str()}")
         self._positions.positions |= reached
         self._positions.save()
+        self._metrics.entries.inc(entries)
 
 
 def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict[str, Any]:

@@ -7,22 +7,19 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from prometheus_client import ProcessCollector, start_http_server
-
 from app.jobs.retraining.report import RoundOutcome, TrainerReport
-from app.observability.instruments import Instruments
+from app.observability.job_metrics import JobMetrics
 from model.artifact.model_directory import MANIFEST
 
 OUTCOMES = ("activated", "refused", "waiting", "failed")
 
 
-class TrainerMetrics:
+class TrainerMetrics(JobMetrics):
     """The metrics of one trainer. A round that refuses its model, or waits for events, counts as a success."""
 
     def __init__(self) -> None:
-        instruments = Instruments()
-        self.registry, self.declared = instruments.registry, instruments.declared
-        ProcessCollector(registry=self.registry)
+        super().__init__()
+        instruments = self._instruments
         self._rounds = instruments.counter(
             "lisarec_trainer_rounds",
             "Rounds since the start of the trainer by outcome: activated, refused, waiting or failed",
@@ -62,13 +59,6 @@ class TrainerMetrics:
         for model in ("new", "served"):
             self._ndcg.labels(model).set(math.nan)
             self._value.labels(model).set(math.nan)
-
-    def listen(self, host: str, port: int) -> None:
-        """Serve GET /metrics in a separate thread.
-
-        raises  OSError  when the address is in use
-        """
-        start_http_server(port, host, self.registry)
 
     def begin(self, folder: Path, report: TrainerReport, every_s: float) -> None:
         """Record the results of earlier trainers."""

@@ -19,7 +19,7 @@ from benchmarks.harness.monitoring import Prometheus
 from benchmarks.harness.topology import program, topology
 from benchmarks.kafka.brokers import mock_brokers
 from storage.errors import FAILURE_CAUSES
-from tests.app.jobs.kafka.topics import ConsumerProcess, produce
+from tests.app.jobs.kafka.topics import ConsumerProcess, PublisherProcess, produce
 from tests.waiting import PATIENCE_S, wait_until
 
 PROMETHEUS = ROOT / "docker" / "prometheus"
@@ -105,9 +105,9 @@ def test_prometheus_looks_where_compose_lets_things_listen() -> None:
         for config in job.get("dns_sd_configs", ())
         for name in config["names"]
     }
-    assert ports.keys() == {"app", "archive", "trainer", "consume", "haproxy"}
+    assert ports.keys() == {"app", "archive", "trainer", "consume", "publish", "haproxy"}
     assert f"LISAREC_PORT={ports['app']}" in (ROOT / "docker" / "Dockerfile").read_text()
-    for name in ("archive", "trainer", "consume"):
+    for name in ("archive", "trainer", "consume", "publish"):
         assert f"0.0.0.0:{ports[name]}" in " ".join(services[name]["command"])
     assert services["haproxy"]["environment"]["LISAREC_METRICS_BIND"] == f":{ports['haproxy']}"
     for name in ports:
@@ -156,13 +156,17 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             produce(brokers.addresses, "clicks", [("ada", b"poison")])
             consumer = ConsumerProcess(directory, brokers.addresses, "clicks", running.url)
             stack.callback(consumer.end)
+            brokers.create_topic("log", 1)
+            store = {"redis_url": running.redis_url}
+            publisher = PublisherProcess(directory, brokers.addresses, "log", store, "--every", 0.5)
+            stack.callback(publisher.end)
             found = stack.enter_context(
                 monitoring.monitored(
                     running,
                     directory,
                     ["--every", "1"],
                     models=model_dir.parent,
-                    consumer=f"127.0.0.1:{consumer.metrics_port}",
+                    others={"consume": consumer.metrics_address, "publish": publisher.metrics_address},
                     every_s=often,
                 )
             )
@@ -194,8 +198,9 @@ def drive(url: str, replica: str) -> None:
 def is_up(watched: Prometheus) -> bool:
     try:
         return (
-            len(watched.query("up == 1")) == 6
+            len(watched.query("up == 1")) == 7
             and watched.number("lisarec_trainer_rounds_total") > 0
+            and len(watched.query("lisarec_publish_through_timestamp_seconds > 0")) > 0
             and "lisarec_archive_through_timestamp_seconds" in watched.names()
             and {"lisarec_consume_lag_records", "lisarec_scenario_events_total"} <= watched.names()
             and len(watched.query("rate(lisarec_store_seconds_count[1m])")) > 0
@@ -234,5 +239,7 @@ def test_what_prometheus_sees_is_what_happened(watched: Prometheus) -> None:
     wait_until(lambda: seen('lisarec_archive_events_total{done="archived"}') == 3)
     assert seen('lisarec_request_seconds_count{route="/v1/events"}') == 4
     assert seen('haproxy_frontend_http_responses_total{proxy="service", code="2xx"}') >= 5
-    assert 0 <= seen("time() - lisarec_archive_through_timestamp_seconds") < 60
+    for job in ("archive", "publish"):
+        assert 0 <= seen(f"time() - lisarec_{job}_through_timestamp_seconds") < 60
+    wait_until(lambda: seen("lisarec_publish_entries_total") == 3)
     assert seen("lisarec_redis_used_bytes") > 100_000

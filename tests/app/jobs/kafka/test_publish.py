@@ -18,7 +18,7 @@ from benchmarks.kafka.brokers import MockBrokers
 from storage.state.corrections import readdressed
 from storage.state.event import Undo, logged_id
 from tests.app.conftest import item_id
-from tests.app.jobs.kafka.topics import Command, read_all
+from tests.app.jobs.kafka.topics import PublisherProcess, read_all
 from tests.app.service_process import Process
 from tests.storage.oracles.random_events import click as logged_click
 from tests.storage.redis.servers import RedisServer
@@ -33,12 +33,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
         return {"data_dir": tmp_path / "state"}
     server: RedisServer = request.getfixturevalue("redis_server")
     return {"redis_url": server.url}
-
-
-def publish(directory: Path, brokers: MockBrokers, topic: str, store: dict[str, object], *options: object) -> Command:
-    place = [part for name, value in store.items() for part in (f"--{name.replace('_', '-')}", value)]
-    arguments = ("publish", "--brokers", brokers.addresses, "--topic", topic, "--positions", directory / "positions")
-    return Command(directory / "publish.log", *arguments, *place, *options)
 
 
 def click(service: Process, user: str, *numbers: int, **fields: object) -> None:
@@ -69,7 +63,7 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     click(service, "ada", int(third.removeprefix("item-")), recommendation_id=shown["recommendation_id"])
     click(service, "bob", 5, recommendation_id="made-up", order_id="o-17")
     assert httpx.delete(f"{service.url}/v1/users/ada/events/ada-2").is_success
-    first = publish(tmp_path, brokers, topic, store, "--once")
+    first = PublisherProcess(tmp_path, brokers.addresses, topic, store, "--once")
     assert first.process.wait(PATIENCE_S) == 0, first.log()
     assert httpx.put(f"{service.url}/v1/admin/scenarios/home", json={"k": 3}).is_success
     asked = {"user_id": "bob", "scenario": "home"}
@@ -80,7 +74,7 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     impressions = [{"user_id": "cid", "type": "impression", "items": items} for items in ([third, "new"], [third])]
     of_list = [one | {"recommendation_id": shown["recommendation_id"]} for one in impressions]
     assert httpx.post(f"{service.url}/v1/events", json=of_list).json()["accepted"] == 2
-    again = publish(tmp_path, brokers, topic, store, "--once")
+    again = PublisherProcess(tmp_path, brokers.addresses, topic, store, "--once")
     assert again.process.wait(PATIENCE_S) == 0, again.log()
     found = values(brokers, topic, 11)
     assert len(found) == 11
@@ -117,12 +111,15 @@ def test_killed_it_goes_on_and_leaves_nothing_out(
     positions = tmp_path / "positions"
     for number in range(3):
         click(service, f"user-{number}", *range(50))
-        running = publish(tmp_path, brokers, topic, store, "--every", 0.05)
+        running = PublisherProcess(tmp_path, brokers.addresses, topic, store, "--every", 0.05)
         wait_for_change(positions, positions.read_bytes() if positions.exists() else b"")
         assert running.end(signal.SIGKILL) == -signal.SIGKILL
-    last = publish(tmp_path, brokers, topic, store, "--every", 0.05)
+    last = PublisherProcess(tmp_path, brokers.addresses, topic, store, "--every", 0.05)
     click(service, "user-9", *range(50))
     found = values(brokers, topic, 200)
+    last.wait_for("lisarec_publish_through_timestamp_seconds")
+    assert 50 <= last.metrics()["lisarec_publish_entries_total"] <= 200  # the last user's, and what kills left
+    assert last.metrics()["lisarec_publish_failures_total"] == 0
     assert last.end() == 0, last.log()
     for user in ("user-0", "user-1", "user-2", "user-9"):
         in_order = dict.fromkeys(one["event_id"] for one in found if one["user_id"] == user)
@@ -131,7 +128,7 @@ def test_killed_it_goes_on_and_leaves_nothing_out(
 
 def test_positions_of_another_topic_are_refused(brokers: MockBrokers, topic: str, tmp_path: Path) -> None:
     (tmp_path / "positions").write_text('{"topic": "other", "positions": {}}')
-    refused = publish(tmp_path, brokers, topic, {"data_dir": tmp_path}, "--once")
+    refused = PublisherProcess(tmp_path, brokers.addresses, topic, {"data_dir": tmp_path}, "--once")
     assert refused.process.wait(PATIENCE_S) == 1
     assert "has the positions of the topic 'other'" in refused.log()
 

@@ -84,16 +84,15 @@ def group_lag(addresses: str, topic: str) -> Iterator[Callable[[], int]]:
 
 
 class Command:
-    """A command of lisarec in a process of its own, with a log."""
+    """A command of lisarec in a process of its own, with a log and metrics."""
 
-    def __init__(self, log: Path, *arguments: object, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, log: Path, *arguments: object) -> None:
+        self.metrics_address = f"127.0.0.1:{free_port()}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
-        command = [sys.executable, "-m", "app", *map(str, arguments)]
+        command = [sys.executable, "-m", "app", *map(str, arguments), "--metrics", self.metrics_address]
         self._log = log
         with log.open("a") as file:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=inherited | dict(environment or {}), stdout=file, stderr=file
-            )
+            self.process = subprocess.Popen(command, cwd=ROOT, env=inherited, stdout=file, stderr=file)
 
     def log(self) -> str:
         return self._log.read_text()
@@ -103,21 +102,6 @@ class Command:
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
-
-class ConsumerProcess(Command):
-    """``lisarec consume`` of a group that is named after the topic."""
-
-    def __init__(self, directory: Path, addresses: str, topic: str, url: str, *options: object) -> None:
-        properties = directory / "properties"
-        properties.write_text(PROPERTIES)
-        self.metrics_port = free_port()
-        super().__init__(
-            directory / f"{topic}.log",
-            *("consume", "--brokers", addresses, "--topic", topic, "--group", topic, "--url", url),
-            *("--dead-letters", f"{topic}-dead", "--properties", properties, "--linger", 0.02),
-            *("--metrics", f"127.0.0.1:{self.metrics_port}", *options),
-        )
-
     def wait_for(self, name: str) -> None:
         """Wait until a number of the process is above zero."""
         wait_until(lambda: self.metrics().get(name, 0) > 0, self.log)
@@ -125,8 +109,35 @@ class ConsumerProcess(Command):
     def metrics(self) -> dict[str, float]:
         """The samples of the process by their names and labels; none before it listens."""
         try:
-            lines = fetch(f"http://127.0.0.1:{self.metrics_port}/metrics").text.splitlines()
+            lines = fetch(f"http://{self.metrics_address}/metrics").text.splitlines()
         except httpx.TransportError:
             return {}
         pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
         return {name: float(value) for name, _, value in pairs}
+
+
+class ConsumerProcess(Command):
+    """``lisarec consume`` of a group that is named after the topic."""
+
+    def __init__(self, directory: Path, addresses: str, topic: str, url: str, *options: object) -> None:
+        properties = directory / "properties"
+        properties.write_text(PROPERTIES)
+        super().__init__(
+            directory / f"{topic}.log",
+            *("consume", "--brokers", addresses, "--topic", topic, "--group", topic, "--url", url),
+            *("--dead-letters", f"{topic}-dead", "--properties", properties, "--linger", 0.02, *options),
+        )
+
+
+class PublisherProcess(Command):
+    """``lisarec publish`` of a store, with its positions in the directory."""
+
+    def __init__(
+        self, directory: Path, addresses: str, topic: str, store: Mapping[str, object], *options: object
+    ) -> None:
+        place = [part for name, value in store.items() for part in (f"--{name.replace('_', '-')}", value)]
+        super().__init__(
+            directory / "publish.log",
+            *("publish", "--brokers", addresses, "--topic", topic, "--positions", directory / "positions"),
+            *(*place, *options),
+        )
