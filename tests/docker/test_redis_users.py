@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from benchmarks.harness.compose import (
     make_users,
     node_command,
     redis_command,
+    replica_options,
 )
 from benchmarks.harness.redis_cluster import free_node_port
 from benchmarks.harness.service_process import free_port
@@ -68,7 +70,7 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     assert len({admin, replica, password, given}) == 4
 
 
-@pytest.mark.parametrize("name", ["redis_password", "redis_password.next"])
+@pytest.mark.parametrize("name", ["redis_password", "redis_password.next", "admin_password", "replica_password.next"])
 @pytest.mark.parametrize("given", ["", "\n", "\r\n", "  ", " blank before", "a directory", "unreadable"])
 def test_a_password_that_would_let_everybody_in_is_refused(
     folders: tuple[Path, Path, Path], given: str, name: str
@@ -86,18 +88,19 @@ def test_a_password_that_would_let_everybody_in_is_refused(
     assert list(folders[1].iterdir()) == []  # Redis does not start without its users
 
 
+def may_log_in(port: int, user: str, password: str) -> bool:
+    try:
+        with redis.Redis(port=port, username=user, password=password, retry=Retry(NoBackoff(), 0)) as client:
+            return bool(client.ping())
+    except redis.AuthenticationError:
+        return False
+
+
 @pytest.mark.usefixtures("alpine_shell")
 def test_the_password_is_changed_while_connections_and_services_go_on_with_the_old_one(tmp_path: Path) -> None:
     port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
     folders = tmp_path / "secrets", tmp_path / "acl", tmp_path / "given"
     folders[2].mkdir()
-
-    def may_log_in(password: str) -> bool:
-        try:
-            with redis.Redis(port=port, username="lisarec", password=password, retry=Retry(NoBackoff(), 0)) as client:
-                return bool(client.ping())
-        except redis.AuthenticationError:
-            return False
 
     def make_and_load() -> None:
         make_secrets(folders)
@@ -111,19 +114,61 @@ def test_the_password_is_changed_while_connections_and_services_go_on_with_the_o
             following = folders[2] / "redis_password.next"
             following.write_text("another one\n")
             make_and_load()
-            assert may_log_in("another one")
+            assert may_log_in(port, "lisarec", "another one")
             assert (folders[0] / "redis_password").read_text() == users.password  # until Redis accepts both
             following.rename(folders[2] / "redis_password")
             make_and_load()
-            assert may_log_in(users.password)
+            assert may_log_in(port, "lisarec", users.password)
             assert (folders[0] / "redis_password").read_text() == "another one"
             make_and_load()
-            assert may_log_in("another one")
-            assert not may_log_in(users.password)
+            assert may_log_in(port, "lisarec", "another one")
+            assert not may_log_in(port, "lisarec", users.password)
             assert lasting.client_id() == connection
     finally:
         server.kill()
         server.wait()
+
+
+def test_the_passwords_of_admin_and_replica_are_changed_while_a_replica_follows(tmp_path: Path) -> None:
+    users, log, ports = make_users(tmp_path), tmp_path / "redis.log", [free_port(), free_port()]
+    app, acl, given = (tmp_path / name for name in ("secrets", "acl", "given"))
+    given.mkdir()
+    old = {user: (acl / f"{user}_password").read_text() for user in ("admin", "replica")}
+
+    def make_and_load() -> None:
+        make_secrets((app, acl, given))
+        for port in ports:
+            subprocess.run([REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
+
+    def as_admin(port: int, *command: str | int) -> Any:
+        with redis.Redis.from_url(make_users(tmp_path).admin_url(port), retry=Retry(NoBackoff(), 0)) as client:
+            return client.execute_command(*command)
+
+    with ExitStack() as stack:
+        for port, options in zip(ports, ((), replica_options(users, ports[0])), strict=True):
+            (data := tmp_path / str(port)).mkdir()
+            server = start_redis(redis_command(program("redis-server"), data, users, port, *options), log)
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+            wait_until(partial(answers_ping, users, port), log.read_text)
+        wait_until(lambda: as_admin(ports[0], "WAIT", 1, 100) == 1, log.read_text)
+        for user in old:
+            (given / f"{user}_password.next").write_text(f"another {user}")
+        make_and_load()
+        for user, password in old.items():
+            assert may_log_in(ports[0], user, password)
+            assert may_log_in(ports[0], user, f"another {user}")
+            (given / f"{user}_password.next").rename(given / f"{user}_password")
+        make_and_load()  # which tells the replica, too
+        make_and_load()
+        for user, password in old.items():
+            assert may_log_in(ports[0], user, f"another {user}")
+            assert not may_log_in(ports[0], user, password)
+            (given / f"{user}_password").unlink()
+        make_and_load()
+        as_admin(ports[0], "CLIENT", "KILL", "TYPE", "replica")
+        as_admin(ports[0], "SET", "after", 1)
+        wait_until(lambda: as_admin(ports[1], "GET", "after") == b"1", log.read_text)
 
 
 def allowed_by_user(admin: redis.Redis) -> dict[str, dict[str, Any]]:
