@@ -82,6 +82,13 @@ class Deployment:
         """Run a command in a container, and return what it prints."""
         return self.engine.docker("exec", container, *command)
 
+    def processor_s(self, container: str) -> float:
+        """Return what the container has used of the processors, by control groups of version 1 or 2."""
+        folder = "/sys/fs/cgroup"
+        either = f"cat {folder}/cpuacct/cpuacct.usage 2>/dev/null || grep usage_usec {folder}/cpu.stat"
+        *name, used = self.execute(container, "sh", "-c", either).split()
+        return int(used) / (1e6 if name else 1e9)
+
     def state(self, container: str, field: str) -> str:
         """Return a field of the container's state, as `Health.Status`."""
         return self.engine.inspect("container", container, f"{{{{.State.{field}}}}}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
+MAX_START_S = 5.0  # where a core is free
 MAX_START_CPU_S = 7.5  # it is 4 where no other process wants the caches, and 30 for one that compiles
 STAY = ("app", "archive", "trainer", "redis", "haproxy", "prometheus", "grafana")
 
@@ -34,14 +36,17 @@ def test_up_waits_until_all_is_ready_without_a_model(deployment: Deployment, key
 def test_a_replica_that_starts_again_is_soon_ready(deployment: Deployment, measured: Measured) -> None:
     container = deployment.container("app")
     deployment.engine.docker("stop", container)
+    has_a_free_core = os.getloadavg()[0] < (os.cpu_count() or 1)
     begin_s = time.monotonic()
     deployment.engine.docker("start", container)
     url = f"http://{deployment.address(container)}:8000/readyz"
     wait_until(lambda: is_ready(url))
-    measured.append(("start to ready, s", f"{time.monotonic() - begin_s:.1f}"))
-    used_s = int(deployment.execute(container, "cat", "/sys/fs/cgroup/cpuacct/cpuacct.usage")) / 1e9
+    ready_s = time.monotonic() - begin_s
+    measured.append(("start to ready, s", f"{ready_s:.1f}{'' if has_a_free_core else ', no core free'}"))
+    used_s = deployment.processor_s(container)
     measured.append(("start to ready, s of processor time", f"{used_s:.1f}"))
     assert used_s < MAX_START_CPU_S
+    assert ready_s < MAX_START_S or not has_a_free_core
     deployment.wait_until_healthy("app", 2)
 
 

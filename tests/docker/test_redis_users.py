@@ -138,7 +138,7 @@ def test_the_passwords_of_admin_and_replica_are_changed_while_a_replica_follows(
     def make_and_load() -> None:
         make_secrets((app, acl, given))
         for port in ports:
-            subprocess.run([REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
+            subprocess.run(["sh", REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
 
     def as_admin(port: int, *command: str | int) -> Any:
         with redis.Redis.from_url(make_users(tmp_path).admin_url(port), retry=Retry(NoBackoff(), 0)) as client:
