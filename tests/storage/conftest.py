@@ -48,9 +48,9 @@ def cluster() -> RedisCluster:
     return running_cluster()
 
 
-@pytest.fixture
-def own_cluster() -> Iterator[RedisCluster]:
+@pytest.fixture(params=["redis-server", "valkey-server"])
+def own_cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
     """One to break."""
-    cluster = RedisCluster(timeout_ms=1_000)
+    cluster = RedisCluster(timeout_ms=1_000, server=request.param)
     yield cluster
     cluster.stop()

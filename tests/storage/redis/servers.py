@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -67,10 +67,10 @@ def new_server(name: str, *options: str) -> RedisServer:
     return RedisServer(_binary(name), *options)
 
 
-def new_node(timeout_ms: int, *options: str) -> RedisServer:
+def new_node(timeout_ms: int, *options: str, name: str = "redis-server") -> RedisServer:
     """Start a server that can be a node of a cluster, and that the caller stops."""
     options = ("--cluster-node-timeout", str(timeout_ms), *options)
-    return RedisServer(_binary("redis-server"), *options, make_command=node_command, port=free_node_port())
+    return RedisServer(_binary(name), *options, make_command=node_command, port=free_node_port())
 
 
 def make_certificate(directory: Path) -> tuple[Path, list[str]]:
@@ -234,11 +234,11 @@ def tls_cluster(directory: Path) -> Iterator[str]:
 class RedisCluster:
     """Three primaries, each with a third of the slots; with a replica of each where those are wanted."""
 
-    def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False) -> None:
-        self._timeout_ms = timeout_ms
+    def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False, server: str = "redis-server") -> None:
+        self._new_node = partial(new_node, timeout_ms, name=server)
         self._admin = ClusterAdmin(redis_users())
-        self.primaries = [new_node(timeout_ms) for _ in range(3)]
-        self.replicas = [new_node(timeout_ms) for _ in self.primaries if has_replicas]
+        self.primaries = [self._new_node() for _ in range(3)]
+        self.replicas = [self._new_node() for _ in self.primaries if has_replicas]
         self._admin.form([node.port for node in self.primaries], [node.port for node in self.replicas])
         self.url = redis_users().cluster_url(node.port for node in self.primaries)
 
@@ -257,7 +257,7 @@ class RedisCluster:
 
     def add_node(self) -> RedisServer:
         """One without slots, which everybody knows."""
-        node = new_node(self._timeout_ms)
+        node = self._new_node()
         command(node.client, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
         self.primaries.append(node)
         wait_until(lambda: all(len(self._admin.nodes(one.port)) == len(self.primaries) for one in self.primaries))

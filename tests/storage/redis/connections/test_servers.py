@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,14 @@ import pytest
 import redis
 
 from benchmarks.harness.redis_cluster import ClusterAdmin, wait_until
-from tests.storage.redis.servers import RedisCluster, RedisServer, expected_servers, new_server, redis_users
+from tests.storage.redis.servers import (
+    RedisCluster,
+    RedisServer,
+    expected_servers,
+    find_servers,
+    new_server,
+    redis_users,
+)
 
 ENDINGS = [signal.SIGTERM, signal.SIGKILL]
 KEYS = 30
@@ -21,6 +30,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     server = new_server(request.param)
     yield server
     server.stop()
+
+
+def test_valkey_is_the_version_that_is_promised() -> None:
+    """Where .ci/install falls back to version 8, VALKEY_MAJOR says so."""
+    program = find_servers().get("valkey-server")
+    if program is None:
+        pytest.skip("there is no valkey-server; .ci/install brings it")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f" v={os.environ.get('VALKEY_MAJOR', '9')}." in version
 
 
 def write(service: Any, name: str) -> None:
