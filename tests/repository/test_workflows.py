@@ -110,7 +110,7 @@ def test_each_version_of_python_that_is_tested_is_one_that_the_project_allows() 
 
 
 class TestRelease:
-    def run(self, job: str, step: str, cwd: Path, tag: str) -> int:
+    def run(self, job: str, step: str, cwd: Path, tag: str, path: str = "/usr/bin:/bin") -> int:
         """Run a step of the release's workflow as the runner does, with `gh` and `sha256sum` left out."""
         (script,) = (
             one["run"] for one in jobs_of(GITHUB / "workflows/release.yml")[job]["steps"] if one.get("name") == step
@@ -122,7 +122,7 @@ class TestRelease:
             "GITHUB_REPOSITORY": "o/lisarec",
             "IMAGE": "ghcr.io/o/lisarec",
             "DIGEST": "sha256:1",
-            "PATH": "/usr/bin:/bin",
+            "PATH": path,
         }
         return subprocess.run(["bash", "-e", "-c", script], cwd=cwd, env=environment, timeout=60).returncode
 
@@ -144,6 +144,27 @@ class TestRelease:
         assert self.run("github", step, tmp_path, "v1.2.3") == 0
         notes = (tmp_path / "notes.md").read_text().split()
         assert notes == ["###", "Added", "-", "yes", "Image:", "`ghcr.io/o/lisarec@sha256:1`"]
+
+    def test_the_images_of_others_are_pinned_by_digest(self, tmp_path: Path) -> None:
+        """The registry is a program that answers for the tags that this repository names, and for no other."""
+        for name in ("docker-compose.yml", "docker/Dockerfile", "docker/pin"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+        (tmp_path / "dist").mkdir()
+        registry = tmp_path / "bin" / "docker"
+        registry.parent.mkdir()
+        answer = '[ "$1 $2 $3" = "buildx imagetools inspect" ] && printf "sha256:%064d\\n" "${#4}"'
+        registry.write_text(f"#!/bin/sh\n{answer}\n")
+        registry.chmod(0o755)
+        step = "Pin the images of others by digest"
+        assert self.run("dist", step, tmp_path, "v1.2.3", path=f"{registry.parent}:/usr/bin:/bin") == 0
+        named = re.compile(r"^(?:FROM|\s*image:) (?!lisarec:)(\S+)", re.MULTILINE)
+        for name in ("docker-compose.yml", "docker/Dockerfile"):
+            images = named.findall((ROOT / name).read_text())
+            assert images
+            pinned = (tmp_path / "dist" / Path(name).name).read_text()
+            assert named.findall(pinned) == [f"{image}@sha256:{len(image):064d}" for image in images]
+            assert re.sub(r"@sha256:\d{64}", "", pinned) == (ROOT / name).read_text()
 
     def test_the_npm_package_names_the_repository_that_its_provenance_has(self, tmp_path: Path) -> None:
         source = ROOT / "clients" / "npm" / "package.json"
