@@ -6,7 +6,7 @@
     with lisarec.load("models/shop") as shop:
         shop.recommend(["tea-2", "cup-1"], k=5, exclude_seen="all")
         shop.explain(["tea-2"], k=1)[0]["explanation"]
-    lisarec.evaluate("models/shop", "data/shop")["hr_at_10_full"]
+    lisarec.evaluate("models/shop", "data/shop")["metrics"]["hr_at_10_full"]
 
 The lists are those of the service: the same code ranks them. `python -m lisarec` is the command line.
 """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,6 +179,14 @@ class TestTraining:
         assert artifact.config.training.epochs == 1
         measured = lisarec.evaluate(tmp_path / "shop", shop, protocol="loo_sampled100")
         assert measured == evaluate_models([load_model(tmp_path / "shop")], shop, "loo_sampled100").to_json()
+
+    def test_the_example_of_the_package_runs(self, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "shop").symlink_to(shop)
+        monkeypatch.chdir(tmp_path)
+        example = textwrap.dedent("\n".join(re.findall(r"^    .*$", str(lisarec.__doc__), re.MULTILINE)))
+        example = example.replace("tea-2", "school-bag-red").replace("cup-1", "pencil-case-red").replace("=5)", "=1)")
+        exec(compile(example, "example", "exec"), {})
 
     def test_it_refuses_what_cannot_be(self, shop: Path, tmp_path: Path) -> None:
         for settings, reason in (
