@@ -54,3 +54,11 @@ def test_everything_that_is_released_together_has_one_version() -> None:
         VERSION
     }
     assert {json.loads(file.read_text())["version"] for file in clients.glob("*/package.json")} <= {VERSION}
+    deploy = ROOT / "docs" / "how-to" / "deploy"
+    named = {
+        "systemd.md": r"^version=(\S+)$",
+        "kubernetes.md": r"registry\.example/lisarec(?:, tag: |:)([^\s}]+)",
+    }
+    for page, version in named.items():
+        assert set(re.findall(version, (deploy / page).read_text(), re.MULTILINE)) == {VERSION}, page
+    assert f"version {VERSION}, one family of models" in (ROOT / "docs/explanation/comparison.md").read_text()
