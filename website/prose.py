@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -65,15 +66,20 @@ class Paragraph:
 
 
 def documents() -> list[Path]:
-    """Return all documents but those that `rumdl` leaves out."""
+    """Return all documents, notebooks and READMEs of the packages included, but those that `rumdl` leaves out."""
     excluded = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["rumdl"].get("exclude", [])
-    found = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    patterns = ("*.md", "docs/**/*.md", "docs/**/*.ipynb", "clients/*/README.md")
+    found = [path for pattern in patterns for path in ROOT.glob(pattern) if path.name != "CHANGELOG.md"]
     return sorted(path for path in found if path.relative_to(ROOT).as_posix() not in excluded)
 
 
 def paragraphs(path: Path) -> Iterator[Paragraph]:
     """Yield the paragraphs of a document, without code, tables and headings."""
-    text = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    text = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
     begin, texts, fence = 0, list[str](), ""
     for number, line in enumerate([*text.splitlines(), ""], 1):
         mark = FENCE.match(line)
