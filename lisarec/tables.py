@@ -17,7 +17,8 @@ class TableSettings(TypedDict, total=False):
     timezone        the time zone of timestamps without one, such as "Europe/Berlin"
     decimal         the decimal separator
     skip_bad_lines  whether to skip unreadable lines
-    types           a mapping from the shop's types of events to others: {"Kauf": "purchase"}; "*" is every other line
+    types           a mapping from the shop's types of events to others: {"Kauf": "purchase"}; "*" stands for all
+                    remaining lines
     """
 
     columns: Mapping[str, str]

@@ -29,7 +29,7 @@ class LimitOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Plain requests per minute. An event is one, an expensive request several. Default: unlimited.",
+            help="Plain requests per minute. An event counts as one, an expensive call as several. Default: unlimited.",
         ),
     ] = None
     new_users: Annotated[

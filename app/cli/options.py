@@ -148,7 +148,7 @@ class MappingOptions:
     types: Annotated[
         list[str] | None,
         typer.Option(
-            help="Names of event types, such as Kauf=purchase,*=view; * is every other line. Repeatable.",
+            help="Names of event types, such as Kauf=purchase,*=view; * stands for all remaining lines. Repeatable.",
             metavar="OWN=TYPE,...",
         ),
     ] = None

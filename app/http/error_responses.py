@@ -174,7 +174,7 @@ STORAGE_REASONS: dict[FailureCause, str] = {
     "disk_error": "the store's disk has failed",
     "locked": "the store is locked by another program",
     "damaged": "the store is damaged",
-    "wrong_store": "the store has different data than before",
+    "wrong_store": "the store lacks data that it had acknowledged, or was replaced",
     "unsafe": "the store could lose acknowledged events",
     "too_few_replicas": "too few replicas of the store confirm the write",
     "archive": "the archive of older events cannot be read",

@@ -71,7 +71,7 @@ def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> NDA
     if function == "matches":
         repeats = prod(max(map(int, NUMBER.findall(part)), default=1) or 1 for part in IN_BRACES.findall(wanted))
         if len(wanted) * repeats > MAX_PATTERN:
-            reason = f"a regular expression has at most {MAX_PATTERN} characters, times what it says in {{}}"
+            reason = f"a regular expression may have at most {MAX_PATTERN} characters, counting {{n}} repetitions"
             raise InvalidExpression(position, reason)
     elif len(texts) <= FEW_TEXTS:
         is_true = OF_ONE_TEXT[function]
@@ -84,7 +84,7 @@ def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> NDA
 
 def _searchable(position: int, column: TextColumn) -> pl.Series:
     if len(column.texts) > MAX_TEXTS:
-        reason = f"only == and in are possible where items have more than {MAX_TEXTS:,} different texts"
+        reason = f"this property has more than {MAX_TEXTS:,} different texts, so only == and in work on it"
         raise InvalidExpression(position, reason)
     return column.texts.series
 

@@ -36,8 +36,8 @@ class RateLimiter:
         quota = Quota(calls_key(self._prefix, key.id), key.requests_per_minute)
         if refusal := await self._spend([quota], cost, MINUTE_S):
             raise TooManyRequests(
-                f"the rate limit of this key is {key.requests_per_minute:,} plain requests per minute; an event is one "
-                "and an expensive request several",
+                f"the rate limit of this key is {key.requests_per_minute:,} plain requests per minute; an event counts "
+                "as one, an expensive call as several",
                 refusal.wait_s,
             )
 

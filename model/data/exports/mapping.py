@@ -35,7 +35,7 @@ class TableMapping:
     timezone         of times without one, such as Europe/Berlin
     decimal          the decimal separator; None if numbers are plain
     skips_bad_lines  whether unreadable lines are left out
-    types            our types of events, by the table's own; that of ``*`` is every other line's
+    types            our types of events, by the table's own; that of ``*`` is the type of all remaining lines
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
