@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[A-Z'`])")
 LITERAL = re.compile(
-    r"(?<!\w)'([^' ][^']*)'(?!\w)|(?<![\w`/])(https?://[\w./-]*\w|--[a-z][\w-]*|LISAREC_[A-Z_]*[A-Z]|/[a-z]+)(?![\w`])"
+    r"(?<!\w)'([^' ][^']*)'(?!\w)|(?<![\w`/.])(https?://[\w./-]*\w|--[a-z][\w-]*|LISAREC_[A-Z_]*[A-Z]|/[a-z]+)(?![\w`])"
 )
 
 

@@ -1,4 +1,4 @@
-"""The page of the settings, generated from their fields."""
+"""The page of the settings, generated from their fields, with the variables of the containers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from app.settings import PREFIX, Settings, StoreSettings
+from website import container_variables
 from website.markdown import code, table, with_code
 
 INTRODUCTION = f"""# Settings
@@ -18,12 +19,12 @@ INTRODUCTION = f"""# Settings
 Every setting of the service and of the commands, as an environment variable.
 In the tables, "all" means that the service and the commands read a setting.
 
-This page is generated from `app/settings.py` by `python -m website`.
+This page is generated from `app/settings.py` and the files of the containers by `python -m website`.
 
 Options of [the command line](command-line.md) take precedence over the environment, and an empty variable counts as unset.
 An unknown variable `{PREFIX}...` is an error at startup, so a misspelt name does not go unnoticed.
 Variables that Kubernetes sets for a Service named `lisarec` are ignored, as is its `{PREFIX}PORT=tcp://ADDRESS:PORT`.
-[Docker Compose](../how-to/deploy/docker-compose.md) lists the variables that only `docker-compose.yml` reads.
+The containers around the service read [variables of their own](#{container_variables.HEADING.lower().replace(" ", "-")}).
 
 A place is a path, or a URL such as `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
 """
@@ -54,7 +55,7 @@ def page() -> str:
     for name in Settings.model_fields:
         groups[_heading(name)].append(name)
     parts = [f"## {heading}\n\n{_table(names)}\n" for heading, names in sorted(groups.items())]
-    return "\n".join([INTRODUCTION, *parts])
+    return "\n".join([INTRODUCTION, *parts, container_variables.section()])
 
 
 def _heading(name: str) -> str:

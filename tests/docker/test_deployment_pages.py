@@ -15,12 +15,13 @@ from app.cli.main import cli
 from app.settings import NAMES_OF_OTHERS, Settings
 from benchmarks.harness.compose import COMPOSE_FILE, ROOT
 from benchmarks.harness.topology import HAPROXY_CONFIG, program
+from website.container_variables import HEADING
 
 FOLDER = ROOT / "docs" / "how-to" / "deploy"
 PAGES = sorted(FOLDER.glob("*.md"))
 FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-# what the compose file says in other words than the page: another's default, or one that is computed
-SAID_OTHERWISE = {"LISAREC_MODEL", "LISAREC_REDIS_URL", "LISAREC_STATE_TTL_DAYS", "TORCH_INDEX", "LISAREC_CPUS"}
+SETTINGS_PAGE = ROOT / "docs" / "reference" / "settings.md"
+KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -37,22 +38,17 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_variable_of_the_compose_file_stands_on_the_page_with_its_default() -> None:
-    defaults = dict(re.findall(r"\$\{(\w+):?-?([^:}$]*(?:://[^}]*|:\d+)?)\}", COMPOSE_FILE.read_text(encoding="utf-8")))
-    assert "LISAREC_PUBLISH" in defaults
-    page = (FOLDER / "docker-compose.md").read_text(encoding="utf-8")
-    told: dict[str, str] = {}
-    for names, values in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", page, re.MULTILINE):
-        of_names = re.findall(r"`(\w+)`", names)
-        told |= dict(zip(of_names, (values.split(", ") * len(of_names))[: len(of_names)], strict=True))
-    kafka = {name for name in defaults if name.startswith("LISAREC_KAFKA_")}
-    assert all(f"`{name}`" in page for name in kafka)
-    assert defaults.keys() - kafka == told.keys() & defaults.keys()
-    compared = defaults.keys() - kafka - SAID_OTHERWISE
-    assert {name: told[name].strip("`") for name in compared} == {name: defaults[name] or "none" for name in compared}
+def test_every_variable_of_the_containers_has_a_meaning_and_its_default() -> None:
+    defaults: dict[str, str] = {}
+    for file in (COMPOSE_FILE, HAPROXY_CONFIG, KEEP_CLUSTER):
+        found = re.findall(r"\$\{(\w+):?-([^:}$]*(?:://[^}]*|:\d+)?)\}", file.read_text(encoding="utf-8"))
+        defaults = {name: value or "none" for name, value in reversed(found)} | defaults  # the first one counts
+    section = SETTINGS_PAGE.read_text(encoding="utf-8").partition(f"## {HEADING}")[2]
+    rows = re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \| [^|]+ \| [A-Z0-9]", section, re.MULTILINE)
+    assert dict(rows) == defaults
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, SETTINGS_PAGE], ids=lambda page: page.stem)
 def test_every_variable_that_a_page_names_is_read_by_some_program(page: Path) -> None:
     known = {name.upper() for name in Settings.model_fields}.union(NAMES_OF_OTHERS.split())
     named = set(re.findall(r"\bLISAREC_([A-Z0-9_]*[A-Z0-9])\b(?![_*])", page.read_text(encoding="utf-8")))
