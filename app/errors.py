@@ -1,4 +1,7 @@
-"""Every way in which a request can fail. The HTTP response to each stands in `app.http.error_responses`."""
+"""Every way in which a request can fail.
+
+The HTTP response to each is in `app.http.error_responses`, and docs/reference/errors.md tells clients how to react.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

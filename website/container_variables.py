@@ -108,6 +108,6 @@ def _rows(meanings: dict[str, str]) -> Iterator[list[str]]:
     found = variables()
     for name, meaning in meanings.items():
         setting = Settings.model_fields.get(name.removeprefix(PREFIX).lower())
-        sentences = [(setting and setting.description) or "", meaning]
+        text = " ".join(filter(None, [setting and setting.description, meaning]))
         default = next(iter(found[name].values()))
-        yield [code(name), code(default) or "none", ", ".join(found[name]), with_code(" ".join(filter(None, sentences)))]
+        yield [code(name), code(default) or "none", ", ".join(found[name]), with_code(text)]

@@ -12,7 +12,8 @@
 ``manifest.sig``       the signature of the manifest, if it was signed: ``model.artifact.signatures``
 
 Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements, intervals and
-content change no state, and so do not change the generation.
+content change no state, and so do not change the generation. docs/reference/data-formats.md describes the files for
+other programs.
 """
 
 from __future__ import annotations

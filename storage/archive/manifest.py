@@ -13,6 +13,8 @@ two names, and a copy can be verified. Earlier files have only the number. TENAN
 A killed writer leaves files behind that the manifest does not name: nobody reads them, and the next writer removes
 them. So replacing the manifest is the only commit. The files and the positions of the partitions change in one step. A
 writer first commits a manifest with its own id; after that, an earlier writer can no longer commit.
+
+Other programs may read these files, as docs/reference/data-formats.md says.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ changed, {"item_vector": [tenant, item id, vector in base64]} for each that has 
 {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in hex. Then
 come {"user": [tenant, user id, properties]} for each user who has some, each entry of the log as in
 storage/state/record_encoding.py, each user's in log order, and last the number of entries. It has no states, because
-they are folded from the log, and no erased data.
+they are folded from the log, and no erased data. docs/reference/data-formats.md describes it for other programs.
 """
 
 from __future__ import annotations

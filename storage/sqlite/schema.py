@@ -1,7 +1,8 @@
 """The schema of the embedded store.
 
 SQLite stores the text of these statements, comments included, in the file. `PRAGMA user_version` is SCHEMA_VERSION, and
-`PRAGMA application_id` the number of the newest commit, see connections/open_files.py.
+`PRAGMA application_id` the number of the newest commit, see connections/open_files.py. docs/reference/byte-formats.md
+says what others may rely on.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""The bytes of a user's state."""
+"""The bytes of a user's state, of which docs/reference/byte-formats.md says what others may rely on."""
 
 from typing import NamedTuple, TypeAlias
 

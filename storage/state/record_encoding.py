@@ -12,6 +12,8 @@ JSON, in Redis and in back-ups, is one of
   [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [[TAG, CODES], ...], [ITEM_ID, ...], ORDER_ID]    an event of an order
   {"undo": [TENANT, USER_ID, EVENT_ID, TIMESTAMP_US]}
   {"merge": [TENANT, USER_ID, TARGET, TIMESTAMP_US]}
+
+docs/reference/byte-formats.md says what others may rely on.
 """
 
 import json

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, get_args
 
 import pytest
 
+import app.errors
+import app.schemas
+from app.http.auth import keys
 from app.http.auth.keys import SCOPES, Key
 from app.http.error_responses import FRAMEWORK_PROBLEMS, PROBLEMS, STORAGE_REASONS
 from app.http.protocol import MAX_HEADERS, MAX_PIPELINED
@@ -23,7 +27,7 @@ from storage.archive import manifest
 from storage.maintenance import backup
 from storage.redis.layout import keys as redis_keys
 from storage.sqlite import schema
-from storage.state import layout
+from storage.state import layout, record_encoding
 from storage.state.record_encoding import COLUMNS
 from website.generated_pages import PAGES, REFERENCE
 
@@ -156,6 +160,27 @@ def test_the_bytes_of_a_state_are_drawn() -> None:
     versions = ("layout version", layout.LAYOUT_VERSION), ("layout version", redis_keys.LAYOUT_VERSION)
     for what, version in (*versions, ("schema version", schema.SCHEMA_VERSION)):
         assert f"{what} {version}" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "page_"),
+    [
+        (app.errors, "errors.md"),
+        (app.schemas, "http-api.md"),
+        (keys, "data-formats.md"),
+        (model_directory, "data-formats.md"),
+        (manifest, "data-formats.md"),
+        (backup, "data-formats.md"),
+        (layout, "byte-formats.md"),
+        (record_encoding, "byte-formats.md"),
+        (redis_keys, "byte-formats.md"),
+        (schema, "byte-formats.md"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_what_makes_a_format_names_the_page_of_the_contract(module: ModuleType, page_: str) -> None:
+    assert f"docs/reference/{page_}" in str(module.__doc__)
+    assert (REFERENCE / page_).exists()
 
 
 def test_every_table_and_key_of_the_stores_is_there() -> None:

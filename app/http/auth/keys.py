@@ -2,7 +2,7 @@
 
 A key is ``lisarec_ID_SECRET``. The id has 48 random bits and names the key in the file and in logs; the secret has 256.
 A fast hash is enough for this many random bits; passwords would need a slow one. The file has one line of JSON for each
-key. Blank lines and lines that begin with # are ignored.
+key. Blank lines and lines that begin with # are ignored. docs/reference/data-formats.md describes the fields.
 """
 
 import hmac

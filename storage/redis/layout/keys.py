@@ -1,7 +1,7 @@
 """The keys and values of a store in Redis.
 
 All keys of a partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
-percent-encoded, so the first "/" ends it.
+percent-encoded, so the first "/" ends it. docs/reference/byte-formats.md says what others may rely on.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that ever had a state,
