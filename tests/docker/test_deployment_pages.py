@@ -41,7 +41,7 @@ def run(*command: str) -> None:
 def test_every_variable_of_the_containers_has_a_meaning_and_its_default() -> None:
     defaults: dict[str, str] = {}
     for file in (COMPOSE_FILE, HAPROXY_CONFIG, KEEP_CLUSTER):
-        found = re.findall(r"\$\{(\w+):?-([^:}$]*(?:://[^}]*|:\d+)?)\}", file.read_text(encoding="utf-8"))
+        found = re.findall(r"\$\{([A-Z_]+):?-([^:}$]*(?:://[^}]*|:\d+)?)\}", file.read_text(encoding="utf-8"))
         defaults = {name: value or "none" for name, value in reversed(found)} | defaults  # the first one counts
     section = SETTINGS_PAGE.read_text(encoding="utf-8").partition(f"## {HEADING}")[2]
     rows = re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \| [^|]+ \| [A-Z0-9]", section, re.MULTILINE)
