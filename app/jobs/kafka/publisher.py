@@ -6,6 +6,7 @@ that is killed earlier writes the same entries again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -22,10 +23,12 @@ from app.jobs.kafka.attribution import Attribution
 from app.jobs.kafka.clients import until_signalled
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import PublisherMetrics
+from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
 from storage.errors import StorageError, StorageUnavailable
+from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.state.event import Event, LogRecord, Undo
 
 MAX_UNDELIVERED = 10_000
@@ -53,12 +56,16 @@ def run_publisher(
             KafkaFailure        when the log lacks the next entries, or the brokers refuse a message
     """
     published = 0
+    is_recorded = False
     with until_signalled() as stopping:
         publisher = LogPublisher(config, topic, PositionsFile(positions, topic), stopping, metrics)
         while not stopping.is_set():
             try:
                 with open_source(settings) as source:
                     source.attach()
+                    if not is_recorded:
+                        asyncio.run(_record(settings, topic))
+                        is_recorded = True
                     attribution = Attribution(settings)
                     while not stopping.is_set():
                         with metrics.turn():
@@ -77,6 +84,12 @@ def run_publisher(
             except StorageError as exc:
                 raise KafkaFailure(MISSING.format(file=positions)) from exc
     return published
+
+
+async def _record(settings: StoreSettings, topic: str) -> None:
+    """Add this export to the tenant's audit log."""
+    async with opened_store(settings) as store:
+        await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "export.publish", topic)])
 
 
 class PositionsFile:

@@ -78,6 +78,9 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     assert again.process.wait(PATIENCE_S) == 0, again.log()
     found = values(brokers, topic, 11)
     assert len(found) == 11
+    logged = httpx.get(f"{service.url}/v1/admin/audit").json()["entries"]
+    starts = [(one["actor"], one["subject"]) for one in logged if one["action"] == "export.publish"]
+    assert starts == [("command line", topic)] * 2
     ada = [one for one in found if one["user_id"] == "ada"]
     assert [one["event_id"] for one in ada] == [
         "ada-1",
