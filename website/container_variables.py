@@ -35,7 +35,7 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_KEEP_TAIL": "Seconds that an archived event stays in Redis, see [Archive](../how-to/operate/archive.md).",
         "LISAREC_STATE_TTL_DAYS": "Events stay, and the state is folded again when the user returns.",
         "LISAREC_TENANT": "",
-        "LISAREC_TENANTS": "See [Keys and tenants](../how-to/operate/keys-and-tenants.md).",
+        "LISAREC_TENANTS": "See [Serve several tenants](../how-to/operate/tenants.md).",
         "LISAREC_SEAL_KEYS_FILE": "See [Sealed states](../how-to/integrate/sealed-states.md).",
         "LISAREC_SEALED_STATE_DAYS": "",
         "LISAREC_LOG_LEVEL": "",

@@ -44,9 +44,10 @@ def page() -> str:
     service = Metrics()
     service.store.set_log_lag(0.0)  # a service without an archive has no such series
     jobs = ArchiverMetrics(), TrainerMetrics(), ConsumerMetrics(), PublisherMetrics()
+    declared = [service.declared, *(job.declared for job in jobs)]
     parts = [
-        f"## {title}\n\n{where}\n\n{_table(metrics.declared)}\n"
-        for (title, where), metrics in zip(PARTS.items(), (service, *jobs), strict=True)
+        f"## {title}\n\n{where}\n\n{_table(metrics)}\n"
+        for (title, where), metrics in zip(PARTS.items(), declared, strict=True)
     ]
     return "\n".join([INTRODUCTION, *parts, OTHERS])
 
