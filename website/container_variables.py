@@ -67,9 +67,10 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_FORWARDED_FOR_FROM": "Addresses and networks, separated by spaces, of proxies in front that name their clients in `X-Forwarded-For`.",
     },
     "Kafka": {
-        "LISAREC_KAFKA_BROKERS": "Brokers of the profile `kafka`, see [Kafka](../how-to/integrate/kafka.md).",
-        "LISAREC_KAFKA_TOPIC": "Topic with the events.",
+        "LISAREC_KAFKA_BROKERS": "Brokers of the profiles `kafka` and `publish`, see [Kafka](../how-to/integrate/kafka.md).",
+        "LISAREC_KAFKA_TOPIC": "Topic with the events to consume.",
         "LISAREC_KAFKA_GROUP": "Consumer group.",
+        "LISAREC_KAFKA_LOG_TOPIC": "Topic to which the log is published.",
         "LISAREC_KAFKA_PROPERTIES": "File with options of the client, such as its login.",
     },
     "Memory, processors and monitoring": {

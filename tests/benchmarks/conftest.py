@@ -8,7 +8,7 @@ from app.jobs.datasets import synthetic_shop
 from model.config import Config, ModelConfig, TrainConfig
 from model.training.train import train
 from tests.benchmarks.support import Silent
-from tests.shells import alpine_shell
+from tests.docker.shells import alpine_shell
 
 __all__ = ["alpine_shell"]
 

@@ -34,6 +34,7 @@ NOT_RUN = {
     "train": "the same",
     "train-gpu": "the same",
     "consume": "benchmarks/kafka runs it",
+    "publish": "tests/app/jobs/kafka/test_publish.py runs it",
     "keys": "the replicas listen on loopback, so they need no keys",
     "app-gpu": "the machines of tests have no GPU",
     "prometheus": "benchmarks/harness/monitoring.py runs it",
@@ -46,7 +47,7 @@ NOT_RUN = {
 COMPARED = {"command", "entrypoint", "environment", "stop_grace_period", "volumes"}
 OF_CONTAINERS = {
     "build": "the processes run the working tree",
-    "image": "Debian's Redis is 7.0, its HAProxy 2.6; tests/shells.py brings the shell of Redis's image",
+    "image": "Debian's Redis is 7.0, its HAProxy 2.6; tests/docker/shells.py brings the shell of Redis's image",
     "user": "a test has one user",
     "read_only": "tests/containers",
     "cap_drop": "tests/containers",

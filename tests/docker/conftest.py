@@ -1,6 +1,6 @@
 """What the tests of the composed service share with those of the service itself."""
 
 from tests.app.conftest import model_dir, start
-from tests.shells import alpine_shell
+from tests.docker.shells import alpine_shell
 
 __all__ = ["alpine_shell", "model_dir", "start"]

@@ -49,11 +49,11 @@ class RateLimiter:
         raises  TooManyNewUsersAtOnce  when one request exceeds an hour's quota
                 TooManyNewUsers        when a quota is exceeded; the error has the seconds to wait
         """
-        limits = [("this tenant", tenant_quota, "")]
+        limits = [("this tenant", tenant_quota, "all")]
         if key.is_public:
-            limits.insert(0, ("all page keys of this tenant", tenant_quota // 2, ":pages"))
+            limits.insert(0, ("all page keys of this tenant", tenant_quota // 2, "pages"))
         if key.new_users_per_hour is not None:
-            limits.insert(0, ("this key", key.new_users_per_hour, f":key:{key.id}"))
+            limits.insert(0, ("this key", key.new_users_per_hour, f"key:{key.id}"))
         for whose, limit, _ in limits:
             if count > limit:
                 raise TooManyNewUsersAtOnce(

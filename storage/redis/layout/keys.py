@@ -56,8 +56,8 @@ percent-encoded, so the first "/" ends it. docs/reference/byte-formats.md says w
   PREFIX:{items:TENANT}:order-counts    zset    names of `OrderStore`, with their trends as scores, as in :trends
   PREFIX:{items:TENANT}:order-clock     string  as in :trend-clock
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
-  PREFIX:{calls:KEY}                    hash    number of a minute -> cost of this API key's calls then; expires
-  PREFIX:{new-users:TENANT}             hash    number of an hour -> new users of the tenant then; expires
+  PREFIX:{calls:KEY}:cost               hash    number of a minute -> cost of this API key's calls then; expires
+  PREFIX:{new-users:TENANT}:all         hash    number of an hour -> new users of the tenant then; expires
   PREFIX:{new-users:TENANT}:pages       hash    the same for its page keys, and behind :key:KEY for one API key
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
@@ -173,12 +173,12 @@ def scratch_key(partition: str) -> str:
 
 def calls_key(prefix: str, api_key: str) -> str:
     """Return the key of what an API key's calls cost."""
-    return f"{prefix}:{{calls:{api_key}}}"
+    return f"{prefix}:{{calls:{api_key}}}:cost"
 
 
 def new_users_key(prefix: str, tenant: str, part: str) -> str:
-    """Return the key of the number of a tenant's new users, or of this part of them."""
-    return f"{prefix}:{{new-users:{quote(tenant, safe='')}}}{part}"
+    """Return the key of the number of a tenant's new users, of this part of them: all, pages, or key:KEY."""
+    return f"{prefix}:{{new-users:{quote(tenant, safe='')}}}:{part}"
 
 
 def states_of(tenant: str, tag: bytes) -> str:
