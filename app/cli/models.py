@@ -22,8 +22,7 @@ from app.cli.options import (
     ThreadsOption,
     UsersSampleOption,
     known_preset_or_mechanism,
-    place_of,
-    store_settings,
+    model_output,
 )
 from app.jobs.reports.job_progress import announced
 from model.config import (
@@ -46,10 +45,8 @@ from model.config import (
     warm_training,
 )
 from model.config import preset as preset_of
-from storage.folders.place import ObjectUrl
 
 if TYPE_CHECKING:
-    from app.serving.model_registry import ModelRegistry
     from model.artifact.model_directory import Artifact
     from model.evaluation.baselines import Baseline
     from model.mechanisms.train import TrainedMechanism
@@ -234,45 +231,38 @@ def train(
     recipe = options.recipe()
     if memory is not None and isinstance(recipe, MechanismRecipe):
         raise typer.BadParameter("mechanisms need all events in memory; omit --memory")
-    name, models = _models_for(out)
-    model_dir = models.work / name
-    data = source.directory()
     use_threads(threads)
     processes = Processes.joined()
     if processes.count > 1 and isinstance(recipe, MechanismRecipe):
         raise typer.BadParameter("mechanisms train in one process; run this command without torchrun")
+    output = model_output(out, resume)
+    if output.is_uploaded and (processes.count > 1 or isinstance(recipe, MechanismRecipe)):
+        raise typer.BadParameter("several processes, and mechanisms, write to a directory; pass one as --out")
+    data = source.directory()
     console.quiet = not processes.is_first  # only the first process prints
     gpu = " and the GPU" if device == "cuda" else ""
     together = f" in each of {processes.count} processes" if processes.count > 1 else ""
     say(f"training {options.preset} on {cores_in_use()}{gpu}{together} (--threads {threads})")
+    made: Artifact | TrainedMechanism
     try:
         with TrainingProgress(recipe.training.epochs, recipe.training.patience, console) as progress:
             how: dict[str, Any] = {"resume": resume, "progress": progress}
-            if isinstance(recipe, MechanismRecipe):
-                made = mechanisms.train(data, model_dir, recipe, codes_from=options.codes_from, device=device, **how)
+            if output.is_finished:
+                made = model_directory.load(output.directory)
+            elif isinstance(recipe, MechanismRecipe):
+                how |= {"codes_from": options.codes_from, "device": device}
+                made = mechanisms.train(data, output.directory, recipe, **how)
             else:
                 how["resources"] = Resources(device, memory, processes)
                 if options.warm_from is None:
-                    made = train_model(data, model_dir, recipe, **how)
+                    made = train_model(data, output.directory, recipe, **how)
                 else:
-                    made = train_warm(model_directory.load(options.warm_from), data, model_dir, recipe, **how)
+                    made = train_warm(model_directory.load(options.warm_from), data, output.directory, recipe, **how)
     except KeyboardInterrupt:
         say("interrupted. To continue after the last complete epoch, run the same command with --resume")
         raise typer.Exit(130) from None
-    if processes.is_first:
-        models.publish(name)
+    output.upload()
     _say_next(made, out, f"{source.data}{source.arguments()}")
-
-
-def _models_for(out: str) -> tuple[str, ModelRegistry]:
-    """Return the name of the model that is written to this place, and the registry that takes it."""
-    from app.serving.model_locations import models_at
-    from app.serving.model_registry import is_name
-
-    place = place_of(out)
-    if isinstance(place, ObjectUrl) and not (place.parent.name and is_name(place.name)):
-        raise typer.BadParameter(f"{out!r} does not name a model in a bucket; use a URL such as s3://shop/models/june")
-    return place.name, models_at(place.parent, store_settings())
 
 
 def _say_next(made: Artifact | TrainedMechanism, out: str, data: str) -> None:

@@ -13,6 +13,8 @@ import typer
 
 from storage.folders.place import SCHEMES
 
+URL_STARTS = {f"{scheme}:" for scheme in SCHEMES}  # of a URL that was taken for a path
+
 
 def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command for Typer, with the fields of each group as its parameters.
@@ -28,10 +30,10 @@ def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, value in given.items():
+        for value in given.values():
             for path in value if isinstance(value, list) else [value]:
-                if isinstance(path, Path) and path.parts[:1] and path.parts[0].removesuffix(":") in SCHEMES:
-                    raise typer.BadParameter(f"{name.replace('_', '-')} is a path on this machine, not a bucket's URL")
+                if isinstance(path, Path) and path.parts[:1] and path.parts[0] in URL_STARTS:
+                    raise typer.BadParameter(f"'{path.parts[0]}//…' is a bucket's URL, where only a path can be given")
         made = {name: parameters[name].annotation(**_pick(given, fields)) for name, fields in groups.items()}
         command(**{**_pick(given, parameters), **made})
 

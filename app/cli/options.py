@@ -17,6 +17,7 @@ from storage.folders.place import Place, parse_place
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+    from app.serving.model_locations import ModelOutput
     from app.settings import Settings, StoreSettings
     from model.data.exports.mapping import TableMapping
 
@@ -260,6 +261,19 @@ def store_settings(**given: object) -> StoreSettings:
         return StoreSettings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
         raise bad_values(exc) from None
+
+
+def model_output(out: str, resume: bool) -> ModelOutput:
+    """Return where to write the model. Raise BadParameter if it cannot be written there."""
+    from app.serving.model_locations import ModelOutput
+
+    try:
+        output = ModelOutput(place_of(out), store_settings())
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+    if output.is_finished and not resume:
+        raise typer.BadParameter(f"a model for {out} is trained, but not uploaded; pass --resume to upload it")
+    return output
 
 
 def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from app.serving.model_registry import LocalModels, ModelRegistry
+from app.serving.model_registry import LocalModels, ModelRegistry, is_name
 from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from storage.folders.place import Place
+from storage.folders.place import ObjectUrl, Place
 
 
 def models_of(settings: StoreSettings) -> ModelRegistry:
@@ -33,3 +34,42 @@ def models_at(place: Place, settings: StoreSettings) -> ModelRegistry:
     from app.serving.bucket_models import BucketModels  # import the library only if there is a bucket
 
     return BucketModels(place, settings.cache_dir, settings.model_keys_file)
+
+
+class ModelOutput:
+    """Where a training writes its model: a directory, or one on this machine whose model is uploaded to a bucket.
+
+    directory    the model directory on this machine
+    is_uploaded  whether the model is to be in a bucket
+    is_finished  whether an earlier training has ended there, and its model only lacks the upload
+    """
+
+    def __init__(self, place: Place, settings: StoreSettings) -> None:
+        """Raise ValueError if a bucket cannot take a model there, OSError if that cannot be read."""
+        self._place = place
+        self._models = models_at(place.parent, settings)
+        self.directory = self._models.work / place.name
+        self.is_uploaded = isinstance(place, ObjectUrl)
+        if isinstance(place, ObjectUrl) and not (place.parent.name and is_name(place.name)):
+            raise ValueError(f"'{place}' does not name a model in a bucket; use a URL such as s3://shop/models/june")
+        self._refuse_another()
+        self.is_finished = self.is_uploaded and model_directory.exists(self.directory)
+
+    def _refuse_another(self) -> None:
+        if self.is_uploaded and self._place.name in self._models.names():
+            raise ValueError(f"'{self._place}' already contains a model; choose another --out, or delete it")
+
+    def upload(self) -> None:
+        """Put the model into the bucket, if it goes there, and remove it from this machine.
+
+        raises  ValueError  when the bucket has a model of this name by now
+                OSError     when the upload fails; the model stays on this machine
+        """
+        if not self.is_uploaded:
+            return
+        self._refuse_another()
+        try:
+            self._models.publish(self._place.name)
+        except OSError as exc:
+            raise OSError(f"the model was not uploaded; run the same command with --resume: {exc}") from exc
+        shutil.rmtree(self.directory)

@@ -138,23 +138,54 @@ def test_an_archive_in_a_bucket_is_read_as_one_in_a_directory(
 
 
 def test_a_model_is_trained_into_a_bucket(
-    s3: Callable[[], str], tmp_path: Path, command: Callable[..., tuple[int, str]]
+    s3: Callable[[], str],
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shop, out = tmp_path / "shop", f"{s3()}/models/may"
     shop.mkdir()
     generate(shop, shoppers=30)
-    status, printed = command("train", "--data", shop, "--out", out, "--epochs", 1)
-    assert (status, f"lisarec serve --model {out}" in printed) == (0, True)
+    train = ("train", "--data", shop, "--out", out, "--epochs", 1)
+
+    def fail(*_: object) -> None:
+        raise OSError("the bucket is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketModels, "publish", fail)
+        status, printed = command(*train)
+        assert (status, "the bucket is away" in printed, "--resume" in printed) == (1, True, True)
+    status, printed = command(*train)
+    assert (status, "trained, but not uploaded" in printed) == (2, True)
+    status, printed = command(*train, "--resume")
+    assert (status, f"lisarec serve --model {out}" in printed, "epoch 1" in printed) == (0, True, False)
     models = BucketModels(ObjectUrl(out).parent, tmp_path / "another-machine")
     assert models.names() == ["may"]
     assert f"generation {models.load('may').tag}" in printed
+    for more in ([], ["--resume"]):
+        status, printed = command(*train, *more)
+        assert (status, "already contains a model" in printed) == (2, True)
 
 
-def test_a_bucket_takes_no_model_without_a_name(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
-    status, printed = command("train", "--data", tmp_path, "--out", "s3://models")
-    assert (status, "s3://shop/models/june" in printed) == (2, True)
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["--out", "s3://models"], "s3://shop/models/june"),
+        (["--out", "s3://a/b", "--preset", "lisa-base"], "directory"),
+    ],
+)
+def test_a_bucket_takes_only_a_named_model(
+    options: list[str], hint: str, s3: Callable[[], str], tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    status, printed = command("train", "--data", tmp_path, *[option.replace("s3://a", s3()) for option in options])
+    assert (status, hint in printed) == (2, True)
 
 
-def test_a_url_is_no_path(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_a_url_is_no_path(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, printed = command("evaluate", "--model", tmp_path, "--data", tmp_path, "--report", "s3://shop/report")
-    assert (status, "report is a path on this machine" in printed) == (2, True)
+    assert (status, "a bucket's URL, where only a path" in printed) == (2, True)
+    monkeypatch.chdir(tmp_path)
+    status, printed = command("check", "s3/events.csv")  # a directory of that name
+    assert (status, "bucket" in printed) == (1, False)
