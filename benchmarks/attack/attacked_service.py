@@ -30,7 +30,8 @@ from app.settings import StoreSettings
 from benchmarks.attack.costly_calls import ARMS, LONG_LOG, LONG_USER, SHORT_HISTORY, Call
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
-from storage.archive.manifest import MANIFEST, Manifest
+from storage.archive.reader import ArchiveReader
+from storage.folders.local_folder import LocalFolder
 
 Store = Literal["sqlite", "redis"]
 
@@ -103,7 +104,7 @@ class AttackedService:
         self.post("plain", [(f"{user_id}-{n}", user_id, item_id(n * 7 % items)) for n in numbers])
 
     def archive_log(self, user_id: str, events: int, items: int) -> int:
-        """Give a user of the key `plain` about so many events, archive all logs, and return the number of files.
+        """Give a user of the key `plain` about so many events, archive all logs, and return the number of its files.
 
         Each turn archives a quarter of what the one before did, since the archiver would merge files of like sizes.
         """
@@ -111,8 +112,8 @@ class AttackedService:
             rest = events // 4**turn
             self.fill_log(user_id, rest - rest // 4, items, events - rest)
             run_archiver(self.settings, ArchiverPlan(None, 0.0, None), lambda _: None, ArchiverMetrics())
-        manifest = Manifest.from_json((Path(str(self.settings.archive_dir)) / MANIFEST).read_text(encoding="utf-8"))
-        return sum(file.tenant == TENANT for file in manifest.files)
+        archive = ArchiveReader(LocalFolder(Path(str(self.settings.archive_dir))))
+        return archive.read(lambda snapshot: len(snapshot.files_of(TENANT, user_id)))
 
 
 def _cpu_clock(pid: int) -> int:

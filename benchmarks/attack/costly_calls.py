@@ -331,12 +331,12 @@ def operations() -> list[Call]:
         Call("end experiment", "DELETE", "/v1/admin/experiment"),
         Call("declare types", "PUT", "/v1/admin/properties", lambda _: {"items": dict.fromkeys(PROPERTIES, "number")}),
         Call("objective", "POST", "/v1/recommendations", weighed, _charge([weighed(0)])),
-        *_scenarios(),
+        *scenario_calls(),
     ]
 
 
-def _scenarios() -> list[Call]:
-    """Return calls about a scenario whose versions are nearly as long as they may be."""
+def scenario_calls() -> list[Call]:
+    """Return calls about a scenario whose versions are nearly as long as they may be. Each needs those before it."""
 
     def largest(number: int) -> dict[str, Any]:
         padding = {"exclude": [f"{number}-{n}".ljust(128, "-") for n in range(40)]}
