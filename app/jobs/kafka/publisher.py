@@ -63,13 +63,11 @@ def run_publisher(
             try:
                 with open_source(settings) as source:
                     source.attach()
-                    if not is_recorded:
-                        asyncio.run(_record(settings, topic))
-                        is_recorded = True
                     attribution = Attribution(settings)
                     while not stopping.is_set():
                         with metrics.turn():
                             published += publisher.publish(source, attribution)
+                        is_recorded = is_recorded or _record(settings, topic)
                         if every_s is None:
                             return published
                         stopping.wait(every_s)
@@ -86,10 +84,19 @@ def run_publisher(
     return published
 
 
-async def _record(settings: StoreSettings, topic: str) -> None:
-    """Add this export to the tenant's audit log."""
-    async with opened_store(settings) as store:
-        await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "export.publish", topic)])
+def _record(settings: StoreSettings, topic: str) -> bool:
+    """Add this export to the tenant's audit log; return whether it is there. Publishing does not wait for it."""
+
+    async def append() -> None:
+        async with opened_store(settings) as store:
+            await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "export.publish", topic)])
+
+    try:
+        asyncio.run(append())
+    except StorageUnavailable as exc:
+        logger.warning("the audit log does not have this export yet: %s", exc)
+        return exc.failure_cause == "too_few_replicas"  # it is written, and not yet on every replica
+    return True
 
 
 class PositionsFile:
