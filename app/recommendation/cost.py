@@ -50,7 +50,7 @@ UPDATED_NUMBERS = 1_000  # numbers of their vectors per plain request
 CORRECTED_EVENTS = 25  # events that an undo, a merge or an erasure processes, per plain request
 LOADED_MODEL = 500
 SCENARIOS = 10  # plain requests for listing or changing scenarios, or listing the versions of one
-METRICS = 3
+METRICS = 10
 
 
 def is_plain(request: RecommendationRequest) -> bool:
