@@ -33,7 +33,8 @@ def test_up_waits_until_all_is_ready_without_a_model(deployment: Deployment, key
         assert deployment.state(deployment.container(service), "Status") == "running"
 
 
-def test_a_replica_that_starts_again_is_soon_ready(deployment: Deployment, measured: Measured) -> None:
+def test_a_replica_that_starts_again_is_soon_ready(deployment: Deployment, measured: Measured, long: bool) -> None:
+    """The long form, which measures, holds it to seconds of time where a core is free."""
     container = deployment.container("app")
     deployment.engine.docker("stop", container)
     has_a_free_core = os.getloadavg()[0] < (os.cpu_count() or 1)
@@ -46,7 +47,7 @@ def test_a_replica_that_starts_again_is_soon_ready(deployment: Deployment, measu
     used_s = deployment.processor_s(container)
     measured.append(("start to ready, s of processor time", f"{used_s:.1f}"))
     assert used_s < MAX_START_CPU_S
-    assert ready_s < MAX_START_S or not has_a_free_core
+    assert ready_s < MAX_START_S or not (long and has_a_free_core)
     deployment.wait_until_healthy("app", 2)
 
 
