@@ -189,7 +189,9 @@ class Disruptions:
     async def _kill_rebuild(self, rng: random.Random) -> bool:
         model = str(rng.choice(self._environment.models))
         after_s = rng.uniform(0.05, 1.5)
-        return await self.operator.command("rebuild", "--model", model, killed_after_s=after_s) is None
+        while has_ended := await self.operator.command("rebuild", "--model", model, killed_after_s=after_s):
+            after_s /= 2  # it was too quick
+        return has_ended is None
 
     async def _repair(self, _: random.Random) -> bool:
         return bool(await self.operator.command("repair"))

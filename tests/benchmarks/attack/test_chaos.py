@@ -256,6 +256,25 @@ def test_what_others_prevented_all_the_time_is_tried_again_when_nothing_else_goe
     assert asyncio.run(law()) == {"store repaired": 1}
 
 
+def test_a_rebuild_that_ends_before_it_is_killed_is_killed_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reproduction: on a quick machine five rebuilds of five had ended before."""
+
+    async def rebuild(_: Operator, *_arguments: str, killed_after_s: float) -> bool | None:
+        return True if killed_after_s > 0.01 else None
+
+    async def ready() -> bool:
+        return True
+
+    environment = ChaosEnvironment("sqlite", [tmp_path], tmp_path)
+    archiver = SupervisedProcess("archiver", os.getpid, ready)
+    run = Disruptions(environment, archiver, CorrectionGate(), 3, ["rebuild killed"])
+    monkeypatch.setattr(Operator, "command", rebuild)
+    asyncio.run(run.run(lambda: True))
+    assert run.injected == {"rebuild killed": 1}
+
+
 class TestTheRunNotices:
     @pytest.mark.parametrize(("store", "lost"), [("sqlite", set()), ("redis", {"lost"})])
     def test_that_a_store_is_trusted_whatever_it_lacks(
