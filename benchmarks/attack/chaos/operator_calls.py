@@ -38,6 +38,11 @@ class Operator:
         self._disturbances = 0
         self._disturbed_until_s = -math.inf
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether something is taken away from the service."""
+        return self._disturbances > 0
+
     @contextmanager
     def disturbance(self) -> Iterator[None]:
         """Within the block something is taken away from the service."""
@@ -111,6 +116,6 @@ class Operator:
         self, what: str, outcome: str, since_s: float, *, done: str, excusable: tuple[str, ...], said: str = ""
     ) -> None:
         self.outcomes[f"{what}: {outcome}"] += 1
-        is_disturbed = self._disturbances > 0 or self._disturbed_until_s > since_s - RECOVERY_S
-        if outcome != done and not (outcome in excusable and is_disturbed):
+        was_disturbed = self.is_disturbed or self._disturbed_until_s > since_s - RECOVERY_S
+        if outcome != done and not (outcome in excusable and was_disturbed):
             self.faults.append(f"{what}: {outcome} {said.strip()[-500:]}".rstrip())

@@ -144,6 +144,7 @@ async def _run(seconds: float, workload: Workload, disruptions: Disruptions) -> 
             )
 
     workload.is_calm = lambda: is_over() and disruptions.waits_for_commands
+    workload.is_disturbed = lambda: disruptions.operator.is_disturbed
     reporting = asyncio.create_task(report())
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -36,10 +36,11 @@ REFUSALS = (404, 409)
 class Workload:
     """Clients that send operations to any of the addresses.
 
-    record    every operation
-    answers   how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
-    given_up  what nobody has answered for so long
-    is_calm   says whether clients pause for longer between operations
+    record        every operation
+    answers       how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
+    given_up      what nobody has answered for so long, with nothing in the way
+    is_calm       says whether clients pause for longer between operations
+    is_disturbed  says whether something is taken away from the service
     """
 
     def __init__(self, addresses: Sequence[Address], item_ids: Sequence[str], seed: int, gate: CorrectionGate) -> None:
@@ -47,6 +48,7 @@ class Workload:
         self.answers: Counter[str] = Counter()
         self.given_up: list[str] = []
         self.is_calm: Callable[[], bool] = lambda: False
+        self.is_disturbed: Callable[[], bool] = lambda: False
         self._gate = gate
         self._addresses = addresses
         self._item_ids = [*item_ids, *(f"cold-{number}" for number in range(COLD_ITEMS))]
@@ -185,6 +187,8 @@ class Workload:
                         operation.end("done" if status < 300 else "refused", time.monotonic())
                     return answer if status < 300 else None
             await asyncio.sleep(PAUSE_S * rng.uniform(0.5, 1.5))
+            if self.is_disturbed():
+                give_up_s = time.monotonic() + GIVE_UP_S
         self.given_up.append(f"{method} {path}")
         return None
 

@@ -275,6 +275,17 @@ def test_a_rebuild_that_ends_before_it_is_killed_is_killed_earlier(
     assert run.injected == {"rebuild killed": 1}
 
 
+def test_nothing_is_given_up_while_the_service_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reproduction: on a busy machine one disruption followed the other for longer than 90 s."""
+    monkeypatch.setattr(workload, "CLIENTS", 1)
+    monkeypatch.setattr(workload, "GIVE_UP_S", 0.01)
+    clients = workload.Workload([("127.0.0.1", 1)], ["item"], 3, CorrectionGate())  # where nobody answers
+    disturbed = iter([True] * 20)
+    clients.is_disturbed = lambda: next(disturbed, False)
+    asyncio.run(clients.run(lambda: clients.given_up != []))
+    assert clients.record.operations[0].attempts > 20
+
+
 class TestTheRunNotices:
     @pytest.mark.parametrize(("store", "lost"), [("sqlite", set()), ("redis", {"lost"})])
     def test_that_a_store_is_trusted_whatever_it_lacks(
