@@ -48,7 +48,7 @@ def use_archive(
     _timed("backed up", events, "backup", "--redis-url", redis_url, *archived, "--out", backup)
     other = directory / "other"
     other.mkdir()
-    with redis_server(other) as restored_url:
+    with redis_server(other, "--maxmemory", "8gb") as restored_url:  # nothing is archived there
         _timed("restored", events, "restore", backup, "--model", model, "--redis-url", restored_url)
         generation = generation_of(load_model(ObjectUrl(model), StoreSettings()))
         return asyncio.run(_different(redis_url, archive, restored_url, generation, users))

@@ -42,6 +42,7 @@ from storage.redis.store import RedisStore
 from storage.state.event import Event
 
 BATCH = 500
+SESSION = 20
 LANES = 4
 FREEZE_EVERY = 10  # kills
 FREEZE_S = 3.0
@@ -55,12 +56,13 @@ console = Console()
 
 
 def batches(events: int, users: int) -> Iterator[list[Event]]:
-    """Yield the events in batches."""
+    """Yield the events in batches, with SESSION of a user one after the other, as imports have them."""
     rng = random.Random(3)
     for begin in range(0, events, BATCH):
+        sessions = [f"user-{rng.randrange(users)}" for _ in range(0, BATCH, SESSION)]
         yield [
-            Event(str(uuid7()), f"user-{rng.randrange(users)}", f"item-{rng.randrange(ITEMS)}", "click", at, at)
-            for at in range(NOW_US + begin, NOW_US + min(begin + BATCH, events))
+            Event(str(uuid7()), sessions[number // SESSION], f"item-{rng.randrange(ITEMS)}", "click", at, at)
+            for number, at in enumerate(range(NOW_US + begin, NOW_US + min(begin + BATCH, events)))
         ]
 
 
