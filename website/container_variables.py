@@ -52,6 +52,7 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_REDIS_REPLICAS_TIMEOUT_S": "",
         "LISAREC_REDIS_REPLICAS_SYNCED": "",
         "LISAREC_KEEP_EVERY_S": "Seconds after which the nodes of a cluster are introduced to each other again.",
+        "LISAREC_KEEP_REPLICAS": "Replicas of each primary in the cluster that it creates.",
     },
     "Load balancer": {
         "LISAREC_BIND": "Address to listen on.",

@@ -105,6 +105,19 @@ class ClusterAdmin:
             command(node, "CLUSTER", "REPLICATE", name)
 
 
+def is_whole(node: Any) -> bool:
+    """Return whether the node sees three primaries and three replicas, all connected."""
+    try:
+        state = command(node, "CLUSTER INFO")
+        known = command(node, "CLUSTER NODES")
+    except redis.RedisError:
+        return False
+    linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
+    replicas = [one for one in linked if "slave" in one["flags"]]
+    is_served = state["cluster_state"] == "ok" and state["cluster_size"] == "3"
+    return is_served and len(linked) == 6 and len(replicas) == 3
+
+
 def command(node: Any, *args: object) -> Any:
     """Send a command whose result redis-py does not type."""
     return node.execute_command(*args)

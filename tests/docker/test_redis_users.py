@@ -1,12 +1,12 @@
-"""Redis as the compose file has it: passwords made once, users who may do what they must, a cluster kept together."""
+"""Redis as the compose file has it: passwords made once, users who may do what they must."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,16 @@ from app.settings import StoreSettings
 from benchmarks.harness.compose import (
     MAKE_SECRETS,
     REDIS_LOAD_USERS,
-    ROOT,
     RedisUsers,
     compose_document,
     make_users,
-    node_command,
     redis_command,
     replica_options,
 )
-from benchmarks.harness.redis_cluster import free_node_port
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import answers_ping, program, redis_server
 from tests.app.conftest import Client
-from tests.storage.redis.servers import find_servers
 from tests.waiting import PATIENCE_S, wait_until
-
-KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
 
 
 @pytest.fixture
@@ -311,67 +305,3 @@ def data_directory(tmp_path: Path) -> Path:
 def start_redis(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output)
-
-
-def is_whole(node: redis.Redis) -> bool:
-    """Say whether the node sees three primaries and three replicas, all connected."""
-    try:
-        state = node.execute_command("CLUSTER INFO")
-        known = node.execute_command("CLUSTER NODES")
-    except redis.RedisError:
-        return False
-    linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
-    replicas = [one for one in linked if "slave" in one["flags"]]
-    is_served = state["cluster_state"] == "ok" and state["cluster_size"] == "3"
-    return is_served and len(linked) == 6 and len(replicas) == 3
-
-
-@pytest.mark.usefixtures("alpine_shell")
-def test_a_cluster_is_made_and_found_again_under_other_addresses(
-    tmp_path: Path,
-) -> None:
-    if "redis-server" not in find_servers():
-        pytest.skip("there is no redis-server")
-    users = make_users(tmp_path)
-    acl = users.acl_file.parent
-    ports = [free_node_port() for _ in range(6)]
-
-    @contextmanager
-    def nodes(hosts: list[str]) -> Iterator[list[redis.Redis]]:
-        """Running, with what keeps them together; clients of each."""
-        with ExitStack() as stack:
-            log = stack.enter_context((tmp_path / "log").open("ab"))
-
-            def spawn(*command: str, **environment: str) -> None:
-                process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
-                stack.callback(process.wait, PATIENCE_S)
-                stack.callback(process.kill)
-
-            for host, port in zip(hosts, ports, strict=True):
-                (data := tmp_path / str(port)).mkdir(exist_ok=True)
-                where = ("--bind", host, "--bind-source-addr", host)
-                spawn(*node_command(program("redis-server"), data, users, port, *where))
-            addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
-            spawn("sh", str(KEEP_CLUSTER), str(acl / "admin_password"), *addresses, LISAREC_KEEP_EVERY_S="1")
-            yield [
-                stack.enter_context(redis.Redis(host, port, username="admin", password=users.admin_password))
-                for host, port in zip(hosts, ports, strict=True)
-            ]
-
-    def wait_until_whole(running: list[redis.Redis]) -> None:
-        wait_until(lambda: all(is_whole(node) for node in running), (tmp_path / "log").read_text)
-
-    with nodes([f"127.0.1.{n}" for n in range(1, 7)]) as running:
-        wait_until_whole(running)
-        roles = [node.info("replication")["role"] for node in running]
-        assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
-        with redis.Redis.from_url(users.url(ports[0], "127.0.1.1")) as service:
-            config = service.config_get("*")
-        assert config["masterauth"] == (acl / "replica_password").read_text()
-        assert users.admin_password not in config.values()
-        with redis.RedisCluster.from_url(users.url(ports[0], "127.0.1.1").removesuffix("/0")) as service:
-            for number in range(100):
-                service.eval("redis.call('SET', KEYS[1], 1)", 1, f"key-{number}")
-    with nodes([f"127.0.2.{n}" for n in range(1, 7)]) as running:
-        wait_until_whole(running)
-        assert sum(node.dbsize() for node in running if node.info("replication")["role"] == "master") == 100

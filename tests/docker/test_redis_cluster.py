@@ -1,0 +1,138 @@
+"""docker/redis/redis-cluster-keep with real nodes: it creates their cluster once, and finds them at other addresses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from benchmarks.harness.compose import ROOT, make_users, node_command
+from benchmarks.harness.redis_cluster import command, free_node_port, is_whole
+from benchmarks.harness.topology import program
+from tests.storage.redis.servers import find_servers
+from tests.waiting import PATIENCE_S, wait_until
+
+KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
+FIRST, SECOND = "127.0.1", "127.0.2"  # networks, in which the nodes have the addresses 1 to 6
+
+
+class Site:
+    """Six nodes of docker-compose.yml on their data, in one network or another, and what keeps them together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "log"
+        self.users = make_users(directory)
+        self.acl = self.users.acl_file.parent
+        self.ports = [free_node_port() for _ in range(6)]
+        self._directory = directory
+
+    @contextmanager
+    def nodes(self, network: str) -> Iterator[list[redis.Redis]]:
+        """The nodes, running; clients of each."""
+        with ExitStack() as stack:
+            for address in self._addresses(network):
+                host, _, port = address.partition(":")
+                (data := self._directory / port).mkdir(exist_ok=True)
+                where = ("--bind", host, "--bind-source-addr", host)
+                node = node_command(program("redis-server"), data, self.users, int(port), *where)
+                stack.enter_context(self._running(*node))
+            addresses = [address.split(":") for address in self._addresses(network)]
+            login = {"username": "admin", "password": self.users.admin_password}
+            yield [stack.enter_context(redis.Redis(host, int(port), **login)) for host, port in addresses]
+
+    @contextmanager
+    def keeper(self, network: str) -> Iterator[None]:
+        """What creates the cluster, running."""
+        keep = ("sh", str(KEEP_CLUSTER), str(self.acl / "admin_password"), *self._addresses(network))
+        with self._running(*keep, LISAREC_KEEP_EVERY_S="1"):
+            yield
+
+    def wait_until_whole(self, running: list[redis.Redis]) -> None:
+        wait_until(lambda: all(is_whole(node) for node in running), self.log.read_text)
+
+    def _addresses(self, network: str) -> list[str]:
+        return [f"{network}.{number}:{port}" for number, port in enumerate(self.ports, 1)]
+
+    @contextmanager
+    def _running(self, *words: str, **environment: str) -> Iterator[None]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, **environment})
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def site(tmp_path: Path, alpine_shell: None) -> Site:
+    if "redis-server" not in find_servers():
+        pytest.skip("there is no redis-server")
+    return Site(tmp_path)
+
+
+def layout(node: Any) -> dict[str, tuple[str, list[str]]]:
+    """Each node's primary and slots, by its id; not whom the node is just being introduced to."""
+    known = map(str.split, command(node, "CLUSTER", "NODES").decode().splitlines())
+    return {name: (primary, rest[4:]) for name, _, flags, primary, *rest in known if "handshake" not in flags}
+
+
+def introductions(node: Any) -> int:
+    """How often the node was introduced to another one."""
+    return int(node.info("commandstats").get("cmdstat_cluster|meet", {"calls": 0})["calls"])
+
+
+def test_a_cluster_is_made_once_and_found_again_under_other_addresses(site: Site) -> None:
+    with site.nodes(FIRST) as running:
+        with site.keeper(FIRST):
+            site.wait_until_whole(running)
+        roles = [node.info("replication")["role"] for node in running]
+        assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
+        with redis.Redis.from_url(site.users.url(site.ports[0], f"{FIRST}.1")) as service:
+            config = service.config_get("*")
+        assert config["masterauth"] == (site.acl / "replica_password").read_text()
+        assert site.users.admin_password not in config.values()
+        before, introduced = layout(running[0]), introductions(running[0])
+        with site.keeper(FIRST):  # which finds no key yet
+            wait_until(lambda: introductions(running[0]) > introduced + 5, site.log.read_text)
+        assert layout(running[0]) == before
+        with redis.RedisCluster.from_url(site.users.url(site.ports[0], f"{FIRST}.1").removesuffix("/0")) as service:
+            for number in range(100):
+                service.eval("redis.call('SET', KEYS[1], 1)", 1, f"key-{number}")
+    with site.nodes(SECOND) as running, site.keeper(SECOND):
+        site.wait_until_whole(running)
+        assert sum(node.dbsize() for node in running if node.info("replication")["role"] == "master") == 100
+        assert layout(running[0]).keys() == before.keys()
+
+
+def test_a_creation_that_was_cut_off_begins_again_but_never_where_there_are_data(site: Site) -> None:
+    with site.nodes(FIRST) as running:
+        first, second, *_ = running
+
+        def starts() -> bool:
+            try:
+                command(first, "CLUSTER", "ADDSLOTSRANGE", 0, 5460)
+            except redis.RedisError:
+                return False
+            return True
+
+        def sets() -> bool:
+            try:
+                return bool(first.set("bar", 1))  # in slot 5061
+            except redis.RedisError:
+                return False
+
+        wait_until(starts, site.log.read_text)
+        wait_until(sets, site.log.read_text)  # it takes nothing in its first seconds
+        command(second, "CLUSTER", "MEET", f"{FIRST}.1", site.ports[0])
+        with site.keeper(FIRST):
+            wait_until(lambda: "5461 of 16384 slots have a node; 0 of 3 replicas; 1 keys" in site.log.read_text())
+            assert first.get("bar") == b"1"
+            first.delete("bar")
+            site.wait_until_whole(running)
