@@ -60,6 +60,7 @@ BUCKETS = {
         "bucket": {"secret": "bucket-keys", "serviceAccount": "recommender"},
     },
 }
+CLUSTER = {"redis": {"cluster": {"primaries": 3}}}
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -67,6 +68,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "another Redis": OTHER_REDIS,
     "a Redis without a password": OPEN_REDIS,
     "buckets": BUCKETS,
+    "a cluster": CLUSTER,
 }
 
 
@@ -117,3 +119,13 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
 def environment_of(container: Manifest) -> dict[str, str]:
     """The variables that a container is given."""
     return {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def peers(rule: Manifest, direction: str) -> set[str]:
+    """The components that a rule lets through; `anybody` where it names nobody."""
+    if not rule.get(direction):
+        return {"anybody"}
+    return {
+        peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component", "others")
+        for peer in rule[direction]
+    }

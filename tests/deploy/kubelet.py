@@ -153,7 +153,8 @@ class Pod:
                 write_atomically(target, {name: text.encode() for name, text in files.items()}, 0o644)
             elif "secret" in volume:
                 data = self._object("Secret", volume["secret"]["secretName"])["data"]
-                files = {name: base64.b64decode(text) for name, text in data.items()}
+                names = [item["key"] for item in volume["secret"].get("items", ())] or data
+                files = {name: base64.b64decode(data[name]) for name in names}
                 write_atomically(target, files, volume["secret"]["defaultMode"])
             elif "emptyDir" in volume:
                 target.mkdir(exist_ok=True)

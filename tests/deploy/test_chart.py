@@ -22,6 +22,7 @@ from tests.deploy.chart import (
     environment_of,
     helm,
     named,
+    peers,
     pods,
     render,
     rendered_variant,
@@ -83,6 +84,8 @@ def test_an_older_cluster_is_refused() -> None:
         ({"settings": {"LISAREC_MAX_COST": 100}}, "got number, want string"),
         ({"settings": {"MAX_COST": "100"}}, "invalid propertyName 'MAX_COST'"),
         ({"redis": {"url": "localhost:6379"}}, "/redis/url"),
+        ({"redis": {"cluster": {"primaries": 2}}}, "/redis/cluster/primaries"),
+        ({"redis": {"cluster": {"primaries": 3}, "url": "redis://a"}}, "redis.url names another Redis, and"),
         ({"storage": {"archive": {"url": "https://shop/archive"}}}, "/storage/archive/url"),
         ({"ingress": {"enabled": True, "host": "a.example"}}, "ingress.tlsSecret is the Secret of the certificate"),
         ({"ingress": {"enabled": True, "tlsSecret": "a"}}, "ingress.host is the name of your service"),
@@ -206,16 +209,6 @@ def test_with_buckets_no_volume_is_shared() -> None:
         policy = named(manifests, "NetworkPolicy", component)["spec"]
         assert {"ports": [{"port": 443}]} in policy["egress"]
     assert "envFrom" not in pods(manifests)["redis"]["containers"][0]
-
-
-def peers(rule: Manifest, direction: str) -> set[str]:
-    """The components that a rule lets through; `anybody` where it names nobody."""
-    if not rule.get(direction):
-        return {"anybody"}
-    return {
-        peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component", "others")
-        for peer in rule[direction]
-    }
 
 
 def test_only_who_has_business_there_reaches_a_pod() -> None:

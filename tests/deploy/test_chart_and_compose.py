@@ -22,8 +22,16 @@ SERVICE_OF = {
     "balancer": "haproxy",
     "consume": "consume",
     "publish": "publish",
+    "redis-node": "redis-1",
+    "redis-cluster": "redis-cluster",
 }
-VARIANT_OF = {"consume": "everything", "publish": "a publisher"}  # without brokers there is none
+# without brokers, and without primaries, there is none
+VARIANT_OF = {
+    "consume": "everything",
+    "publish": "a publisher",
+    "redis-node": "a cluster",
+    "redis-cluster": "a cluster",
+}
 OF_THE_IMAGE = ("app", "archive", "trainer", "consume", "publish")
 STAYING = ("app", "archive", "redis", "balancer")
 
@@ -113,17 +121,40 @@ def test_the_image_starts_the_same_command(component: str) -> None:
     assert container(component)["image"].partition(":")[0] == service(component)["image"].partition(":")[0]
 
 
-def test_redis_starts_with_the_same_command_and_files() -> None:
-    assert container("redis")["args"] == service("redis")["command"]
-    assert container("redis")["image"] == service("redis")["image"]
-    mounted = {mount["mountPath"] for mount in container("redis")["volumeMounts"]}
-    of_compose = {volume.split(":")[1] for volume in service("redis")["volumes"]}
-    # a cluster of the chart's own there is not; who makes the passwords is a container of the same pod
-    assert of_compose - mounted == {"/etc/redis-cluster.conf"}
+@pytest.mark.parametrize("component", ["redis", "redis-node"])
+def test_redis_starts_with_the_same_command_and_files(component: str) -> None:
+    composed = service(component)
+    assert container(component)["args"] == composed["command"]
+    assert container(component)["image"] == composed["image"]
+    assert environment_of({"env": [], **container(component)}) == composed.get("environment", {})
+    mounted = {mount["mountPath"] for mount in container(component)["volumeMounts"]}
+    of_compose = {volume.split(":")[1] for volume in composed["volumes"]}
+    assert of_compose - mounted == ({"/etc/redis-cluster.conf"} if component == "redis" else set())
+    # who makes the passwords is a container of the same pod
     assert mounted - of_compose == {"/given", "/secrets", "/usr/local/bin/make-secrets"}
-    (secrets,) = pod("redis")["initContainers"]
+    (secrets,) = pod(component)["initContainers"]
     assert secrets["command"] == filled_in(COMPOSE["secrets"]["entrypoint"])
     assert bytes_of(secrets["resources"]["limits"]["memory"]) == bytes_of(COMPOSE["secrets"]["mem_limit"])
+
+
+def test_a_cluster_is_created_by_the_same_command_and_served_with_the_same_settings() -> None:
+    """The password of `admin` comes from the Secret, since each node has a folder /acl of its own."""
+    keeper, composed = container("redis-cluster"), service("redis-cluster")
+    assert keeper["image"] == composed["image"]
+    assert [word.replace("/given/", "/acl/") for word in keeper["command"]] == composed["entrypoint"]
+    nodes = {f"lisarec-redis-node-{n}.lisarec-redis-node:6379": f"redis-{n + 1}:6379" for n in range(6)}
+    assert [nodes[word] for word in keeper["args"]] == composed["command"]
+    stateful_set = named(rendered_variant("a cluster"), "StatefulSet", "redis-node")["spec"]
+    assert (stateful_set["replicas"], stateful_set["serviceName"]) == (len(nodes), "lisarec-redis-node")
+    assert environment_of(keeper) == {"LISAREC_KEEP_REPLICAS": "1"}  # its default
+    lines = (ROOT / "docker" / "cluster.env").read_text().splitlines()
+    of_compose = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    of_the_app = environment_of(pods(rendered_variant("a cluster"))["app"]["containers"][0])
+    assert of_the_app["LISAREC_REDIS_REPLICAS"] == of_compose["LISAREC_REDIS_REPLICAS"]
+    url = of_the_app["LISAREC_REDIS_URL"]
+    for here, there in nodes.items():
+        url = url.replace(here, there)
+    assert url == of_compose["LISAREC_REDIS_URL"]
 
 
 def test_haproxy_starts_with_the_same_file_and_the_options_of_its_image() -> None:
@@ -195,22 +226,28 @@ def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
         assert starting["periodSeconds"] * starting["failureThreshold"] == int(start)
 
 
-def test_redis_is_asked_as_its_healthcheck_asks() -> None:
-    check, probe = service("redis")["healthcheck"], container("redis")["readinessProbe"]
-    assert probe["exec"]["command"] == ["sh", "-c", check["test"][1]]
+@pytest.mark.parametrize("component", ["redis", "redis-node"])
+def test_redis_is_asked_as_its_healthcheck_asks(component: str) -> None:
+    """A replica of a cluster is asked for its primary's data, too: roll-outs and evictions wait for its readiness."""
+    check, probe = service(component)["healthcheck"], container(component)["readinessProbe"]
+    ping = check["test"][1]
+    in_sync = ping.replace("ping | grep -q PONG", "role | grep -Eqx 'master|connected'")
+    script = ping if component == "redis" else f"{ping} && {in_sync}"
+    assert probe["exec"]["command"] == ["sh", "-c", script]
     assert check["test"][0] == "CMD-SHELL"
     assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (
         seconds_of(check["interval"]),
         seconds_of(check["timeout"]),
     )
-    assert "livenessProbe" not in container("redis")
+    assert "livenessProbe" not in container(component)
 
 
 def test_every_part_that_stays_is_there_and_nothing_else() -> None:
     staying = {name for name, service in COMPOSE.items() if "restart" in service and "profiles" not in service}
     of_watching = {"prometheus", "grafana"}  # the cluster's own
     assert {SERVICE_OF[component] for component in pods(rendered_variant("defaults"))} == staying - of_watching
-    assert pods(rendered_variant("everything")).keys() == SERVICE_OF.keys()
+    variants = ("everything", "a cluster")
+    assert {component for name in variants for component in pods(rendered_variant(name))} == SERVICE_OF.keys()
     kinds = {component: "StatefulSet" if component == "redis" else "Deployment" for component in STAYING}
     for component, kind in kinds.items():
         assert named(rendered_variant("defaults"), kind, component)

@@ -76,8 +76,27 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- end }}
 {{- end }}
 
+{{/* HOST:PORT of each node of the chart's own Redis Cluster, separated by commas; empty where there is none. */}}
+{{- define "lisarec.redisNodes" -}}
+{{- $cluster := .Values.redis.cluster -}}
+{{- if and .Values.redis.url $cluster.primaries -}}
+{{- fail "redis.url names another Redis, and redis.cluster.primaries asks for a cluster here: set one of them" -}}
+{{- end -}}
+{{- $nodes := list -}}
+{{- range until (int (mul $cluster.primaries (add1 $cluster.replicas))) -}}
+{{- $nodes = append $nodes (printf "%[1]s-redis-node-%[2]d.%[1]s-redis-node:6379" $.Release.Name .) -}}
+{{- end -}}
+{{- join "," $nodes -}}
+{{- end }}
+
+{{/* The component that serves the chart's own Redis. */}}
+{{- define "lisarec.redis" -}}
+{{ ternary "redis-node" "redis" (ne (include "lisarec.redisNodes" .) "") }}
+{{- end }}
+
 {{- define "lisarec.redisURL" -}}
-{{ .Values.redis.url | default (printf "redis://lisarec@%s-redis:6379/0" .Release.Name) }}
+{{- $nodes := include "lisarec.redisNodes" . -}}
+{{ .Values.redis.url | default (printf "redis://lisarec@%s" ($nodes | default (printf "%s-redis:6379/0" .Release.Name))) }}
 {{- end }}
 
 {{/* The Secret that has Redis's password; empty for a Redis without one. */}}
@@ -111,7 +130,8 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- if .Values.modelKeys.secret }}
 - { name: LISAREC_MODEL_KEYS_FILE, value: /model-keys/model_keys.pem }
 {{- end }}
-{{- range $name, $value := .Values.settings }}
+{{- $replicas := dict "LISAREC_REDIS_REPLICAS" (ternary "1" "0" (ne (include "lisarec.redisNodes" .) "")) }}
+{{- range $name, $value := merge (dict) .Values.settings $replicas }}
 - { name: {{ $name }}, value: {{ $value | quote }} }
 {{- end }}
 {{- end }}
@@ -156,7 +176,12 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- end }}
 {{- with include "lisarec.redisSecret" $root }}
 - name: secrets
-  secret: { secretName: {{ . }}, defaultMode: 0440 }
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    {{- if not $root.Values.redis.url }}
+    items: [{ key: redis_password, path: redis_password }] # those of the users `admin` and `replica` are Redis's alone
+    {{- end }}
 {{- end }}
 {{- with $root.Values.modelKeys.secret }}
 - name: model-keys
