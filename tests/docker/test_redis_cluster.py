@@ -36,28 +36,24 @@ class Site:
     def nodes(self, network: str) -> Iterator[list[redis.Redis]]:
         """The nodes, running; clients of each."""
         with ExitStack() as stack:
-            for address in self._addresses(network):
-                host, _, port = address.partition(":")
-                (data := self._directory / port).mkdir(exist_ok=True)
-                where = ("--bind", host, "--bind-source-addr", host)
-                node = node_command(program("redis-server"), data, self.users, int(port), *where)
+            for number, port in enumerate(self.ports, 1):
+                (data := self._directory / str(port)).mkdir(exist_ok=True)
+                where = ("--bind", f"{network}.{number}", "--bind-source-addr", f"{network}.{number}")
+                node = node_command(program("redis-server"), data, self.users, port, *where)
                 stack.enter_context(self._running(*node))
-            addresses = [address.split(":") for address in self._addresses(network)]
-            login = {"username": "admin", "password": self.users.admin_password}
-            yield [stack.enter_context(redis.Redis(host, int(port), **login)) for host, port in addresses]
+            urls = [self.users.admin_url(port, f"{network}.{number}") for number, port in enumerate(self.ports, 1)]
+            yield [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
 
     @contextmanager
     def keeper(self, network: str) -> Iterator[None]:
         """What creates the cluster, running."""
-        keep = ("sh", str(KEEP_CLUSTER), str(self.acl / "admin_password"), *self._addresses(network))
-        with self._running(*keep, LISAREC_KEEP_EVERY_S="1"):
+        addresses = [f"{network}.{number}:{port}" for number, port in enumerate(self.ports, 1)]
+        keep = ("sh", str(KEEP_CLUSTER), str(self.acl / "admin_password"))
+        with self._running(*keep, *addresses, LISAREC_KEEP_EVERY_S="1"):
             yield
 
     def wait_until_whole(self, running: list[redis.Redis]) -> None:
         wait_until(lambda: all(is_whole(node) for node in running), self.log.read_text)
-
-    def _addresses(self, network: str) -> list[str]:
-        return [f"{network}.{number}:{port}" for number, port in enumerate(self.ports, 1)]
 
     @contextmanager
     def _running(self, *words: str, **environment: str) -> Iterator[None]:
