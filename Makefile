@@ -13,6 +13,7 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 KERNELS := $(CURDIR)/var/kernels
+KERNEL_SOURCES = $(shell grep -rl njit --include='*.py' app model storage)
 TOOLS := var/tools
 DIST := dist
 CLIENTS_DIST := dist-clients
@@ -48,11 +49,13 @@ bench-containers: $(VENV)/.tests-installed
 	$(RUN) pytest -x tests/containers --long
 
 # the kernels that the image's build compiles, compiled once for all processes of the suite; the suite uses a copy, so that
-# tests/docker/test_containers.py sees that a second run adds nothing
+# tests/docker/test_containers.py sees that a second run adds nothing. What tests alone have compiled stays there until a
+# file of kernels changes; numba does not notice when a kernel in another file does
 $(KERNELS)/.complete: docker/compile.py $(shell find app model storage -name '*.py') $(VENV)/.tests-installed
+	$(if $(filter $(KERNEL_SOURCES),$?),rm -rf var/compiled $(KERNELS))
 	NUMBA_CACHE_DIR=$(CURDIR)/var/compiled OMP_NUM_THREADS=1 $(VENV)/bin/python -P docker/compile.py
-	rm -rf $(KERNELS)
-	cp -r var/compiled $(KERNELS)
+	mkdir -p $(KERNELS)
+	cp -ru var/compiled/. $(KERNELS)
 	@touch $@
 
 # the tests that start no server, process or browser, for use during development
