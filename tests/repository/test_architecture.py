@@ -82,7 +82,8 @@ def dotted_name(node: ast.expr) -> str | None:
 
 def uses(file: Path, *names: str) -> list[str]:
     """What the file uses of these names."""
-    return [used for used in used_names(file) for name in names if used == name or used.startswith(f"{name}.")]
+    prefixes = tuple(f"{name}." for name in names)
+    return [used for used in used_names(file) if f"{used}.".startswith(prefixes)]
 
 
 def test_every_package_has_files() -> None:
