@@ -116,7 +116,8 @@ from model.training.loop import TrainError
 try:
     Processes.joined()
     print("joined", flush=True)
-    time.sleep(120)
+    while True:
+        time.sleep(0.05)  # shortly, as a signal that another thread gets interrupts no sleep
 except TrainError as exc:
     print(exc)
 """
