@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
 from app.jobs.datasets.synthetic_shop import generate
+from app.jobs.reports import example_lists
 from app.jobs.reports.html import Html, tag
 from app.jobs.reports.quality_page import Provenance, codeword_shares, page, write_page
 from app.jobs.reports.quality_table import baselines_table, metrics_table, other_models_table
@@ -222,8 +223,11 @@ def compared(two_models: list[Artifact], data: Path) -> Report:
     return evaluate(two_models, data)
 
 
-def test_nothing_is_cut_off_on_any_screen(report: Report, models: list[Artifact], browser: Browser) -> None:
+def test_nothing_is_cut_off_on_any_screen(
+    report: Report, models: list[Artifact], browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of a table, a plot and a word is within the page, whose colours have contrast, from small telephones on."""
+    monkeypatch.setattr(example_lists, "USERS", 4)  # a table each, all of one kind
     beside = [replace(model, name=f"a-rather-long-name-of-a-model-{place}") for place, model in enumerate(models * 2)]
     others = [Variant(model.name, [result]) for model, result in zip(beside, report.models * 2, strict=True)]
     wide = page(replace(report, others=others), models, MADE)
