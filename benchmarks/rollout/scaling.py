@@ -37,6 +37,7 @@ from storage.archive.training_events import TrainingEvents
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10
 ARCHIVED_WITHIN_S = 60.0
+PAUSE_S = 0.0  # of a visitor, after each request
 REST_S = 60.0  # else nearly all of the time would go into starting replicas
 
 console = Console()
@@ -76,6 +77,7 @@ class Visitor:
                 if until.is_set():
                     return
                 await self._random.choice([self._post_events, self._get, self._post])(user_id)
+                await asyncio.sleep(PAUSE_S)
 
     async def _post_events(self, user_id: str) -> None:
         items = self._random.choices(self._item_ids, k=self._random.choice([1, 1, 1, 20]))

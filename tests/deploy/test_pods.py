@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.rollout import scaling
 from benchmarks.rollout.scaling import ScalingTally, Visitor
 from model.artifact.model_directory import load
 from tests.deploy.chart import pods, rendered_variant
@@ -29,6 +30,12 @@ VALUES: dict[str, Any] = {
     "app": {"drainSeconds": 3},
     "balancer": {"drainSeconds": int(2 * ENDPOINTS_LATE_S)},
 }
+
+
+@pytest.fixture(autouse=True)
+def _little_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of requests in each second of a phase show as much, and leave the processor to other tests."""
+    monkeypatch.setattr(scaling, "PAUSE_S", 0.01)
 
 
 @pytest.fixture
