@@ -8,17 +8,18 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import ClientSession
-from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.clients.conftest import ROOT, Service
 from tests.waiting import PATIENCE_S
 
+if TYPE_CHECKING:
+    from mcp import ClientSession
+
 READING = {"search_items", "recommend", "explain", "similar_items", "stats"}
-Use = Callable[[ClientSession], Awaitable[None]]
+Use = Callable[["ClientSession"], Awaitable[None]]
 
 
 @pytest.fixture
@@ -29,7 +30,10 @@ def key_file(service: Service, tmp_path: Path) -> Path:
 
 
 def with_assistant(use: Use, service: Service, key_file: Path, *options: str) -> None:
-    """Let the SDK start the server and use it."""
+    """Let the SDK start the server and use it. Its import takes every process of the suite half a second."""
+    from mcp import ClientSession
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
     arguments = ["-m", "app", "mcp", "--url", service.url, "--key-file", str(key_file), *options]
     server = StdioServerParameters(
         command=sys.executable, args=arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT
