@@ -104,10 +104,18 @@ class SupervisedProcess:
             await self._may_run.wait()
             self._pid = self._spawn()
             self._pidfd = os.pidfd_open(self._pid)
-            while self.is_running():
-                await asyncio.sleep(0.01)
+            await self._end_of_process()
             self._clear_process()
             await asyncio.sleep(RESTART_AFTER_S)
+
+    async def _end_of_process(self) -> None:
+        """Wait until the process has ended."""
+        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pidfd, has_ended.set)
+        try:
+            await has_ended.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
 
     def _clear_process(self) -> None:
         if self._pidfd >= 0:
