@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,8 +30,9 @@ from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from benchmarks import machine
 from benchmarks.harness.faults.tcp_proxy import Address, TcpProxy
+from benchmarks.harness.fork_server import fork_server
 from benchmarks.harness.service_process import free_port
-from benchmarks.harness.supervised_process import SupervisedProcess, is_ready, spawn_program
+from benchmarks.harness.supervised_process import SupervisedProcess, is_ready
 from benchmarks.harness.topology import redis_server
 from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers, mock_brokers
 from benchmarks.kafka.consumed_topic import USERS, ConsumedTopic
@@ -145,7 +145,7 @@ class FaultRun:
         return SupervisedProcess("consumer", lambda: self._spawn(name, command), is_there)
 
     def _spawn(self, name: str, command: Sequence[str]) -> int:
-        return spawn_program([sys.executable, "-m", "app", *command], self._directory / f"{name}.log")
+        return fork_server().spawn(command, self._directory / f"{name}.log")
 
     async def _serves(self) -> bool:
         return await is_ready(self._address)
