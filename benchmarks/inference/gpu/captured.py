@@ -91,10 +91,11 @@ def timed_batch(
     items, users, k = size
     states = synthetic_model.random_states(shape, items, users)
     masks = synthetic_model.random_bitmaps(users, len(bitmap.empty(items)), share=0.1) if is_masked else None
-    for _ in range(min(WARM_UPS, rounds)):
-        batches.rank(states, k, masks)
-    (once,) = wall_seconds_of(lambda: batches.rank(states, k, masks), 1)
-    rounds = min(rounds, max(FEWEST_ROUNDS, int(MOST_SECONDS / once)))
+    if rounds > FEWEST_ROUNDS:
+        for _ in range(WARM_UPS):
+            batches.rank(states, k, masks)
+        (once,) = wall_seconds_of(lambda: batches.rank(states, k, masks), 1)
+        rounds = min(rounds, max(FEWEST_ROUNDS, int(MOST_SECONDS / once)))
     worked: list[StageSeconds] = []
     seconds = wall_seconds_of(lambda: worked.append(batches.rank(states, k, masks).device_s), rounds)
     upload_ms, graph_ms, download_ms = (np.median(worked, axis=0) * 1e3).tolist()
