@@ -65,13 +65,14 @@ class ForkServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ  # also where the first test has removed it
         with theirs:
             self._process = RealPopen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+                env=environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
                 pass_fds=[theirs.fileno()],
             )
 

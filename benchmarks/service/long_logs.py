@@ -41,6 +41,7 @@ SHORT_USERS = 50
 SHORT_EVENTS = 20
 APPENDED_AT_ONCE = 1_000
 HEAVY_CLIENTS = 2
+VISITOR_EVENTS = 10_000  # of each visitor who is merged
 MAX_P99_FACTOR, MAX_P99_EXTRA_MS = 2.0, 20.0
 TIMEOUT_S = 120.0
 
@@ -150,10 +151,10 @@ def _undo_and_read(caller: Caller, number: int) -> int:
 def _fill_and_merge(item_ids: list[str]) -> Callable[[Caller, int], int]:
     def merge(caller: Caller, number: int) -> int:
         visitor = f"visitor-{threading.get_ident()}-{number}"
-        for start in range(0, 10_000, 1_000):
+        for start in range(0, VISITOR_EVENTS, APPENDED_AT_ONCE):
             events = [
                 {"user_id": visitor, "item_id": item_ids[n % len(item_ids)], "event_id": f"{visitor}-{n}"}
-                for n in range(start, start + 1_000)
+                for n in range(start, start + APPENDED_AT_ONCE)
             ]
             caller.call("POST", "/v1/events", events)
         return caller.call("POST", "/v1/users/merged/merge", {"from": visitor})[0]

@@ -63,9 +63,10 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_users_with_few_events_are_answered_beside_whatever_is_asked_of_a_long_log(
-    model: Path, store: Literal["sqlite", "redis"]
+    model: Path, store: Literal["sqlite", "redis"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they wait is for a quiet machine to say."""
+    monkeypatch.setattr(long_logs, "VISITOR_EVENTS", 3_000)
     for turn in long_logs.measure(model, store, events=3_000, seconds=0.5):
         assert turn.plain, turn
         assert turn.posts, turn
@@ -96,8 +97,11 @@ def test_a_state_in_redis_takes_the_same_memory_however_long_the_history(
     assert len(sizes) == 1, sizes
 
 
-def test_rates_are_printed_for_every_kind_of_request(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_are_printed_for_every_kind_of_request(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     require_servers()
+    monkeypatch.setattr(throughput, "USERS", 100)
     throughput.main(model, requests=100, workers=1)
     printed = capsys.readouterr().out
     assert (printed.count("single"), printed.count("recomm")) == (2, 2)
@@ -256,6 +260,7 @@ def test_trainings_are_timed_beside_busy_processes(
 ) -> None:
     """With one thread, as several would train for long on a busy machine, and with a busy process that rests."""
     monkeypatch.setattr(threads, "BUSY", "import signal; signal.pause()")
+    monkeypatch.delenv("OMP_NUM_THREADS")  # as the trainings lack it, so that they can be forks
     shop = threads.make_shop(tmp_path / "shop", items=200, users=60)
     threads.main([shop], threads=[1], busy=[1], epochs=1, repeats=1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "as with one thread" in line]
