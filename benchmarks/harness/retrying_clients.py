@@ -20,6 +20,7 @@ HOT_USERS = 8
 HOT_RATE = 50.0  # events of each hot user per second
 ANSWER_WITHIN_S = 10.0
 PAUSE_S = 0.05  # before a retry
+REST_S = 0.0  # between two requests of a sender
 
 NO_ANSWER = "no answer"
 TRANSPORT_ERRORS = (OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -66,6 +67,7 @@ class RetryingClients:
                 await asyncio.sleep(PAUSE_S * rng.uniform(0.5, 1.5))
             self.ledger.acknowledge(numbers)
             self.last_acknowledged_s = time.monotonic()
+            await asyncio.sleep(REST_S)
         connection.close()
 
     def _user_id(self) -> str | None:

@@ -38,6 +38,7 @@ STORES: list[StoreKind] = ["sqlite", "redis"]
 def _little_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is lost or doubled shows with few senders, too, and these leave the processor to other tests."""
     monkeypatch.setattr(retrying_clients, "SENDERS", 4)
+    monkeypatch.setattr(retrying_clients, "REST_S", 0.01)
 
 
 @pytest.mark.parametrize("store", STORES)
