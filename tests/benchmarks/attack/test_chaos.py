@@ -196,6 +196,7 @@ def test_the_judgement_finds_each_fault(tell: Telling, expected: dict[str, int],
 def _few_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """They leave the processor to other tests, and what they show is the same."""
     monkeypatch.setattr(workload, "CLIENTS", 4)
+    monkeypatch.setattr(workload, "PAUSE_S", 0.1)
 
 
 @pytest.fixture(scope="module")
