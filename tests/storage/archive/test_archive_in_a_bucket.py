@@ -69,20 +69,21 @@ class TestWriters:
         assert sorted(copies) == [".npy", ".parquet"]
 
     def test_a_reader_goes_on_with_what_it_knows_while_the_store_is_away(
-        self, own_s3: S3Server, tmp_path: Path
+        self, s3_server: S3Server, s3: Callable[[], str], tmp_path: Path
     ) -> None:
-        bucket = ObjectFolder(own_s3.url("archive"), tmp_path)
-        archive, other = ArchiveReader(bucket), ArchiveReader(ObjectFolder(own_s3.url("archive"), tmp_path / "other"))
+        url = s3()
+        bucket, elsewhere = ObjectFolder(url, tmp_path / "cache"), ObjectFolder(url, tmp_path / "other")
+        archive, other = ArchiveReader(bucket), ArchiveReader(elsewhere)
         with ArchiveWriter.open(bucket) as writer:
             writer.commit(some(1, 3), place(3))
         assert seqs(archive) == [1, 2, 3]
-        own_s3.freeze()
+        s3_server.freeze()
         assert seqs(archive) == [1, 2, 3]
         with pytest.raises(StorageUnavailable, match="cannot be read"):
             seqs(other)
         with pytest.raises(StorageUnavailable, match="cannot write to the archive"), ArchiveWriter.open(bucket):
             pass
-        own_s3.thaw()
+        s3_server.thaw()
         assert seqs(other) == [1, 2, 3]
 
 
@@ -122,9 +123,8 @@ class TestArchiver:
         kill_archivers(any_server, ObjectFolder(url, tmp_path / "cache"), url, [rng.uniform(0, 0.4) for _ in range(8)])
 
     def test_while_the_store_is_away_events_are_taken_and_archived_afterwards(
-        self, any_server: RedisServer, own_s3: S3Server, tmp_path: Path
+        self, any_server: RedisServer, s3_server: S3Server, bucket: ObjectFolder
     ) -> None:
-        bucket = ObjectFolder(own_s3.url("archive"), tmp_path)
         old = uuid7(NOW_MS)
 
         async def append(*event_ids: str) -> list[bool]:
@@ -138,7 +138,7 @@ class TestArchiver:
             async with opened(any_server, bucket) as store:
                 (answer,) = await store.append("main", [click(old)])  # the archive alone can tell
                 assert answer.duplicate
-                own_s3.freeze()
+                s3_server.freeze()
                 answers = await store.append("main", [click(uuid7(NOW_MS + 60_000)), click("e", "new user")])
                 assert not any(answer.duplicate for answer in answers)
                 assert None not in await store.states("main", ["u", "new user"], GENERATION)
@@ -146,7 +146,7 @@ class TestArchiver:
                 assert answer.duplicate
                 with pytest.raises(StorageUnavailable, match="cannot write to the archive"):
                     await asyncio.to_thread(turn, any_server, bucket)
-                own_s3.thaw()
+                s3_server.thaw()
                 await until(lambda: asyncio.to_thread(archives, any_server, bucket))
 
         asyncio.run(law())

@@ -161,12 +161,11 @@ class TestBucket:
         bucket.add("a", b"written")
         assert bucket.path("a", digest).read_bytes() == b"written"
 
-    def test_a_copy_is_used_without_the_store(self, own_s3: S3Server, tmp_path: Path) -> None:
-        bucket = ObjectFolder(own_s3.url("x"), tmp_path)
+    def test_a_copy_is_used_without_the_store(self, s3_server: S3Server, bucket: ObjectFolder) -> None:
         digest = hashlib.sha256(b"1").hexdigest()[:32]
         bucket.add("a", b"1")
         bucket.path("a", digest)
-        own_s3.freeze()
+        s3_server.freeze()
         quick_s, bulk_s = (float(str(timeout).rstrip("s")) for timeout in (QUICK["timeout"], BULK["read_timeout"]))
         assert quick_s < TIMEOUT_S  # what a request may wait for the archive
         begin_s = time.monotonic()
@@ -174,7 +173,7 @@ class TestBucket:
             bucket.read("a")
         assert time.monotonic() - begin_s < bulk_s  # so the timeout was the shorter one
         assert bucket.path("a", digest).read_bytes() == b"1"
-        own_s3.thaw()
+        s3_server.thaw()
         assert data(bucket, "a") == b"1"
 
     def test_a_file_of_unknown_hash_is_copied_anew_when_it_changes(self, bucket: ObjectFolder) -> None:
