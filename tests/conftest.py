@@ -70,8 +70,7 @@ LANES = (
     (
         "tests/benchmarks/test_resilience.py",
         "tests/benchmarks/test_machines.py",
-        "tests/benchmarks/attack/test_amplification.py",
-        "tests/benchmarks/attack/test_fairness.py",
+        "tests/benchmarks/quality/test_kills.py",
         "tests/benchmarks/test_fuzzing.py",
         "tests/deploy/test_pods.py",
         "tests/docker/test_topology.py",
@@ -81,6 +80,8 @@ LANES = (
 )
 # what computes for long comes next, so that the last that runs is short
 LONGEST_OF_THE_OTHERS = (
+    "tests/benchmarks/attack/test_fairness.py",
+    "tests/benchmarks/attack/test_amplification.py",
     "tests/storage/contract/test_interrupted_corrections.py",
     "tests/storage/contract/test_store_contract.py",
     "tests/clients/packages/test_wheel.py",
