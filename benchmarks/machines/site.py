@@ -247,7 +247,7 @@ class Site:
     async def _until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(SETTLED_WITHIN_S):
             while not await asyncio.to_thread(_holds, is_so):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.5)  # each look logs in to up to 18 nodes
 
     def _node(self, host: Host, port: int, timeout_ms: int) -> SupervisedProcess:
         data = _disk(host) / str(port)
