@@ -19,16 +19,12 @@ POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histogra
 
 
 class PositionBatch(NamedTuple):
-    """States at positions, and the next items: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,).
-
-    event  (Q,)  int64, the number of each position's event among those of all histories
-    """
+    """States at positions, and the next items: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
 
     histogram: Tensor
     last: Tensor
     recent: Tensor
     targets: Tensor
-    event: Tensor
 
     def pinned(self) -> Self:
         """Return a copy in pinned memory, from which a GPU copies without the CPU."""
@@ -163,6 +159,5 @@ class BatchMaker:
                 torch.from_numpy(item[chosen].astype(np.int64)),
                 torch.from_numpy(recent.astype(np.int64)),
                 torch.from_numpy(item[chosen + 1].astype(np.int64)),
-                torch.from_numpy(rows[chosen]),
             )
             yield Shard(of_positions, torch.from_numpy(mine), len(batch))
