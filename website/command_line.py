@@ -85,7 +85,7 @@ def _plain(record: str) -> str:
 def _row(record: tuple[str, str]) -> list[str]:
     """Return name, value, default and meaning of an option or argument, from its line in a command's help."""
     names, text = record
-    name, _, value = names.partition(" ")
+    name, _, value = (names, "", "") if " / " in names else names.partition(" ")  # a switch with its opposite
     bracket = BRACKETS.search(text)
     facts = bracket[1].split("; ") if bracket else []
     default = next((fact.removeprefix("default: ") for fact in facts if fact.startswith("default: ")), "")

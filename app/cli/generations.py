@@ -166,8 +166,11 @@ class RoundOptions:
     ] = "ndcg"
     memory: MemoryOption = None
     warm: Annotated[
-        bool, typer.Option("--warm", help="Continue training from the active model. Known items keep their codes.")
-    ] = False
+        bool,
+        typer.Option(
+            "--warm/--no-warm", help="Continue training from the active model, if any. Known items keep their codes."
+        ),
+    ] = True
     full_every: Annotated[int, typer.Option(min=1, help="With --warm: train every nth model from scratch.")] = (
         FULL_EVERY
     )

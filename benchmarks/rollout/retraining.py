@@ -251,7 +251,7 @@ class RetrainingLoop:
 
     @property
     def _retrain(self) -> list[str]:
-        options = ["--min-events", "500", "--epochs", str(self._sizes.epochs)]
+        options = ["--no-warm", "--min-events", "500", "--epochs", str(self._sizes.epochs)]
         return ["retrain", *self._archive_options, "--models-dir", str(self._models), *options]
 
     @property

@@ -82,7 +82,7 @@ class RetrainingPlan:
     max_loss   the largest accepted loss, as a share of the active model's quality, if the loss is not significant
     criterion  the measure of quality: NDCG@10, or value-weighted HR@10 if enough events have values
     memory     the memory limit of the process during training, in bytes; None for no limit
-    warm       whether to continue from the active model, except for every `full_every`-th model
+    warm       whether to continue from the active model, if there is one, except for every `full_every`-th model
     """
 
     preset: str = "lisa-mini"
@@ -92,7 +92,7 @@ class RetrainingPlan:
     max_loss: float = 0.1
     criterion: Criterion = "ndcg"
     memory: int | None = None
-    warm: bool = False
+    warm: bool = True
     full_every: int = FULL_EVERY
     events_per_user: int | None = None
     users_sample: float = 1.0

@@ -43,7 +43,7 @@ from storage.maintenance.rebuild import Rebuilt
 from tests.app.conftest import Client
 from tests.waiting import wait_until
 
-PLAN = RetrainingPlan("tiny", epochs=1, min_events=600)
+PLAN = RetrainingPlan("tiny", epochs=1, min_events=600, warm=False)
 WARM_PLAN = replace(PLAN, warm=True)
 TINY = (
     ModelConfig(preset="tiny", width=16, history_codewords=8, target_codewords=32, ffn_multiple=1, hops=0),
@@ -377,7 +377,7 @@ def test_a_worse_model_is_refused(
             with pytest.raises(Killed):
                 shop.retrain()
         arguments = ["retrain", "--data-dir", shop.settings.data_dir, "--archive-dir", shop.settings.archive_dir]
-        arguments += ["--models-dir", shop.models, "--preset", "tiny", "--epochs", 1, "--min-events", 600]
+        arguments += ["--models-dir", shop.models, "--preset", "tiny", "--epochs", 1, "--min-events", 600, "--no-warm"]
         with pytest.raises(SystemExit) as exit_:
             main([str(argument) for argument in arguments])
         assert exit_.value.code == 3
