@@ -88,12 +88,18 @@ def _row(record: tuple[str, str]) -> list[str]:
     name, _, value = (names, "", "") if " / " in names else names.partition(" ")  # a switch with its opposite
     bracket = BRACKETS.search(text)
     facts = bracket[1].split("; ") if bracket else []
-    default = next((fact.removeprefix("default: ") for fact in facts if fact.startswith("default: ")), "")
-    bounds = [fact for fact in facts if fact[:2] != "de" and fact != "required"]
+    default, variable = _fact(facts, "default: "), _fact(facts, "env var: ")
+    bounds = [fact for fact in facts if ": " not in fact and fact != "required"]
     meaning = with_code(BRACKETS.sub("", text))
+    if variable:
+        meaning = f"{meaning} Variable: {code(variable)}."
     if "required" in facts:
         meaning = f"{meaning} **Required.**"
     return [code(name), _value(value, bounds), code(default), meaning]
+
+
+def _fact(facts: list[str], label: str) -> str:
+    return next((fact.removeprefix(label) for fact in facts if fact.startswith(label)), "")
 
 
 def _value(value: str, bounds: list[str]) -> str:

@@ -20,6 +20,7 @@ HEADING = "Variables of the containers"
 INTRODUCTION = """`docker-compose.yml`, `docker/haproxy.cfg` and `docker/redis/redis-cluster-keep` read these variables; the second column has the defaults of these files.
 [Set variables](../how-to/deploy/docker-compose.md#set-variables) explains where to write them.
 `docker-compose.yml` itself sets those that only `docker/haproxy.cfg` reads.
+`lisarec retrain` itself reads `LISAREC_RETRAIN_FULL_EVERY` and the four after it, so they work without containers, too.
 """
 GROUPS = {  # headings, and what the variables below them mean; of a setting, what its description does not say
     "Service": {
@@ -32,6 +33,10 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_DATA": "Data directory of `train`.",
         "LISAREC_RETRAIN_EVERY": "Interval of the trainer, such as 30m or 7d.",
         "LISAREC_RETRAIN_FULL_EVERY": "One of so many models is trained in full, see [Train on large data](../how-to/models/train-on-large-data.md).",
+        "LISAREC_RETRAIN_MAX_EVENTS": "Number of the newest events that a round reads, see [Retrain the model](../how-to/models/retrain.md#bound-the-memory).",
+        "LISAREC_RETRAIN_EVENTS_PER_USER": "Maximum events per user and epoch. Default: no limit.",
+        "LISAREC_RETRAIN_USERS_SAMPLE": "Share of users to train on.",
+        "LISAREC_RETRAIN_MEMORY": "Memory limit of each training, such as 3GiB. Default: events are in memory.",
         "LISAREC_KEEP_TAIL": "Seconds that an archived event stays in Redis, see [Archive](../how-to/operate/archive.md).",
         "LISAREC_STATE_TTL_DAYS": "Events stay, and the state is folded again when the user returns.",
         "LISAREC_TENANT": "",

@@ -12,16 +12,14 @@ import typer
 
 from app.cli.console import console, job_console, say
 from app.cli.options import (
-    EventsPerUserOption,
     LogOptions,
-    MemoryOption,
     MetricsOption,
     ModelOption,
     ModelsDirOption,
     StoreOptions,
-    UsersSampleOption,
     known_preset,
     place_of,
+    size_in_bytes,
 )
 from app.jobs.reports.job_progress import counted
 from model.config import FULL_EVERY
@@ -137,7 +135,7 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """Options for a round: what it trains, and when the new model is activated."""
+    """Options for a round: what it trains, and when the new model is activated. Limits may be in the environment."""
 
     preset: Annotated[
         str,
@@ -150,7 +148,12 @@ class RoundOptions:
         int, typer.Option(min=1, help="Number of archived events required before the first model is trained.")
     ] = 2_000
     max_events: Annotated[
-        int, typer.Option(min=1, help="Train on at most this many of the newest events. This bounds the memory.")
+        int,
+        typer.Option(
+            min=1,
+            envvar="LISAREC_RETRAIN_MAX_EVENTS",
+            help="Train on at most this many of the newest events. This bounds the memory.",
+        ),
     ] = 2_000_000
     max_loss: Annotated[
         float,
@@ -164,18 +167,39 @@ class RoundOptions:
         Literal["ndcg", "value"],
         typer.Option(help="Deciding metric: NDCG@10, or HR@10 weighted by the value of the held-out events."),
     ] = "ndcg"
-    memory: MemoryOption = None
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=size_in_bytes,
+            envvar="LISAREC_RETRAIN_MEMORY",
+            help="Memory limit of each training, such as 3GiB. The events are then kept in files next to the model.",
+            metavar="SIZE",
+        ),
+    ] = None
     warm: Annotated[
         bool,
         typer.Option(
             "--warm/--no-warm", help="Continue training from the active model, if any. Known items keep their codes."
         ),
     ] = True
-    full_every: Annotated[int, typer.Option(min=1, help="With --warm: train every nth model from scratch.")] = (
-        FULL_EVERY
-    )
-    events_per_user: EventsPerUserOption = None
-    users_sample: UsersSampleOption = 1.0
+    full_every: Annotated[
+        int,
+        typer.Option(
+            min=1, envvar="LISAREC_RETRAIN_FULL_EVERY", help="With --warm: train every nth model from scratch."
+        ),
+    ] = FULL_EVERY
+    events_per_user: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            envvar="LISAREC_RETRAIN_EVENTS_PER_USER",
+            help="Maximum events per user and epoch: half are the newest, half a stretch that changes each epoch.",
+        ),
+    ] = None
+    users_sample: Annotated[
+        float,
+        typer.Option(min=0.001, max=1, envvar="LISAREC_RETRAIN_USERS_SAMPLE", help="Share of users to train on."),
+    ] = 1.0
 
 
 def retrain(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.cli.main import main
 from app.jobs.datasets.synthetic_shop import generate
+from app.jobs.retraining import loop
+from app.jobs.retraining.report import RoundOutcome
+from app.jobs.retraining.round import RetrainingPlan
+
+LIMITS = {"MEMORY": "3GiB", "MAX_EVENTS": "5000", "EVENTS_PER_USER": "64", "USERS_SAMPLE": "0.5", "FULL_EVERY": "3"}
 
 
 def run(*arguments: object) -> None:
@@ -48,3 +55,28 @@ def test_what_does_not_fit_is_refused(options: list[str], hint: str, capsys: pyt
     with pytest.raises(SystemExit, match="2"):
         main(["train", "--data", "d", "--out", "m", *options])
     assert hint in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_limits_of_a_round_may_be_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compose sets all of them, to nothing where there is no limit. Options win."""
+    plans: list[RetrainingPlan] = []
+
+    def run_trainer(_: object, plan: RetrainingPlan, *__: object) -> RoundOutcome:
+        plans.append(plan)
+        return RoundOutcome("waiting", "too few events", "2026-11-26T03:00:00+00:00")
+
+    monkeypatch.setattr(loop, "run_trainer", run_trainer)
+    for values in (LIMITS, dict.fromkeys(LIMITS, "")):
+        for name, value in values.items():
+            monkeypatch.setenv(f"LISAREC_RETRAIN_{name}", value)
+        run("retrain")
+        run("retrain", "--memory", "2GiB", "--no-warm")
+    limited = RetrainingPlan(memory=3 << 30, max_events=5_000, events_per_user=64, users_sample=0.5, full_every=3)
+    by_option: dict[str, Any] = {"memory": 2 << 30, "warm": False}
+    assert plans == [limited, replace(limited, **by_option), RetrainingPlan(), RetrainingPlan(**by_option)]
+    monkeypatch.setenv("LISAREC_RETRAIN_MEMORY", "much")
+    with pytest.raises(SystemExit, match="2"):
+        main(["retrain"])
+    assert "LISAREC_RETRAIN_MEMORY" in capsys.readouterr().err
