@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.data.archived_log import ARCHIVE_COLUMNS, ARCHIVE_COLUMNS_AS_TEXT, Corrections, with_archived_files
-from model.data.arrays import Arrays
+from model.data.arrays import READING, SORTING, Arrays, OnStage, shares_of
 from model.data.event_columns import EventColumns, Names, NumberedNames, by_user, move, user_buckets
 from model.data.table import Table
 
@@ -25,13 +25,16 @@ class ArchivedEvents(NamedTuple):
     sha256: str
 
 
-def read_archive_in_pieces(directory: Path, arrays: Arrays) -> ArchivedEvents:
+def read_archive_in_pieces(directory: Path, arrays: Arrays, on_stage: OnStage) -> ArchivedEvents:
     """Read the events of an archive, or of one of its tenants; raises DataError."""
 
     def read(paths: list[Path]) -> ArchivedEvents:
         names = NumberedNames()
         rows = sum(int(pl.scan_parquet(path).select(pl.len()).collect().item()) for path in paths)
-        stored = arrays.stored(_numbered(directory, paths, names, arrays), rows) or _none()
+        report = shares_of(READING, on_stage)
+        pieces = _numbered(directory, paths, names, arrays, lambda done: report(done / rows))
+        stored = arrays.stored(pieces, rows) or _none()
+        on_stage(SORTING)
         _sort_names(names.users, stored[0], arrays)
         *columns, seq = by_user(stored, len(names.users), arrays)
         events = EventColumns(*columns)
@@ -51,16 +54,23 @@ def read_archive_in_pieces(directory: Path, arrays: Arrays) -> ArchivedEvents:
 
 
 def _numbered(
-    directory: Path, paths: list[Path], names: NumberedNames, arrays: Arrays
+    directory: Path, paths: list[Path], names: NumberedNames, arrays: Arrays, on_rows: Callable[[int], None]
 ) -> Iterator[tuple[NDArray[Any] | None, ...]]:
-    """Iterate over the columns of the effective events, and their sequence numbers in the log."""
+    """Iterate over the columns of the effective events, and their sequence numbers in the log.
+
+    on_rows  is called with the number of rows that are read
+    """
     corrections = Corrections.of(pl.scan_parquet(paths))
+    before = 0
     for path in paths:
         log = pl.scan_parquet(path).select(ARCHIVE_COLUMNS)
-        for part in arrays.slices(int(log.select(pl.len()).collect().item())):
+        rows = int(log.select(pl.len()).collect().item())
+        for part in arrays.slices(rows):
+            on_rows(before + part.start)
             piece = corrections.effective(log.slice(part.start, part.stop - part.start).collect())
             texts = Table(directory, piece.select(**ARCHIVE_COLUMNS_AS_TEXT), "", part.start)
             yield (*names.columns(texts), piece["seq"].to_numpy().astype(np.int64))
+        before += rows
 
 
 def _none() -> list[NDArray[Any]]:

@@ -7,7 +7,9 @@ time, and releases their pages after each piece: the file keeps them.
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -20,7 +22,27 @@ from typing_extensions import override
 Column = tuple[Callable[[slice], NDArray[Any]], DTypeLike]
 """A function that reads a part of a column, and the type of its entries."""
 
+READING, SORTING = "reading data", "sorting events"  # stages of reading a data directory
+OnStage = Callable[[str], None]
+"""A function that is called with the stage of a long job: its name, the share that is done, and the time left."""
+
 COUNTED_AT_ONCE = 1 << 22  # numpy converts each key that it counts to eight bytes
+
+
+def ignored(_: str) -> None:
+    """Do nothing."""
+
+
+def shares_of(stage: str, on_stage: OnStage) -> Callable[[float], None]:
+    """Return a function that takes the share of a stage that is done, and reports it with the time left."""
+    begin_s = time.monotonic()
+
+    def report(share: float) -> None:
+        left_s = (time.monotonic() - begin_s) * (1 - share) / share if share else 0.0
+        left = f", {timedelta(seconds=round(left_s))} to go" if 0 < share < 1 else ""
+        on_stage(f"{stage}, {share:.0%}{left}")
+
+    return report
 
 
 class Arrays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import polars as pl
 
 from model.data.archive_in_pieces import read_archive_in_pieces
 from model.data.archived_log import is_archive, read_archive
-from model.data.arrays import IN_MEMORY, Arrays
+from model.data.arrays import IN_MEMORY, READING, SORTING, Arrays, OnStage, ignored, shares_of
 from model.data.event_columns import EventColumns, NumberedNames, sorted_in_pieces
 from model.data.interactions import DataError, Interactions
 from model.data.table import Table, TableInPieces, find_table, read_table
@@ -36,13 +36,15 @@ class ItemTexts:
     categories: dict[str, tuple[str, ...]]
 
 
-def read_interactions(directory: Path, arrays: Arrays = IN_MEMORY) -> Interactions:
+def read_interactions(directory: Path, arrays: Arrays = IN_MEMORY, on_stage: OnStage = ignored) -> Interactions:
     """Read ``interactions.*`` of a data directory, or the events of an archive; raises DataError with file and line.
 
-    arrays  creates the arrays of events; if they are mapped, Parquet is read piece by piece
+    arrays    creates the arrays of events; if they are mapped, Parquet is read piece by piece
+    on_stage  is called with the current stage, and the share of the rows if they are read piece by piece
     """
+    on_stage(READING)
     if arrays is not IN_MEMORY:
-        return _read_in_pieces(directory, arrays)
+        return _read_in_pieces(directory, arrays, on_stage)
     archived = read_archive(directory)
     table = archived or _read_interactions_table(directory)
     _require_rows(table.path, len(table.frame))
@@ -51,17 +53,25 @@ def read_interactions(directory: Path, arrays: Arrays = IN_MEMORY) -> Interactio
     return _interactions(names, events, table.sha256, arrays, is_log=archived is not None)
 
 
-def _read_in_pieces(directory: Path, arrays: Arrays) -> Interactions:
+def _read_in_pieces(directory: Path, arrays: Arrays, on_stage: OnStage) -> Interactions:
     if is_archive(directory):
-        archived = read_archive_in_pieces(directory, arrays)
+        archived = read_archive_in_pieces(directory, arrays, on_stage)
         _require_rows(directory, len(archived.events.user))
         return _interactions(archived.names, archived.events, archived.sha256, arrays, is_log=True)
     table = TableInPieces(_interactions_file(directory), REQUIRED, OPTIONAL)
     _require_rows(table.path, table.rows)
     names = NumberedNames()
-    parts = map(names.columns, table.pieces(arrays.piece))
+    parts = map(names.columns, _reported(table, arrays.piece, on_stage))
     events = sorted_in_pieces(parts, table.rows, names.users, arrays)
     return _interactions(names, events, table.sha256, arrays)
+
+
+def _reported(table: TableInPieces, rows: int, on_stage: OnStage) -> Iterator[Table]:
+    report = shares_of(READING, on_stage)
+    for piece in table.pieces(rows):
+        report(piece.first_row / table.rows)
+        yield piece
+    on_stage(SORTING)
 
 
 def _interactions(

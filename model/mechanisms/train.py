@@ -33,7 +33,7 @@ from model.training.batches.padding import padded_batches, padded_rows
 from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import sampled_softmax_loss, uniform_negatives
 from model.training.memory import Resources
-from model.training.train import READING, WRITING, prepare_training
+from model.training.train import WRITING, prepare_training
 
 POSITIONS_AT_ONCE = 8_192  # when scoring
 
@@ -191,8 +191,7 @@ def train(
     raises      DataError   when the data cannot be read or split
                 TrainError  when ``out`` contains a model or an unfinished training, or the codes do not fit
     """
-    progress.stage(READING)
-    inputs = prepare_training(directory, out, recipe, Resources(device), resume)
+    inputs = prepare_training(directory, out, recipe, Resources(device), resume, progress.stage)
     torch.manual_seed(recipe.training.seed)
     network = MechanismNetwork(recipe.model, len(inputs.interactions.item_ids))
     if codes_from is not None:

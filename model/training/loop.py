@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from model import holdout_ranks, metrics
 from model.artifact.tensor_file import replace_tensors
 from model.config import Recipe
+from model.data.arrays import shares_of
 from model.data.interactions import Histories, Interactions
 from model.data.splits import Split
 from model.holdout_ranks import HeldOutEvents, Scorer
@@ -65,8 +66,8 @@ class Progress(Protocol):
         """Report the current stage, until the next batch or stage."""
         ...
 
-    def batch(self, epoch: int, share: float, loss: float) -> None:
-        """Report a batch: the completed share of the epoch, and the batch's loss."""
+    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
+        """Report a batch: the completed share of the epoch, the batch's loss, and the number of events of an epoch."""
         ...
 
     def epoch(self, report: EpochReport) -> None:
@@ -94,6 +95,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         self.device = torch.device(device)
         self.network = network.to(self.device)
         self.histories = histories
+        self.positions = histories.positions  # of an epoch
         self.optimizer = torch.optim.AdamW(
             network.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=recipe.training.weight_decay, fused=True
         )
@@ -156,8 +158,8 @@ class TrainingLoop(ABC, Generic[Batch]):
             self._set_learning_rate((epoch + done) / training.epochs)
             losses.append(self.train_batch(batch))
             done += share
-            progress.batch(epoch, min(done, 1.0), losses[-1])
-        validated = self.validate(lambda done: progress.stage(f"validating epoch {epoch + 1}, {done:.0%} of users"))
+            progress.batch(epoch, min(done, 1.0), losses[-1], self.positions)
+        validated = self.validate(shares_of(f"validating epoch {epoch + 1}", progress.stage))
         elapsed_s, loss = time.monotonic() - started, sum(losses) / len(losses)
         if validated is None:
             return EpochReport(epoch, loss, None, None, elapsed_s)

@@ -16,6 +16,7 @@ from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, Recipe
 from model.content.content_map import MAX_ITEMS, NO_CONTENT, ContentMap, learned_content
 from model.content.text_features import Description
+from model.data.arrays import OnStage, ignored
 from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Interactions, repeat_share
 from model.data.item_vectors import ItemVectors, read_item_vectors
 from model.data.readers import ItemTexts, read_interactions, read_items
@@ -31,8 +32,7 @@ from model.training.memory import UNLIMITED, Resources
 from model.training.trainer import FirstModel, Preparation, Trainer, prepare
 from model.training.warm_start import WarmStart
 
-READING, WRITING = "reading data", "writing the model"  # stages of every training
-
+WRITING = "writing the model"  # a stage of every training
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
@@ -85,7 +85,12 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
 
 
 def prepare_training(
-    directory: Path, out: Path, recipe: AnyRecipe, resources: Resources, resume: bool
+    directory: Path,
+    out: Path,
+    recipe: AnyRecipe,
+    resources: Resources,
+    resume: bool,
+    on_stage: OnStage = ignored,
 ) -> TrainingInputs[AnyRecipe]:
     """Read and split the data of a training; raises as ``train``."""
     if model_directory.exists(out):
@@ -93,7 +98,7 @@ def prepare_training(
     if (out / LAST_CHECKPOINT).exists() and not resume:
         raise TrainError(f"{str(out)!r} contains an unfinished training; continue it with --resume, or delete it")
     require_device(resources.device)
-    interactions = read_interactions(directory, resources.arrays(out)).stepping(recipe.event_weights)
+    interactions = read_interactions(directory, resources.arrays(out), on_stage).stepping(recipe.event_weights)
     texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
     parts = thinned(interactions, split(interactions, recipe.data.split, recipe.data.train_on), recipe.data)
@@ -170,15 +175,14 @@ class _Training(NamedTuple):
     def _lead(self, config: Config, start: WarmStart | None, on_config: Callable[[Config], None]) -> None:
         """Prepare for all processes, train, and write the model."""
         progress = self.progress
-        progress.stage(READING)
-        inputs = prepare_training(self.directory, self.out, config, self.resources, self.resume)
+        inputs = prepare_training(self.directory, self.out, config, self.resources, self.resume, progress.stage)
         if start is not None:
             inputs = inputs.with_items_first(start.item_ids)
         interactions, recipe = inputs.interactions, inputs.recipe
         self.resources.require_enough(interactions, recipe)
         on_config(recipe)
-        progress.stage(f"computing the codes of {len(interactions.item_ids):,} items")
-        prepared = prepare(interactions, inputs.parts, recipe, None if start is None else inputs.first_model(start))
+        first_model = None if start is None else inputs.first_model(start)
+        prepared = prepare(interactions, inputs.parts, recipe, first_model, progress.stage)
         if self.resources.processes.count > 1:
             shared_files.write(self.out, recipe, prepared)
             self.resources.processes.wait()

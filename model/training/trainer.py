@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from model import holdout_ranks
 from model.config import Config
-from model.data.arrays import Arrays
+from model.data.arrays import Arrays, OnStage, ignored, shares_of
 from model.data.interactions import DataError, Histories, Interactions, training_histories
 from model.data.splits import Split
 from model.holdout_ranks import HeldOutEvents, Scorer
@@ -63,20 +63,31 @@ class Preparation(NamedTuple):
     arrays: Arrays
 
 
-def prepare(interactions: Interactions, parts: Split, config: Config, start: FirstModel | None = None) -> Preparation:
+def prepare(
+    interactions: Interactions,
+    parts: Split,
+    config: Config,
+    start: FirstModel | None = None,
+    on_stage: OnStage = ignored,
+) -> Preparation:
     """Compute the codes of all items, and their followers; raises DataError when there is nothing to learn.
 
     start  makes the first model, instead of one with fresh codes and weights
     """
+    on_stage("counting training events")
     histories = training_histories(interactions, parts.train, config.event_weights)
     if not histories.positions:
         raise DataError("no user has two training events, so there is nothing to learn; add more events")
     items = len(interactions.item_ids)
-    counts, seed = PairCounts(histories, items, interactions.arrays), config.training.seed
+    counts, seed = PairCounts(histories, items, interactions.arrays, on_stage), config.training.seed
     if start is None:
-        codes = item_codes.codes_of(counts.item_vectors(config.model.width, seed), config.model, seed)
+        vectors = counts.item_vectors(config.model.width, seed)
+        on_stage(f"computing the codes of {items:,} items")
+        codes = item_codes.codes_of(vectors, config.model, seed)
     torch.manual_seed(seed)
     lifts = LiftChooser(histories, items, config, counts)
+    if start is not None:
+        on_stage("computing the codes of new items")
     model = build_lisa_mini(config.model, codes) if start is None else start(histories)
     validation = validation_events(interactions, parts, config)
     return Preparation(histories, model, lifts, validation, interactions.arrays)
@@ -97,7 +108,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         bound = Bound.of(self.histories, config.training)
         self.history_codes = self.model.history_codes.cpu().numpy()
-        self.positions = bound.positions(self.histories)  # of an epoch
+        self.positions = bound.positions(self.histories)
         self.batch_maker = BatchMaker(
             self.histories, self.history_codes, config.model, min(config.training.batch_size, wanted), bound
         )
@@ -126,7 +137,7 @@ class Trainer(TrainingLoop[PositionBatch]):
     @override
     def _finish(self, progress: Progress) -> None:
         self.model.fold_norms_and_round()
-        self.validate(lambda done: progress.stage(f"choosing the lift, {done:.0%} of users"))
+        self.validate(shares_of("choosing the lift", progress.stage))
         self._set_lift(self.lift)
 
     def _set_lift(self, lift: Lift) -> None:

@@ -51,7 +51,7 @@ class Silent:
     def stage(self, name: str) -> None:
         self.stages.append(name)
 
-    def batch(self, epoch: int, share: float, loss: float) -> None:
+    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
         assert 0 < share <= 1
         assert np.isfinite(loss)
 

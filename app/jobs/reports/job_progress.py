@@ -38,6 +38,23 @@ class TimeLeftColumn(ProgressColumn):
         return Text(f"{timedelta(seconds=round(left_s))} left")
 
 
+class RateColumn(ProgressColumn):
+    """The progress per second since the start. Empty if there is none yet.
+
+    The field ``each`` of a task is the number of units in one of its steps, such as the events of an epoch.
+    """
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    @override
+    def render(self, task: Task) -> Text:
+        done = (task.completed - task.fields.get("done_before", 0.0)) * task.fields.get("each", 1)
+        elapsed_s = task.finished_time or task.elapsed
+        return Text(f"{done / elapsed_s:,.0f} {self._unit}/s" if done > 0 and elapsed_s else "")
+
+
 class JobProgress(Progress):
     """Shows a bar for every task on a terminal.
 
@@ -109,7 +126,7 @@ def announced(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def counted(noun: str, console: Console) -> Iterator[Callable[[int], None]]:
     """Show a count of a job's progress, such as users, and its duration. Yields a function that sets the count."""
-    columns = TextColumn(f"{{task.completed:,}} {noun}"), TimeElapsedColumn()
+    columns = TextColumn(f"{{task.completed:,}} {noun}"), TimeElapsedColumn(), RateColumn(noun.split()[0])
     with JobProgress(*columns, console=console) as progress:
         task = progress.add_task(noun, total=None)
         yield lambda done: progress.update(task, completed=done)

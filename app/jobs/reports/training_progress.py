@@ -7,15 +7,20 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
+from rich.text import Text
+from typing_extensions import override
 
-from app.jobs.reports.job_progress import JobProgress, ShareColumn, TimeLeftColumn
-from app.jobs.reports.phase_times import PhaseTimes
+from app.jobs.reports.job_progress import JobProgress, RateColumn, ShareColumn, TimeLeftColumn
+from app.jobs.reports.phase_times import MIB, PhaseTimes
 from model.training.loop import EpochReport
+from model.training.memory import resident_bytes
 
 EPOCHS = "epochs"
 PHASES = {  # by the first word of a stage
     "reading": "reading",
+    "sorting": "reading",
+    "counting": "preparing",
     "computing": "preparing",
     "validating": "validating",
     "choosing": "choosing",
@@ -23,8 +28,16 @@ PHASES = {  # by the first word of a stage
 }
 
 
+class MemoryColumn(ProgressColumn):
+    """The current memory of this process."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        return Text(f"{resident_bytes() / MIB:,.0f} MiB")
+
+
 class TrainingProgress:
-    """A context manager that shows the stage, the progress and the time left of a training.
+    """A context manager that shows the stage, the progress, the time left, the rate and the memory of a training.
 
     The time left is that until the last epoch; early stopping ends a training sooner. A successful training prints the
     duration of each phase.
@@ -40,7 +53,8 @@ class TrainingProgress:
         self._epochs = epochs
         self._patience = patience
         self._ended = 0  # the last epoch that was finished in this run
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), ShareColumn(), TimeLeftColumn()
+        name, left = TextColumn("{task.description}", markup=False), (ShareColumn(), TimeLeftColumn())
+        columns = name, BarColumn(), *left, RateColumn("events"), MemoryColumn()
         self._bar = JobProgress(*columns, console=console, is_transient=True, get_time=get_time)
         self._task = self._bar.add_task("preparing", start=False, total=epochs)
         self._has_begun = False
@@ -70,13 +84,13 @@ class TrainingProgress:
         self.phases.begin(PHASES.get(name.split()[0], name))
         self._bar.update(self._task, description=name)
 
-    def batch(self, epoch: int, share: float, loss: float) -> None:
+    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
         """Show the progress of the epoch."""
         self.phases.begin(EPOCHS)
         completed = epoch + share
         if not self._has_begun:  # a resumed training has completed some epochs before
             self._has_begun = True
-            self._bar.update(self._task, done_before=completed)
+            self._bar.update(self._task, done_before=completed, each=events)
             self._bar.start_task(self._task)
         description = f"epoch {epoch + 1} of {self._epochs}, loss {loss:.3f}"
         self._bar.update(self._task, completed=completed, description=description)

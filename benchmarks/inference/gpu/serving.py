@@ -46,7 +46,7 @@ class NoProgress:
     def stage(self, name: str) -> None:
         """Do nothing at a stage."""
 
-    def batch(self, epoch: int, share: float, loss: float) -> None:
+    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
         """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:

@@ -52,7 +52,7 @@ class TimedProgress:
         """Check the time."""
         self._check()
 
-    def batch(self, epoch: int, share: float, loss: float) -> None:
+    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
         """Record the time, and check it."""
         self._batches = [*self._batches[:1], (time.monotonic(), epoch + share)]
         self._check()

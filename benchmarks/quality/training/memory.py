@@ -82,7 +82,7 @@ class PhaseRecorder:
         self._end_phase()
         self.phases.append(Phase(name))
 
-    def batch(self, epoch: int, share: float, loss: float) -> None:
+    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
         """Record the progress of the epoch; raise EnoughError if it has reached the requested share."""
         self.stage(f"epoch {epoch + 1}")
         self.epoch_share = share

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from model.data.arrays import IN_MEMORY, Arrays
+from model.data.arrays import IN_MEMORY, Arrays, OnStage, ignored, shares_of
 from model.data.interactions import Histories, starts_of
 from model.lisa import item_codes
 from model.lisa.item_followers import WINDOW, Followers, strongest_followers, strongest_of
@@ -18,6 +18,7 @@ from model.lisa.neighbours import BlockCounter, ItemBlock
 
 PAIRS_SHARE = 2  # a block has half of a piece's events, because each event has up to 60 neighbours
 LOOKED_UP_AT_ONCE = 1 << 16
+VECTORS = "computing item vectors"  # a stage
 
 
 class ItemIndex:
@@ -55,33 +56,43 @@ class ItemIndex:
 class PairCounts:
     """The counts are identical for one piece and for many."""
 
-    def __init__(self, histories: Histories, items: int, arrays: Arrays = IN_MEMORY) -> None:
-        self._histories, self._items, self._arrays = histories, items, arrays
+    def __init__(
+        self, histories: Histories, items: int, arrays: Arrays = IN_MEMORY, on_stage: OnStage = ignored
+    ) -> None:
+        self._histories, self._items, self._arrays, self._on_stage = histories, items, arrays, on_stage
         is_whole = len(histories.item) <= arrays.piece
         self._index = None if is_whole else ItemIndex(histories.item, items, arrays)
 
     def followers(self, count: int, decay: float) -> Followers:
         """Find the ``count`` strongest followers of every item; see ``strongest_followers``."""
+        stage = "counting followers"
+        self._on_stage(stage)
         if self._index is None:
             return strongest_followers(self._histories.item, self._histories.starts, self._items, count, decay)
-        found = [strongest_of(counter.followers(WINDOW, decay), count) for _, counter in self._counters(self._index)]
+        counters = self._counters(self._index, stage)
+        found = [strongest_of(counter.followers(WINDOW, decay), count) for _, counter in counters]
         return Followers(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def item_vectors(self, width: int, seed: int) -> NDArray[np.float32]:
         """Compute item vectors (N, width) from the co-occurrence; see ``item_codes.item_vectors``."""
+        stage = f"counting neighbours of {self._items:,} items"
+        self._on_stage(stage)
         if self._index is None:
             counts = item_codes.cooccurrence(self._histories.item, self._histories.starts, self._items)
+            self._on_stage(VECTORS)
             return item_codes.item_vectors(counts, width, seed)
         association = StoredMatrix(self._items, 2 * item_codes.WINDOW * len(self._histories.item), self._arrays)
-        for first, counter in self._counters(self._index):
+        for first, counter in self._counters(self._index, stage):
             association.append(first, counter.cooccurrence())
+        self._on_stage(VECTORS)
         association.become_mutual_information()
         return item_codes.strongest_components(association, self._items, width, seed)
 
-    def _counters(self, index: ItemIndex) -> Iterator[tuple[int, BlockCounter]]:
+    def _counters(self, index: ItemIndex, stage: str) -> Iterator[tuple[int, BlockCounter]]:
         """Iterate over the blocks of items: the first item of each, and its counter."""
-        look_up = partial(index.look_up, self._histories.item)
+        look_up, report = partial(index.look_up, self._histories.item), shares_of(stage, self._on_stage)
         for block in index.blocks():
+            report(block.first / self._items)
             yield block.first, BlockCounter(block, self._histories.starts, self._items, look_up)
 
 

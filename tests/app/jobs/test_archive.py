@@ -119,7 +119,10 @@ def test_what_was_served_is_archived_trained_on_and_served_again(
     assert histories(read_interactions(archive_dir)) == histories(read_interactions(shop))
     archived = read_interactions(archive_dir)
     assert read_interactions(archive_dir / "tenant=main").sha256 == archived.sha256
-    require_same(archived, read_interactions(archive_dir, MappedArrays(tmp_path / "work", 500)))
+    stages: list[str] = []
+    require_same(archived, read_interactions(archive_dir, MappedArrays(tmp_path / "work", 500), stages.append))
+    assert stages[1].startswith("reading data, 0%")
+    assert any(stage.startswith("reading data, ") and stage.endswith(" to go") for stage in stages)
     (archive_dir / "items.tsv.gz").write_bytes((shop / "items.tsv.gz").read_bytes())
     run("train", "--data", archive_dir, "--out", second, "--epochs", 1)
     assert "120 users" in run("evaluate", "--model", second, "--data", archive_dir)

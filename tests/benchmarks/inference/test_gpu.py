@@ -203,11 +203,11 @@ def test_the_rate_of_a_training_that_is_cut_is_that_between_its_batches(monkeypa
     progress = training.TimedProgress(seconds=50)
     assert progress.epochs_per_s is None
     for clock_s[0], share in ((110.0, 0.25), (112.0, 0.5), (114.0, 0.75)):
-        progress.batch(1, share, 1.0)
+        progress.batch(1, share, 1.0, 100)
     assert progress.epochs_per_s == 0.5 / 4
     clock_s[0] = 151.0
     with pytest.raises(training.TimeUp):
-        progress.batch(2, 1.0, 1.0)
+        progress.batch(2, 1.0, 1.0, 100)
     assert progress.epochs_per_s == 1.75 / 41
 
 

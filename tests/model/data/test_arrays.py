@@ -87,6 +87,15 @@ def test_what_is_read_and_split_in_pieces_is_what_is_read_and_split_at_once(
     assert not [*(directory / "work").iterdir()]  # nothing is left where a process ends, however it does
 
 
+def test_the_share_of_the_rows_that_are_read_is_reported(tmp_path: Path) -> None:
+    stages: list[str] = []
+    directory = written(tmp_path, [("u", f"i{row}", row, "click", None, None) for row in range(20)])
+    read_interactions(directory, MappedArrays(tmp_path / "work", 5), stages.append)
+    shares = [f"reading data, {share}%" for share in (0, 25, 50, 75)]
+    assert [stage.partition("%")[0] + "%" for stage in stages[1:-1]] == shares
+    assert (stages[0], stages[2].endswith("to go"), stages[-1]) == ("reading data", True, "sorting events")
+
+
 @pytest.mark.parametrize("piece", [3, 1000])
 def test_a_bad_cell_is_named_in_whichever_piece_it_is(tmp_path: Path, piece: int) -> None:
     rows = [(f"u{row}", "i", row, "click", None, None) for row in range(20)]

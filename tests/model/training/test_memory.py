@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def test_a_limited_training_makes_the_same_model(
     resources = Resources(memory=1280 * MIB)
     assert resources.arrays(tmp_path).piece == 320
     out = tmp_path / "model"
-    train.train(shop, out, tiny_config(), resources=resources, progress=silent())
+    progress = silent()
+    train.train(shop, out, tiny_config(), resources=resources, progress=progress)
+    assert any(re.fullmatch(r"counting followers, \d\d%, 0:00:\d\d to go", stage) for stage in progress.stages)
     for name in (model_directory.WEIGHTS, model_directory.CONFIG, model_directory.ITEMS):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
     for name in FILES:

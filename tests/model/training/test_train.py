@@ -146,14 +146,18 @@ def test_every_stage_is_reported(shop: Path, tmp_path: Path, tiny_config: Make, 
     first_words = [" ".join(stage.split()[:2]) for stage in progress.stages]
     assert list(dict.fromkeys(first_words)) == [
         "reading data",
+        "counting training",
+        "counting neighbours",
+        "computing item",
         "computing the",
+        "counting followers",
         "validating epoch",
         "choosing the",
         "writing the",
     ]
     assert f"computing the codes of {len(made.items)} items" in progress.stages
-    assert {"validating epoch 1, 0% of users", "validating epoch 2, 0% of users"} <= {*progress.stages}
-    assert "choosing the lift, 0% of users" in progress.stages
+    assert {"validating epoch 1, 0%", "validating epoch 2, 0%"} <= {*progress.stages}
+    assert "choosing the lift, 0%" in progress.stages
 
 
 def weights_by_epoch(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
@@ -162,7 +166,7 @@ def weights_by_epoch(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
 
     class Watching:
         def stage(self, name: str) -> None: ...
-        def batch(self, epoch: int, share: float, loss: float) -> None: ...
+        def batch(self, epoch: int, share: float, loss: float, events: int) -> None: ...
         def epoch(self, report: EpochReport) -> None:
             weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
 

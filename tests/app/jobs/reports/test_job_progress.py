@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import threading
 
+import pytest
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 
+from app.jobs.reports import training_progress
 from app.jobs.reports.job_progress import SILENCE_S, JobProgress, ShareColumn, TimeLeftColumn, announced, counted
+from app.jobs.reports.phase_times import MIB
 from app.jobs.reports.training_progress import TrainingProgress
 from model.training.loop import EpochReport
 from tests.waiting import wait_until
@@ -88,8 +91,14 @@ class TestLines:
             assert "progress" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.fixture
+def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_progress, "resident_bytes", lambda: 1_234 * MIB)
+
+
+@pytest.mark.usefixtures("_memory")
 class TestTraining:
-    def test_says_the_stage_the_epoch_the_share_and_the_time_left(self) -> None:
+    def test_says_the_stage_the_epoch_the_share_the_time_left_the_rate_and_the_memory(self) -> None:
         output, clock = Output(), Clock()
         progress = TrainingProgress(4, 2, output.console, clock)
 
@@ -99,31 +108,31 @@ class TestTraining:
             return output.lines[-1]
 
         progress.stage("reading data")
-        assert line() == "reading data"
+        assert line() == "reading data, 1,234 MiB"
         progress.stage("computing the codes of 2,000 items")
-        assert line() == "computing the codes of 2,000 items"
-        progress.batch(0, 0.1, 7.5)
+        assert line() == "computing the codes of 2,000 items, 1,234 MiB"
+        progress.batch(0, 0.1, 7.5, 10_000)
         clock.now_s += 80
-        progress.batch(0, 0.6, 7.25)  # half an epoch in 80 s, and 20 s later a line; the reading is not counted
-        assert line() == "epoch 1 of 4, loss 7.250, 15 % done, 0:11:20 left"
-        progress.stage("validating epoch 1, 50% of the users")
-        assert line().startswith("validating epoch 1, 50% of the users, 15 % done, 0:")
+        progress.batch(0, 0.6, 7.25, 10_000)  # half an epoch in 80 s, and 20 s later a line; the reading is not counted
+        assert line() == "epoch 1 of 4, loss 7.250, 15 % done, 0:11:20 left, 50 events/s, 1,234 MiB"
+        progress.stage("validating epoch 1, 50%, 0:00:10 to go")
+        assert line().startswith("validating epoch 1, 50%, 0:00:10 to go, 15 % done, 0:")
         progress.epoch(EpochReport(0, 7.0, 0.125, 0.25, 160.0))
         assert output.lines[-1] == "epoch 1 of 4: loss 7.0000, validation HR@10 0.2500 NDCG@10 0.1250 (160 s)"
         progress.epoch(EpochReport(1, 7.0, 0.125, 0.25, 160.0, {"strength": 3.0}))
         assert output.lines[-1].endswith(" NDCG@10 0.1250 with lift 3 (160 s)")
-        progress.batch(3, 1.0, 6.0)
+        progress.batch(3, 1.0, 6.0, 10_000)
         progress.stage("writing the model")
-        assert line() == "writing the model, 100 % done"
+        assert line() == "writing the model, 100 % done, 325 events/s, 1,234 MiB"
 
     def test_that_is_resumed_does_not_count_the_epochs_before_as_quick_ones(self) -> None:
         output, clock = Output(), Clock()
         progress = TrainingProgress(4, 2, output.console, clock)
-        progress.batch(2, 0.5, 7.0)
+        progress.batch(2, 0.5, 7.0, 10_000)
         clock.now_s += 100
-        progress.batch(3, 0.0, 7.0)
+        progress.batch(3, 0.0, 7.0, 10_000)
         progress.break_silence()
-        assert output.lines == ["epoch 4 of 4, loss 7.000, 75 % done, 0:03:20 left"]
+        assert output.lines == ["epoch 4 of 4, loss 7.000, 75 % done, 0:03:20 left, 50 events/s, 1,234 MiB"]
 
     def test_says_why_it_ends_before_the_last_epoch(self) -> None:
         output = Output()
