@@ -228,7 +228,7 @@ def test_only_who_has_business_there_reaches_a_pod() -> None:
         "balancer": [("http", {"anybody"}), ("metrics", {"others"})],
         "app": [("http", {"others"}), ("http", {"balancer"})],
         "archive": [("metrics", {"others"})],
-        "trainer": [],
+        "trainer": [("metrics", {"others"})],
         "redis": [("redis", {"app", "archive", "trainer"})],
     }
     reaches = {
@@ -317,6 +317,9 @@ def test_what_watches_is_that_of_the_compose_file() -> None:
         assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
         assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
         assert monitor["metadata"]["labels"]["release"] == EVERYTHING["monitoring"]["labels"]["release"]  # type: ignore[index]
+    of_the_trainer = named(manifests, "PodMonitor", "trainer")["spec"]
+    (container,) = pods(manifests)["trainer"]["containers"]
+    assert [one["name"] for one in container["ports"]] == [one["port"] for one in of_the_trainer["podMetricsEndpoints"]]
     # the job of a target is the label of its Service, and alerts select by jobs
     jobs = {
         services[monitor["metadata"]["name"]]["metadata"]["labels"]["app.kubernetes.io/component"]

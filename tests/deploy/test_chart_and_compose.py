@@ -47,7 +47,7 @@ DIFFERENT_SETTINGS: dict[str, dict[str, tuple[str | None, str | None]]] = {
         "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
     },
     "trainer": {
-        "LISAREC_PORT": (None, "9465"),  # a Job that ends has no health and no numbers to read
+        "LISAREC_PORT": (None, "9465"),  # a Job that ends has no health
         "LISAREC_REDIS_PASSWORD": (None, ""),
         "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
     },
@@ -102,11 +102,11 @@ def test_the_settings_are_the_same(component: str) -> None:
 
 @pytest.mark.parametrize("component", OF_THE_IMAGE)
 def test_the_image_starts_the_same_command(component: str) -> None:
-    """The trainer of the compose file goes on for ever, and says how it is; here it is started for each round."""
+    """The trainer of the compose file goes on for ever; here it is started for each round."""
     command = service(component)["command"]
     if component == "trainer":
-        assert command == ["retrain", "--every", "24h", "--metrics", "0.0.0.0:9465"]
-        command = ["retrain"]
+        assert command[:3] == ["retrain", "--every", "24h"]
+        command = ["retrain", *command[3:]]
     if component in VARIANT_OF:
         there = {
             "--brokers=": "--brokers=kafka-1:9092,kafka-2:9092",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from app.jobs.retraining.report import RoundOutcome, TrainerReport
 from app.observability.job_metrics import JobMetrics
@@ -63,9 +66,9 @@ class TrainerMetrics(JobMetrics):
     def begin(self, folder: Path, report: TrainerReport, every_s: float) -> None:
         """Record the results of earlier trainers."""
         self._every.set(every_s)
-        self._succeeded.set(
-            time.time() if report.last is None else datetime.fromisoformat(report.last["at"]).timestamp()
-        )
+        self._succeeded.set(time.time())
+        if report.last is not None:
+            self._record(report.last)
         self._set_newest(folder, report)
 
     def failed(self) -> None:
@@ -75,22 +78,23 @@ class TrainerMetrics(JobMetrics):
     def ended(self, folder: Path, report: TrainerReport, outcome: RoundOutcome) -> None:
         """Record a round that ended without a failure."""
         self._rounds.labels(outcome.outcome).inc()
-        self._succeeded.set(datetime.fromisoformat(outcome.at).timestamp())
-        self._seconds.set(outcome.seconds)
-        self._events.set(outcome.events)
-        self._peak.set(outcome.peak_bytes)
-        self._phases.clear()
-        for phase, seconds in outcome.phases_s.items():
-            self._phases.labels(phase).set(seconds)
-        if outcome.is_warm is not None:
-            self._is_warm.set(outcome.is_warm)
-        if outcome.ndcg_at_10 is not None and outcome.served_ndcg_at_10 is not None:
-            self._ndcg.labels("new").set(outcome.ndcg_at_10)
-            self._ndcg.labels("served").set(outcome.served_ndcg_at_10)
-        if outcome.value_hr_at_10 is not None and outcome.served_value_hr_at_10 is not None:
-            self._value.labels("new").set(outcome.value_hr_at_10)
-            self._value.labels("served").set(outcome.served_value_hr_at_10)
+        self._record(asdict(outcome))
         self._set_newest(folder, report)
+
+    def _record(self, last: Mapping[str, Any]) -> None:
+        """Record an outcome. One of an earlier version lacks some of the fields."""
+        self._succeeded.set(datetime.fromisoformat(last["at"]).timestamp())
+        for gauge, name in ((self._seconds, "seconds"), (self._events, "events"), (self._peak, "peak_bytes")):
+            gauge.set(last.get(name, 0))
+        self._phases.clear()
+        for phase, seconds in last.get("phases_s", {}).items():
+            self._phases.labels(phase).set(seconds)
+        if last.get("is_warm") is not None:
+            self._is_warm.set(last["is_warm"])
+        for gauge, name in ((self._ndcg, "ndcg_at_10"), (self._value, "value_hr_at_10")):
+            for model, found in (("new", last.get(name)), ("served", last.get(f"served_{name}"))):
+                if found is not None:
+                    gauge.labels(model).set(found)
 
     def _set_newest(self, folder: Path, report: TrainerReport) -> None:
         ready = [folder / name / MANIFEST for name in report.made if (folder / name / MANIFEST).exists()]

@@ -250,7 +250,9 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     """Prometheus' alert counts from the last success, which may have been another process's."""
     metrics, pauses = TrainerMetrics(), []
     at = datetime.now(UTC) - timedelta(days=3)
-    TrainerReport({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(LocalFolder(tmp_path))
+    costs = {"events": 7_000, "peak_bytes": 1 << 30, "phases_s": {"epochs": 12.5}}
+    last = {"outcome": "refused", "served": "ab", "at": at.isoformat(), "ndcg_at_10": 0.2, **costs}
+    TrainerReport(last).write(LocalFolder(tmp_path))
 
     def fail(_: RetrainingRound) -> RoundOutcome:
         raise OSError("the archive is gone")
@@ -269,6 +271,10 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     assert sample("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 2
     assert sample("lisarec_trainer_succeeded_timestamp_seconds") == pytest.approx(at.timestamp(), abs=1)
     assert sample("lisarec_trainer_every_seconds") == 60
+    assert sample("lisarec_trainer_events") == 7_000
+    assert sample("lisarec_trainer_peak_memory_bytes") == 1 << 30
+    assert sample("lisarec_trainer_phase_seconds", {"phase": "epochs"}) == 12.5
+    assert sample("lisarec_trainer_ndcg_at_10", {"model": "new"}) == 0.2
 
 
 def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
