@@ -54,6 +54,19 @@ class Arrays:
         """Return an uninitialised array of that length."""
         return np.empty(length, dtype)
 
+    def saved(self, path: Path) -> NDArray[Any]:
+        """Return the array of a .npy file, read-only. The events stay in the file."""
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array
+
+    def save(self, path: Path, array: NDArray[Any]) -> None:
+        """Write an array to a .npy file, piece by piece."""
+        kind = np.lib.format.dtype_to_descr(array.dtype)
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": array.shape})
+            for part in self.slices(len(array)):
+                file.write(np.ascontiguousarray(array[part]).data)
+
     def release(self) -> None:
         """Release the pages of all mapped files. A later access reads them again."""
 
@@ -162,6 +175,13 @@ class MappedArrays(Arrays):
             mapped = mmap.mmap(file.fileno(), size)
         self._maps.add(mapped)
         return np.frombuffer(mapped, dtype)
+
+    @override
+    def saved(self, path: Path) -> NDArray[Any]:
+        array = super().saved(path)
+        if isinstance(array.base, mmap.mmap):
+            self._maps.add(array.base)
+        return array
 
     @override
     def release(self) -> None:

@@ -31,7 +31,7 @@ SCORES_AT_ONCE = 5  # of a batch: the scores, their exponentials and gradients
 class Resources:
     """The resources of a training.
 
-    memory     the memory limit of its process in bytes; None for no limit, with all events in memory
+    memory     the memory limit of each process in bytes; None for no limit, with all events in memory
     processes  this process, as one of those that train together
     """
 

@@ -166,7 +166,7 @@ class _Training(NamedTuple):
                 self._lead(config, start, on_config)
             else:
                 processes.wait()
-                recipe, prepared = shared_files.read(self.out)
+                recipe, prepared = shared_files.read(self.out, self.resources.arrays(self.out))
                 on_config(recipe)
                 self._fit(prepared, recipe)
             processes.wait()

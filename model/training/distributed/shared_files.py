@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.config import Config
-from model.data.arrays import IN_MEMORY
+from model.data.arrays import Arrays
 from model.data.interactions import Histories
 from model.lisa.lisa_mini import LisaMini
 from model.training.loop import CHECKPOINT
@@ -27,19 +27,21 @@ def write(directory: Path, recipe: Config, prepared: Preparation) -> None:
     arrays: dict[str, NDArray[Any]] = {"item": histories.item, "weights": histories.weights, "starts": histories.starts}
     arrays |= {"history_codes": model.history_codes.numpy(), "target_codes": model.target_codes.numpy()}
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        prepared.arrays.save(folder / f"{name}.npy", array)
     (folder / CONFIG).write_text(recipe.model_dump_json(), encoding="utf-8")
 
 
-def read(directory: Path) -> tuple[Config, Preparation]:
-    """Read the preparation. The events stay in the files, which all processes of a machine share."""
+def read(directory: Path, arrays: Arrays) -> tuple[Config, Preparation]:
+    """Read the preparation. The events stay in the files, which all processes of a machine share.
+
+    arrays  opens the files, and releases their pages if memory is limited
+    """
     folder = directory / FOLDER
 
     def mapped(name: str) -> NDArray[Any]:
-        array: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        return array
+        return arrays.saved(folder / f"{name}.npy")
 
     recipe = Config.model_validate_json((folder / CONFIG).read_bytes())
     codes = (torch.from_numpy(np.array(mapped(name))) for name in ("history_codes", "target_codes"))
     histories = Histories(mapped("item"), mapped("weights"), np.array(mapped("starts")))
-    return recipe, Preparation(histories, LisaMini(recipe.model, *codes), None, None, IN_MEMORY)
+    return recipe, Preparation(histories, LisaMini(recipe.model, *codes), None, None, arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,25 @@ def test_a_bad_cell_is_named_in_whichever_piece_it_is(tmp_path: Path, piece: int
     rows[13] = ("u\x85u", "i", 1, "click", None, None)
     with pytest.raises(DataError, match=r"interactions\.parquet, row 14: user_id 'u\\x85u' is not an id"):
         read_interactions(written(tmp_path, rows), MappedArrays(tmp_path / "work", piece))
+
+
+def resident_kib(path: Path) -> int:
+    """The memory of this process that a mapped file takes."""
+    regions = re.findall(rf"{re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
+    return sum(map(int, regions))
+
+
+def test_a_file_of_another_process_is_released_too(tmp_path: Path) -> None:
+    arrays, path = MappedArrays(tmp_path, 1000), tmp_path / "item.npy"
+    kept = np.arange(1 << 20)
+    arrays.save(path, kept)
+    np.testing.assert_array_equal(np.load(path), kept)
+    saved = arrays.saved(path)
+    assert int(saved.sum()) == int(kept.sum())
+    assert resident_kib(path) >= 8 << 10
+    arrays.release()
+    assert resident_kib(path) == 0
+    assert int(saved[-1]) == len(kept) - 1
 
 
 def test_a_text_is_read_with_mapped_arrays_too(tmp_path: Path, rows: list[Any], write_rows: Any) -> None:

@@ -95,6 +95,27 @@ def test_another_number_of_processes_goes_on_and_comes_to_the_same(
     assert {path.name for path in (tmp_path / "model").iterdir()} == {*model_directory.FILES, model_directory.MANIFEST}
 
 
+def test_four_processes_whose_memory_is_limited_come_to_the_same(shop: Path, alone: Artifact, tmp_path: Path) -> None:
+    done = run_together(4, shop, tmp_path / "model", "", 2 << 30)
+    made = model_directory.load(tmp_path / "model")
+    assert [(status, printed.split()) for status, printed, _ in done] == 4 * [(0, [made.tag])], done
+    assert_same(made, alone)
+
+
+def test_processes_that_compute_in_bfloat16_come_to_nearly_the_same(
+    shop: Path, config: Config, silent: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "matmul_dtype", lambda _: torch.bfloat16)
+    alone = train.train(shop, tmp_path / "alone", config, progress=silent())
+    done = run_together(2, shop, tmp_path / "model", "", "", "bfloat16")
+    made = model_directory.load(tmp_path / "model")
+    assert [status for status, *_ in done] == [0, 0], done
+    np.testing.assert_array_equal(made.target_codes, alone.target_codes)
+    for name, tolerance in (("loss", 1e-2), ("ndcg_at_10", 0.1)):
+        found, expected = ([epoch[name] for epoch in one.metrics["epochs"]] for one in (made, alone))
+        np.testing.assert_allclose(found, expected, rtol=tolerance)
+
+
 def test_a_killed_process_ends_the_others_and_the_next_start_goes_on(
     shop: Path, config: Config, alone: Artifact, silent: Make, tmp_path: Path
 ) -> None:

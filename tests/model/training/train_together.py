@@ -1,4 +1,7 @@
-"""One of several processes that train a tiny model: DATA OUT [EPOCH], after which the second one is killed."""
+"""One of several processes that train a tiny model: DATA OUT [EPOCH [MEMORY [TYPE]]].
+
+After the epoch, the second process is killed. The memory is the limit of each process, and the type that of products.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ class KilledAfter(Silent):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(data: str, out: str, last_epoch: str = "") -> None:
+def main(data: str, out: str, last_epoch: str = "", memory: str = "", dtype: str = "float32") -> None:
     """Train, or resume what there is; print what a command prints of an error."""
     torch.set_num_threads(1)
-    setattr(trainer, "matmul_dtype", lambda _: torch.float32)  # noqa: B010 (mypy) -- sums in bfloat16 differ by more
+    setattr(trainer, "matmul_dtype", lambda _: getattr(torch, dtype))  # noqa: B010 (mypy) -- sums in bfloat16 differ by more
     processes = Processes.joined()
     killed = bool(last_epoch) and not processes.is_first
     progress = KilledAfter(int(last_epoch)) if killed else Silent()
     resume = (Path(out) / LAST_CHECKPOINT).exists()
-    how = Resources(processes=processes)
+    how = Resources(memory=int(memory) if memory else None, processes=processes)
     try:
         made = train.train(
             Path(data), Path(out), tiny_config(epochs=EPOCHS), resources=how, resume=resume, progress=progress
