@@ -143,10 +143,15 @@ class Trainer(TrainingLoop[PositionBatch]):
     def _set_lift(self, lift: Lift) -> None:
         self.model.set_followers(self.chooser.followers, lift)
 
+    @property
+    def _makes_ahead(self) -> bool:
+        """Whether another thread makes the next batches while the device computes."""
+        return self.device.type == "cuda"
+
     @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
         batches = self.batch_maker.batches(seed)
-        if self.device.type == "cuda":
+        if self._makes_ahead:
             batches = made_ahead(batches, PositionBatch.pinned)
         for batch in batches:
             yield batch.on(self.device), len(batch.targets) / self.positions

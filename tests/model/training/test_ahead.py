@@ -1,13 +1,22 @@
-"""Batches that another thread makes ahead."""
+"""Batches that another thread makes ahead, and a training with them in bfloat16, as on a GPU."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from model.artifact import model_directory
+from model.training import train, trainer
 from model.training.batches.ahead import AHEAD, made_ahead
+from model.training.batches.positions import PositionBatch
+from model.training.trainer import Trainer
+
+Make = Callable[..., Any]
 
 
 def test_the_same_batches_come_in_the_same_order_from_another_thread() -> None:
@@ -52,3 +61,28 @@ def test_an_error_reaches_who_iterates() -> None:
     assert next(wanted) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(wanted)
+
+
+def test_a_training_with_batches_made_ahead_in_bfloat16_learns_the_same(
+    shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of a training on a GPU that a CPU has, too."""
+    pinned: list[str] = []
+
+    def pin(batch: PositionBatch) -> PositionBatch:
+        pinned.append(threading.current_thread().name)
+        return batch
+
+    def trained(name: str, dtype: torch.dtype) -> tuple[float, bytes]:
+        monkeypatch.setattr(trainer, "matmul_dtype", lambda _: dtype)
+        made = train.train(shop, tmp_path / name, tiny_config(epochs=1), progress=silent())
+        return made.metrics["epochs"][0]["loss"], (tmp_path / name / model_directory.WEIGHTS).read_bytes()
+
+    (in_float32, _), in_bfloat16 = trained("float32", torch.float32), trained("bfloat16", torch.bfloat16)
+    assert in_bfloat16[0] != in_float32
+    assert in_bfloat16[0] == pytest.approx(in_float32, rel=0.02)
+    monkeypatch.setattr(Trainer, "_makes_ahead", True)
+    monkeypatch.setattr(PositionBatch, "pinned", pin)
+    assert trained("ahead", torch.bfloat16) == in_bfloat16
+    assert pinned
+    assert all(name.startswith("batches") for name in pinned)
