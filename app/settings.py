@@ -279,6 +279,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_started_by_torchrun() -> bool:
+    """Return whether torchrun has started this process, as torch finds out by the same variable."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def share_metrics(directory: Path) -> None:
     """Let the worker processes that are started next keep their metrics there, by prometheus_client's own variable."""
     os.environ[SHARED_METRICS] = str(directory)

@@ -219,6 +219,11 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
 ) -> None:
     """Train a model on a data directory, on an archive, or on a shop's event table."""
+    from app.settings import is_started_by_torchrun
+    from model.training.distributed.ending import end_with_others
+
+    if is_started_by_torchrun():
+        end_with_others()  # before torch is imported, which takes seconds
     from app.jobs.reports.training_progress import TrainingProgress
     from model.artifact import model_directory
     from model.mechanisms import train as mechanisms

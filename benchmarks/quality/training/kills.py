@@ -34,7 +34,7 @@ from benchmarks.harness.compose import ROOT
 from benchmarks.harness.training_workers import POLL_S, ForkedTraining, Worker
 from benchmarks.machine import cpu
 from model.artifact import model_directory
-from model.training.distributed.processes import ENDED
+from model.training.distributed.ending import ENDED
 from model.training.loop import LAST_CHECKPOINT
 
 COMPARED = (model_directory.WEIGHTS, model_directory.CONFIG, model_directory.ITEMS)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
 
 import numpy as np
 import torch
 from torch import distributed
 
+from model.training.distributed.ending import ENDED, end_with_others, ignore_the_end
 from model.training.loop import TrainError
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
 PATIENCE = timedelta(days=2)  # for the first process's preparation; a process that ends is noticed at once
-ENDED = "another process of this training ended, so this one ends too; to continue, run the same command with --resume"
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,7 @@ class Processes:
         """Return this process, as one of those that torchrun has started, or alone without torchrun."""
         if not distributed.is_available() or not distributed.is_torchelastic_launched():
             return ALONE
-        signal.signal(signal.SIGTERM, _end)  # torchrun sends it when another process was killed
-        _end_with_parent()
+        end_with_others()
         distributed.init_process_group("gloo", timeout=PATIENCE)
         return cls(distributed.get_rank(), distributed.get_world_size())
 
@@ -89,16 +83,6 @@ class Processes:
 ALONE = Processes()
 
 
-def _end_with_parent() -> None:
-    """Let Linux send SIGTERM when the parent ends, because a killed torchrun does not end its processes."""
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0):
-        raise OSError("the kernel refuses PR_SET_PDEATHSIG")
-
-
-def _end(_: int, __: FrameType | None) -> None:
-    raise _ended()
-
-
 def _ended() -> TrainError:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends anyway, but first reports why
+    ignore_the_end()
     return TrainError(ENDED)
