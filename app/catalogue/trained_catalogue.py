@@ -1,9 +1,9 @@
 """The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self, overload
 
 import numpy as np
 import orjson
@@ -30,7 +30,10 @@ MAX_KEPT_ITEMS = 16_384  # items whose JSON is cached, about 6 MB
 
 
 class ItemJson(NamedTuple):
-    """An item's JSON in a list: the parts before and after its score."""
+    """An item's JSON without the closing brace.
+
+    head, tail  the parts before and after its score
+    """
 
     item_id: str
     head: bytes
@@ -40,48 +43,54 @@ class ItemJson(NamedTuple):
     def of(cls, item_id: str, title: str, *, is_cold: bool) -> "ItemJson":
         """Return the JSON as orjson writes a `ScoredItem`."""
         named = b',"title":%s' % orjson.dumps(title) if title else b""
-        tail = b"%s%s}" % (named, b',"cold":true' if is_cold else b"")
+        tail = named + b',"cold":true' if is_cold else named
         return cls(item_id, b'{"item_id":%s,"score":' % orjson.dumps(item_id), tail)
 
 
-class EncodedItems(tuple[ItemJson, ...]):
-    """Items of a list as JSON, converted to objects (`ScoredItem`) only on access.
+class EncodedItems(Sequence[ScoredItem]):
+    """Items of a list as JSON, converted to an object only on access.
 
-    fragment  the array, for orjson
+    item_ids  the ids, in order
+    texts     the JSON of each item, without the closing brace
     """
 
-    fragment: orjson.Fragment
+    def __init__(self, item_ids: list[str], texts: list[bytes]) -> None:
+        self.item_ids = item_ids
+        self.texts = texts
 
     @classmethod
-    def of(cls, items: Sequence[ItemJson], scores: Sequence[float]) -> "EncodedItems":
+    def scored(cls, items: Sequence[ItemJson], scores: Sequence[float]) -> Self:
         """Return the items with these scores."""
-        encoded = cls(items)
-        if encoded:
-            numbers = orjson.dumps(scores)[1:-1].split(b",")  # each number in its shortest form
-            parts = zip(tuple.__iter__(encoded), numbers, strict=True)
-            encoded.fragment = orjson.Fragment(
-                b"[%s]" % b",".join([one.head + score + one.tail for one, score in parts])
-            )
-        else:
-            encoded.fragment = orjson.Fragment(b"[]")
-        return encoded
+        numbers = orjson.dumps(scores)[1:-1].split(b",") if items else []  # each number in its shortest form
+        texts = [one.head + score + one.tail for one, score in zip(items, numbers, strict=True)]
+        return cls([item.item_id for item in items], texts)
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return an item or a slice."""
-        return self._decoded[place]
+    @classmethod
+    def of(cls, items: Iterable[ScoredItem]) -> Self:
+        """Return the items as JSON."""
+        return cls([item["item_id"] for item in items], [orjson.dumps(item)[:-1] for item in items])
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._decoded)
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, place: int) -> ScoredItem: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[ScoredItem]: ...
+    def __getitem__(self, place: int | slice) -> ScoredItem | list[ScoredItem]:
+        if isinstance(place, slice):
+            return [orjson.loads(text + b"}") for text in self.texts[place]]
+        item: ScoredItem = orjson.loads(self.texts[place] + b"}")
+        return item
+
+    def add_field(self, place: int, name: bytes, value: bytes) -> None:
+        """Add a field, whose value is JSON, to the item at that position."""
+        self.texts[place] += b',"%b":%b' % (name, value)
 
     @property
-    def item_ids(self) -> list[str]:
-        """The ids, in order."""
-        return [item.item_id for item in tuple.__iter__(self)]
-
-    @cached_property
-    def _decoded(self) -> list[ScoredItem]:
-        items: list[ScoredItem] = orjson.loads(orjson.dumps(self.fragment))
-        return items
+    def fragment(self) -> orjson.Fragment:
+        """The array, for orjson."""
+        return orjson.Fragment(b"[%b}]" % b"},".join(self.texts) if self.texts else b"[]")
 
 
 encode = partial(orjson.dumps, default=attrgetter("fragment"))
@@ -194,11 +203,11 @@ class TrainedCatalogue:
             self._kept = changes, kept
         places = rows.tolist()
         try:
-            return EncodedItems.of([kept[row] for row in places], scores)
+            return EncodedItems.scored([kept[row] for row in places], scores)
         except KeyError:
             names = zip(places, self.item_ids.at(rows), self._titles_of(rows), strict=True)
             kept |= {row: ItemJson.of(name, title, is_cold=row >= self.learned) for row, name, title in names}
-            return EncodedItems.of([kept[row] for row in places], scores)
+            return EncodedItems.scored([kept[row] for row in places], scores)
 
     def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
         """Return the items in these rows, in order."""

@@ -113,7 +113,7 @@ class ListParts:
 
 
 def _table(lists: Sequence[Recommendations]) -> pl.DataFrame:
-    items = [one["items"] for one in lists]
+    items = [[*one["items"]] for one in lists]
     columns = {
         "item_ids": [[item["item_id"] for item in some] for some in items],
         "scores": [[item["score"] for item in some] for some in items],

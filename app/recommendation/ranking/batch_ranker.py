@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -33,13 +32,11 @@ from app.recommendation.ranking.together import NO_LIFT
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
 from app.schemas.recommendations import RecommendationRequest, Recommendations, Source
-from app.schemas.scored_items import Explanation, Repeat, ScoredItem
+from app.schemas.scored_items import Explanation, Repeat
 from model.inference.captured_batches import States
 from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
 from model.lisa.item_intervals import DueItems
-
-ITEM_ID = itemgetter("item_id")
 
 
 class RankerInput(NamedTuple):
@@ -66,7 +63,7 @@ class Listed(NamedTuple):
     """The rows and items of a page, and the cursor of the next page, if any; popular items have no rows."""
 
     rows: Rows
-    items: Sequence[ScoredItem]
+    items: EncodedItems
     cursor: str | None
 
 
@@ -212,15 +209,14 @@ class BatchRanker:
         if query.selection.fallback is not None and cursor is None:
             rows, items, cursor = self._fill(query, ranked, listed)
         if request.explain and ranked is not None:
-            for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
-                # JSON from here on, because the garbage collector would pause all requests to visit 60,000 dicts
-                item["explanation"] = cast(Explanation, orjson.Fragment(orjson.dumps(explanation)))
+            for place, explanation in enumerate(self._explanations(query, ranked, rows)):
+                items.add_field(place, b"explanation", orjson.dumps(explanation))
         if query.due is not None:
             repeats = _repeats(query.due)
-            for row, item in zip(rows.tolist(), items, strict=True):
+            for place, row in enumerate(rows.tolist()):
                 if row in repeats:  # a pinned item may not be due
-                    item["repeat"] = repeats[row]
-        item_ids = items.item_ids if isinstance(items, EncodedItems) else list(map(ITEM_ID, items))
+                    items.add_field(place, b"repeat", orjson.dumps(repeats[row]))
+        item_ids = items.item_ids
         experiment = self._experiment or (request.experiment if scenario else "")
         answer: Recommendations = {
             "recommendation_id": self._ids.make(
@@ -258,25 +254,18 @@ class BatchRanker:
             return self._rerank(query, query.rules, ranking, best)
         if query.is_together or query.due is not None:
             rows, scores = self._ranking(query, ranked).best(query.depth, query.excluded)
-            return Listed(rows, self._catalogue.scored_items(rows, scores.tolist()), None)
+            return Listed(rows, self._catalogue.encoded_items(rows, scores.tolist()), None)
         if ranked is None:
             candidates = query.candidates
             excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
-            return Listed(NO_ROWS, self._trending.popular_items(query.request.k, excluded), None)
+            return Listed(NO_ROWS, EncodedItems.of(self._trending.popular_items(query.request.k, excluded)), None)
         if query.is_blended and query.history.model_input:
             personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
             rows, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
-            return Listed(rows, self._items(query, rows, weights), None)
+            return Listed(rows, self._catalogue.encoded_items(rows, weights.tolist()), None)
         shown = slice(query.request.k)
         rows, scores = without_padding((ranked.rows[shown], ranked.scores[shown]))
-        return Listed(rows, self._items(query, rows, scores), None)
-
-    def _items(self, query: CatalogueQuery, rows: Rows, scores: Scores) -> Sequence[ScoredItem]:
-        """Return the items of a list; as encoded JSON unless each item has additional fields."""
-        if query.request.explain or query.selection.fallback is not None:
-            return self._catalogue.scored_items(rows, scores.tolist())
-        encoded: Sequence[Any] = self._catalogue.encoded_items(rows, scores.tolist())
-        return encoded
+        return Listed(rows, self._catalogue.encoded_items(rows, scores.tolist()), None)
 
     def _ranking(self, query: CatalogueQuery, ranked: RankedItems | None) -> Ranking:
         if query.due is not None:
@@ -292,24 +281,25 @@ class BatchRanker:
         """Append the items that the fallback allows, as the next page; a list without a cursor ends after k items."""
         if len(listed.items) == query.request.k and query.request.cursor is None:
             return listed
-        rest = self._builder.rest(query, list(map(ITEM_ID, listed.items)))
+        rest = self._builder.rest(query, listed.items.item_ids)
         if ranked is not None:
             rows, scores = self._ranking(rest, ranked).best(rest.depth, rest.excluded)
             ranked = ranked._replace(rows=rows, scores=scores)
         rows, items, cursor = self._list(rest, ranked)
-        for item in items:
-            item["fallback"] = True
-        return Listed(np.concatenate([listed.rows, rows]), [*listed.items, *items], cursor)
+        for place in range(len(items)):
+            items.add_field(place, b"fallback", b"true")
+        both = EncodedItems(listed.items.item_ids + items.item_ids, listed.items.texts + items.texts)
+        return Listed(np.concatenate([listed.rows, rows]), both, cursor)
 
     def _rerank(self, query: CatalogueQuery, rules: RerankingRules, ranking: Ranking, best: Ranked) -> Listed:
         """Apply the rules to a ranking whose first items are `best`."""
         page = rules.page(ranking, best, query.excluded)
-        items = self._catalogue.scored_items(page.rows, page.scores.tolist())
+        items = self._catalogue.encoded_items(page.rows, page.scores.tolist())
         for place in page.pinned:
-            items[place]["pinned"] = True
+            items.add_field(place, b"pinned", b"true")
         cursor = None
         if query.request.cursor is not None and page.has_next:
-            shown = [*rules.shown, *map(ITEM_ID, items)]
+            shown = [*rules.shown, *items.item_ids]
             cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
         return Listed(page.rows, items, cursor)
 

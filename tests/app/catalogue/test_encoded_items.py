@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
@@ -12,11 +13,12 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from app.catalogue import trained_catalogue
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
-from app.catalogue.trained_catalogue import encode
+from app.catalogue.trained_catalogue import EncodedItems, encode
 from model.artifact.item_table import ItemTable
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, item_id
@@ -89,7 +91,7 @@ def test_a_title_that_changes_meanwhile_is_not_kept() -> None:
 
 
 def random_request(rng: random.Random) -> dict[str, Any]:
-    """A plain request: without rules and explanations, for a user, a history or somebody unknown."""
+    """A request for a user, a history or somebody unknown."""
     users: list[dict[str, Any]] = [{"user_id": f"reader-{rng.randrange(8)}"}, {"user_id": "nobody"}]
     users.append({"history": [item_id(rng.randrange(ITEMS)) for _ in range(rng.randrange(1, 5))]})
     request = {**rng.choice(users), "k": rng.randrange(1, ITEMS + 5)}
@@ -100,13 +102,25 @@ def random_request(rng: random.Random) -> dict[str, Any]:
         {"candidates": [item_id(rng.randrange(ITEMS)) for _ in range(rng.randrange(1, 30))]},
         {"current_item": item_id(rng.randrange(ITEMS))},
         {"because": item_id(rng.randrange(ITEMS))},
+        {"explain": True},
+        {"cursor": ""},
+        {"max_per_category": rng.randrange(1, 4)},
+        {"diversity": rng.random()},
+        {"boost": {rng.choice(CATEGORIES): rng.uniform(-1, 1)}},
+        {"basket": [item_id(rng.randrange(ITEMS))], "basket_only": rng.random() < 0.5},
+        {"pin": [{"item_id": item_id(rng.randrange(ITEMS)), "place": rng.randrange(1, 9)}]},
     ]
-    for wish in rng.sample(wishes, rng.randrange(3)):
+    for wish in rng.sample(wishes, rng.randrange(5)):
         request |= wish
     return request
 
 
-def test_plain_requests_are_answered_as_without_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def encoded_from_objects(catalogue: LiveCatalogue, shown: NDArray[np.integer], own: Sequence[float]) -> EncodedItems:
+    """The oracle: objects that orjson encodes."""
+    return EncodedItems.of(catalogue.scored_items(shown, own))
+
+
+def test_lists_are_those_without_kept_json(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(24)
     for number in range(8):
         client.click(f"reader-{number}", *(item_id(rng.randrange(ITEMS)) for _ in range(rng.randrange(1, 40))))
@@ -116,6 +130,6 @@ def test_plain_requests_are_answered_as_without_it(client: Client, monkeypatch: 
         return [RECOMMENDATION_ID.sub(b"", client.post("/v1/recommendations", json=one).content) for one in requests]
 
     encoded = bodies()
-    monkeypatch.setattr(LiveCatalogue, "encoded_items", LiveCatalogue.scored_items)
+    monkeypatch.setattr(LiveCatalogue, "encoded_items", encoded_from_objects)
     assert bodies() == encoded
     assert sum(b'"source":"personalised"' in body for body in encoded) > REQUESTS / 4
