@@ -26,25 +26,27 @@ Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
 ROUNDING_MARGIN = 1e-9  # exceeds the rounding error of a product
 FIRST_CHUNK = 1024  # popular items ranked first; each further chunk is as large as all before it
-MAX_KEPT_ITEMS = 16_384  # items whose JSON is cached, about 6 MB
+MAX_KEPT_ITEMS = 16_384  # items whose JSON is cached, about 8 MB
 
 
 class ItemJson(NamedTuple):
     """An item's JSON without the closing brace.
 
-    head, tail  the parts before and after its score
+    head, tail  in a list: the parts before and after its score
+    name        without a score, as a `NamedItem`
     """
 
     item_id: str
     head: bytes
     tail: bytes
+    name: bytes
 
     @classmethod
     def of(cls, item_id: str, title: str, *, is_cold: bool) -> "ItemJson":
         """Return the JSON as orjson writes a `ScoredItem`."""
         named = b',"title":%s' % orjson.dumps(title) if title else b""
-        tail = named + b',"cold":true' if is_cold else named
-        return cls(item_id, b'{"item_id":%s,"score":' % orjson.dumps(item_id), tail)
+        head, tail = b'{"item_id":%s' % orjson.dumps(item_id), named + b',"cold":true' if is_cold else named
+        return cls(item_id, head + b',"score":', tail, head + named)
 
 
 class EncodedItems(Sequence[ScoredItem]):
@@ -196,18 +198,26 @@ class TrainedCatalogue:
         return items
 
     def encoded_items(self, rows: NDArray[np.integer], scores: Sequence[float]) -> EncodedItems:
-        """Return the same as JSON; the parts that do not depend on the score are cached for later lists."""
+        """Return the same as JSON."""
+        return EncodedItems.scored(self._encoded(rows), scores)
+
+    def encoded_names(self, rows: NDArray[np.integer]) -> list[bytes]:
+        """Return the JSON of `named_items`, without the closing braces."""
+        return [item.name for item in self._encoded(rows)]
+
+    def _encoded(self, rows: NDArray[np.integer]) -> list[ItemJson]:
+        """Return the JSON of the items, which is cached for later lists."""
         changes, kept = self._kept
         if changes != self._retitled.changes or len(kept) > MAX_KEPT_ITEMS:
             changes, kept = self._retitled.changes, {}  # before reading titles, because one may change meanwhile
             self._kept = changes, kept
         places = rows.tolist()
         try:
-            return EncodedItems.scored([kept[row] for row in places], scores)
+            return [kept[row] for row in places]
         except KeyError:
             names = zip(places, self.item_ids.at(rows), self._titles_of(rows), strict=True)
             kept |= {row: ItemJson.of(name, title, is_cold=row >= self.learned) for row, name, title in names}
-            return EncodedItems.scored([kept[row] for row in places], scores)
+            return [kept[row] for row in places]
 
     def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
         """Return the items in these rows, in order."""

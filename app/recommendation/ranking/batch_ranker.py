@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, EncodedItems, Rows
 from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
@@ -32,7 +33,7 @@ from app.recommendation.ranking.together import NO_LIFT
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
 from app.schemas.recommendations import RecommendationRequest, Recommendations, Source
-from app.schemas.scored_items import Explanation, Repeat
+from app.schemas.scored_items import Repeat
 from model.inference.captured_batches import States
 from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
@@ -210,7 +211,7 @@ class BatchRanker:
             rows, items, cursor = self._fill(query, ranked, listed)
         if request.explain and ranked is not None:
             for place, explanation in enumerate(self._explanations(query, ranked, rows)):
-                items.add_field(place, b"explanation", orjson.dumps(explanation))
+                items.add_field(place, b"explanation", explanation)
         if query.due is not None:
             repeats = _repeats(query.due)
             for place, row in enumerate(rows.tolist()):
@@ -303,27 +304,26 @@ class BatchRanker:
             cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
         return Listed(page.rows, items, cursor)
 
-    def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[Explanation]:
+    def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[bytes]:
+        """Return the JSON of the explanation of each item, in order."""
         vector, history, worth = ranked.vectors.one(ranked.position), query.history, query.selection.worth
-        boosts = query.boosts
+        boosts, gains = query.boosts, dict[bytes, NDArray[np.floating]]()
         if worth is not None:
             boosts = boosts_of(query.request, query.selection._replace(worth=None), self._catalogue)
         if query.similar_to is not None or history.model_input is None:
-            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.similar_to]), None, boosts)
+            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.similar_to]), None)
         else:
             model_input = history.model_input
-            explained = ExplainedQuery(vector, model_input.recent_items, history.recent, model_input.histogram, boosts)
-        explanations = self._explainer.explain(explained, rows)
+            explained = ExplainedQuery(vector, model_input.recent_items, history.recent, model_input.histogram)
+        if boosts is not None:
+            gains[b"boost"] = boosts.of(rows)
         if worth is not None:
-            for explanation, gain in zip(explanations, worth[rows].tolist(), strict=True):
-                explanation["objective"] = gain
+            gains[b"objective"] = worth[rows]
         if history.rotation is not None:
-            for explanation, gain in zip(explanations, history.rotation.of_rows(rows).tolist(), strict=True):
-                explanation["rotation"] = gain
+            gains[b"rotation"] = history.rotation.of_rows(rows)
         if query.basket is not None and query.similar_to is None:
-            for explanation, gain in zip(explanations, query.basket.gains_of(rows).tolist(), strict=True):
-                explanation["basket"] = gain
-        return explanations
+            gains[b"basket"] = query.basket.gains_of(rows)
+        return self._explainer.explain(explained, rows, gains)
 
 
 def _states_of(queries: Sequence[CatalogueQuery]) -> States:

@@ -1,20 +1,38 @@
-"""Explains why an item is recommended: the parts of its score, and the recent items that share its codewords."""
+"""Explains why an item is recommended: the parts of its score, and the recent items that share its codewords.
 
+An explanation is some ten JSON objects. Compiled code writes them, because creating and encoding a hundred objects for
+a list takes longer than ranking the catalogue.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numba
 import numpy as np
+import orjson
 import torch
 from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
-from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.inference.engine import Engine, Queries, ScoreParts
-from model.inference.scan import Boosts
 from storage.state.generation import Generation
 
 NO_BINS = np.zeros((0, 0), np.float32)
 MAX_PER_KIND = 3  # target codewords, history codewords and recent items of an explanation
+MAX_PUNCTUATION = 1_000  # bytes of an explanation in addition to its numbers with fractions and its names
+
+
+def _bytes(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+COMMA, ZERO = ord(","), ord("0")
+END, END_OF_ARRAY = _bytes("},"), _bytes("]")
+CODEWORDS, CODEBOOK, CODEWORD, ADDS = map(_bytes, ('{"codewords":[', '{"codebook":', ',"codeword":', ',"adds":'))
+OTHER_CODEWORDS, BIAS, FOLLOWS = map(_bytes, (',"other_codewords":', ',"bias":', ',"follows":'))
+HISTORY, SHARE = _bytes(',"history":['), _bytes(',"share":')
+RECENT_ITEMS, SHARED, SHARED_HISTORY = map(_bytes, (',"recent_items":[', ',"shared":', ',"shared_history":'))
 
 
 class ExplainedQuery(NamedTuple):
@@ -24,14 +42,12 @@ class ExplainedQuery(NamedTuple):
     lifting_items  (K,)       rows of the items whose followers get higher scores; -1 for none
     recent         (M,)       rows of the recent items that may share codewords
     histogram      (R, B, W)  None if the query has none
-    boosts         additions to the scores
     """
 
     vector: Queries
     lifting_items: NDArray[np.integer]
     recent: Rows
     histogram: NDArray[np.float32] | None
-    boosts: Boosts | None
 
 
 class _Inputs(NamedTuple):
@@ -63,61 +79,47 @@ class Explainer:
         self._catalogue = catalogue
         self._engine = engine
         no_parts = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        no_query = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
-        self._contributions(NO_ROWS, no_parts, no_query)  # compile before the first request
+        no_query = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None)
+        self._encoded(NO_ROWS, no_parts, no_query)  # compile before the first request
 
-    def explain(self, query: ExplainedQuery, rows: Rows) -> list[Explanation]:
-        """Return one explanation for each item, in order."""
-        parts = self._engine.explain(query.vector, rows)
-        indices, amounts, sums, ends = self._contributions(rows, parts, query)
-        # one list for the values of all items, because many small lists take longer
-        books, words, history_books, history_words, others, shared, shared_history = indices
-        adding, shares, adds, lifts = amounts
-        others = others[: ends[2][-1]]
-        shown = list(dict.fromkeys(others))
-        names = dict(zip(shown, self._catalogue.named_items(np.array(shown, np.int64)), strict=True))
-        codewords: list[TargetCodeword] = [
-            {"codebook": book, "codeword": word, "adds": gain}
-            for book, word, gain in zip(books[: ends[0][-1]], words, adding, strict=False)
-        ]
-        history: list[HistoryCodeword] = [
-            {"codebook": book, "codeword": word, "share": share}
-            for book, word, share in zip(history_books[: ends[1][-1]], history_words, shares, strict=False)
-        ]
-        items: list[RecentItem] = [
-            {**names[other], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
-            for other, same, of_history, gain, lift in zip(others, shared, shared_history, adds, lifts, strict=False)
-        ]
-        explanations: list[Explanation] = [
-            {
-                "codewords": codewords[ends[0][n] : ends[0][n + 1]],
-                "other_codewords": rest,
-                "bias": bias,
-                "follows": follows,
-                "history": history[ends[1][n] : ends[1][n + 1]],
-                "recent_items": items[ends[2][n] : ends[2][n + 1]],
-            }
-            for n, (bias, rest, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
-        ]
-        if query.boosts is not None:
-            for explanation, gain in zip(explanations, query.boosts.of(rows).tolist(), strict=True):
-                explanation["boost"] = gain
-        return explanations
+    def explain(self, query: ExplainedQuery, rows: Rows, gains: Mapping[bytes, NDArray[np.floating]]) -> list[bytes]:
+        """Return the JSON of the explanation of each item, in order.
 
-    def _contributions(
-        self, rows: Rows, parts: ScoreParts, query: ExplainedQuery
-    ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
-        """Return the numbers that explain k items, as `_fill_contributions` fills them in."""
+        gains  what else is added to the items' scores, by the field of the explanation: (len(rows),) each
+        """
+        if not len(rows):
+            return []
+        explanations = self._encoded(rows, self._engine.explain(query.vector, rows), query)
+        for name, of_items in gains.items():
+            numbers = _numbers(of_items.astype(np.float64))[1:-1].split(b",")
+            explanations = [b'%b,"%b":%b' % (one, name, gain) for one, gain in zip(explanations, numbers, strict=True)]
+        return [one + b"}" for one in explanations]
+
+    def _encoded(self, rows: Rows, parts: ScoreParts, query: ExplainedQuery) -> list[bytes]:
+        """Return the explanations without what else is added to the scores, and without the closing brace."""
         bins = NO_BINS if query.histogram is None else query.histogram[self._slowest]
-        capacity = len(rows) * MAX_PER_KIND
-        indices, amounts = np.empty((7, capacity), np.int64), np.empty((4, capacity))
-        sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
+        count, capacity = len(rows), len(rows) * MAX_PER_KIND
+        indices, amounts = np.empty((7, capacity), np.int64), np.zeros((4, capacity))
+        sums, ends = np.zeros((2, count)), np.zeros((3, count + 1), np.int64)
         # convert to the compiled types: other types would compile for seconds at the first request
         integers = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting_items)]
         numbers = [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
         inputs = _Inputs._make((self._engine.target_codes, self._history_codes, *integers, *numbers))
         _fill_contributions(inputs, indices, amounts, sums, ends)
-        return indices.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
+        names = self._catalogue.encoded_names(indices[4, : ends[2, -1]])
+        name_ends = np.array([*accumulate(map(len, names), initial=0)], np.int64)
+        amounts_text = _numbers(np.concatenate([amounts.ravel(), sums.ravel(), parts.bias]))
+        text = np.empty(count * MAX_PUNCTUATION + len(amounts_text) + int(name_ends[-1]), np.uint8)
+        text_ends = np.zeros(count + 1, np.int64)
+        encoded = np.frombuffer(amounts_text, np.uint8), np.frombuffer(b"".join(names), np.uint8)
+        _write_explanations(indices, ends, *encoded, name_ends, text, text_ends)
+        whole = text[: text_ends[-1]].tobytes()
+        return [whole[begin:end] for begin, end in pairwise(text_ends.tolist())]
+
+
+def _numbers(amounts: NDArray[np.float64]) -> bytes:
+    """Return a JSON array of the numbers, each in its shortest form."""
+    return orjson.dumps(amounts, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -227,3 +229,83 @@ def _distinct(rows, others):  # type: ignore[no-untyped-def]
             distinct[count] = row
             count += 1
     return distinct[:count]
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_explanations(indices, ends, amounts, names, name_ends, text, text_ends):  # type: ignore[no-untyped-def]
+    """Write the explanations of k items as JSON, without the closing brace, and the end of each.
+
+    indices, ends     as `_fill_contributions` fills them in
+    amounts           its `amounts` and `sums`, and the bias of each item, as one JSON array
+    names, name_ends  JSON of the recent items' names without the closing brace, and the end of each, after a 0
+    """
+    capacity, items = indices.shape[1], len(text_ends) - 1
+    starts, count = np.empty(4 * capacity + 3 * items + 2, np.int64), 0
+    for at in range(len(amounts)):
+        if at == 0 or amounts[at] == COMMA:
+            starts[count] = at + 1
+            count += 1
+    starts[count] = len(amounts)
+    place, sums = 0, 4 * capacity
+    for item in range(items):
+        place = _put(text, place, CODEWORDS)
+        for n in range(ends[0, item], ends[0, item + 1]):
+            place = _put_codeword(text, place, indices[0, n], indices[1, n])
+            place = _put_amount(text, place, ADDS, amounts, starts, n)
+            place = _put(text, place, END)
+        place = _end_array(text, place)
+        place = _put_amount(text, place, OTHER_CODEWORDS, amounts, starts, sums + item)
+        place = _put_amount(text, place, BIAS, amounts, starts, sums + 2 * items + item)
+        place = _put_amount(text, place, FOLLOWS, amounts, starts, sums + items + item)
+        place = _put(text, place, HISTORY)
+        for n in range(ends[1, item], ends[1, item + 1]):
+            place = _put_codeword(text, place, indices[2, n], indices[3, n])
+            place = _put_amount(text, place, SHARE, amounts, starts, capacity + n)
+            place = _put(text, place, END)
+        place = _end_array(text, place)
+        place = _put(text, place, RECENT_ITEMS)
+        for n in range(ends[2, item], ends[2, item + 1]):
+            place = _put(text, place, names[name_ends[n] : name_ends[n + 1]])
+            place = _put_integer(text, _put(text, place, SHARED), indices[5, n])
+            place = _put_integer(text, _put(text, place, SHARED_HISTORY), indices[6, n])
+            place = _put_amount(text, place, ADDS, amounts, starts, 2 * capacity + n)
+            place = _put_amount(text, place, FOLLOWS, amounts, starts, 3 * capacity + n)
+            place = _put(text, place, END)
+        place = _end_array(text, place)
+        text_ends[item + 1] = place
+
+
+@numba.njit(nogil=True)
+def _put(text, place, part):  # type: ignore[no-untyped-def]
+    for byte in part:
+        text[place] = byte
+        place += 1
+    return place
+
+
+@numba.njit(nogil=True)
+def _put_amount(text, place, name, amounts, starts, number):  # type: ignore[no-untyped-def]
+    return _put(text, _put(text, place, name), amounts[starts[number] : starts[number + 1] - 1])
+
+
+@numba.njit(nogil=True)
+def _put_codeword(text, place, book, word):  # type: ignore[no-untyped-def]
+    place = _put_integer(text, _put(text, place, CODEBOOK), book)
+    return _put_integer(text, _put(text, place, CODEWORD), word)
+
+
+@numba.njit(nogil=True)
+def _put_integer(text, place, number):  # type: ignore[no-untyped-def]
+    """Write a number of at least 0."""
+    end, rest = place + 1, number
+    while rest >= 10:
+        end, rest = end + 1, rest // 10
+    for at in range(end - 1, place - 1, -1):
+        text[at], number = ZERO + number % 10, number // 10
+    return end
+
+
+@numba.njit(nogil=True)
+def _end_array(text, place):  # type: ignore[no-untyped-def]
+    """End an array, without the comma after its last element."""
+    return _put(text, place - 1 if text[place - 1] == COMMA else place, END_OF_ARRAY)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 
-from app.recommendation.ranking.explanations import _fill_contributions
+from app.recommendation.ranking.explanations import _fill_contributions, _write_explanations
+from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from app.serving.empty_model import NAME as NO_MODEL
 from app.settings import Settings
 from model.artifact import model_directory
@@ -74,7 +76,27 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(followed: Client, model
 def test_no_request_waits_for_a_compiler(followed: Client) -> None:
     for request in ({"user_id": "ada"}, {"history": ["item-1"]}, {"user_id": "ada", "because": "item-3"}):
         recommend(followed, **request, explain=True)
-    assert len(_fill_contributions.signatures) == 1
+    assert len(_fill_contributions.signatures) == len(_write_explanations.signatures) == 1
+
+
+def test_the_json_is_what_orjson_would_write(followed: Client) -> None:
+    fields = {"codewords": TargetCodeword, "history": HistoryCodeword, "recent_items": RecentItem}
+    for wish in ({}, {"boost": {"tea": 0.7}, "basket": ["item-7"], "exclude_seen": "none"}, {"because": "item-3"}):
+        for k in (1, 10, ITEMS):
+            request = {"user_id": "ada", "k": k, "explain": True, **wish}
+            body = followed.post("/v1/recommendations", json=request).content
+            answer = orjson.loads(body)
+            assert orjson.dumps(answer) == body
+            for item in answer["items"]:
+                assert ordered(item["explanation"], Explanation)
+                for name, kind in fields.items():
+                    assert all(ordered(one, kind) for one in item["explanation"][name])
+
+
+def ordered(found: dict[str, Any], kind: Any) -> bool:
+    """Whether the fields are those of the schema, in its order."""
+    names = [name for name in kind.__annotations__ if name in found]
+    return list(found) == names and kind.__required_keys__ <= set(names)
 
 
 def test_a_codeword_adds_its_inner_product_with_the_query(followed: Client, model: LisaMini) -> None:
