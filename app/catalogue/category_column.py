@@ -66,7 +66,11 @@ class CategoryColumn(SetColumn):
         """Return the items that have at least one of the categories with these numbers."""
         items = bitmap.empty(len(self._of_model))
         for number in labels[labels < len(self._of_model.names)].tolist():
-            bitmap.add(items, self._of_model.items_of(number).astype(np.int64))
+            rows = self._of_model.items_of(number)
+            if len(rows) > len(items):  # adding a bitmap that is kept takes an operation per word
+                items |= self.rows_with(self._of_model.names[number])
+            else:
+                bitmap.add(items, rows.astype(np.int64))
         return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
 
     @property
