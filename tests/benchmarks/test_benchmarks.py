@@ -25,7 +25,8 @@ from benchmarks.inference import attention, constant_cost, personal_search, scan
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.quality.training import threads
 from benchmarks.rollout import model_switch
-from benchmarks.service import compare_versions, long_logs, overload, throughput
+from benchmarks.service import long_logs, overload, throughput
+from benchmarks.service.comparison import versions
 from benchmarks.storage import bucket, exactly_once, rebuild, redis_memory
 from benchmarks.storage.s3_server import environment_for
 from model.artifact import model_directory
@@ -327,10 +328,10 @@ Requests/sec:   3654.50
 
 
 def test_what_the_load_generator_says_is_understood() -> None:
-    answered = compare_versions.Answered.of(WRK_SAYS)
+    answered = versions.Answered.of(WRK_SAYS)
     assert answered.requests == 4022
     assert answered.p50_us == pytest.approx(4250)
-    assert compare_versions.Answered.of(WRK_SAYS.replace("4.25ms", "425.00us")).p50_us == pytest.approx(425)
+    assert versions.Answered.of(WRK_SAYS.replace("4.25ms", "425.00us")).p50_us == pytest.approx(425)
     for fault in ("  Non-2xx or 3xx responses: 5\n", "  Socket errors: connect 0, read 5, write 0, timeout 0\n"):
         with pytest.raises(RuntimeError, match="requests in"):
-            compare_versions.Answered.of(WRK_SAYS + fault)
+            versions.Answered.of(WRK_SAYS + fault)

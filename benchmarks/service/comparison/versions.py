@@ -6,8 +6,8 @@ load, because it leaves the cores to the service (Debian, Ubuntu: apt install wr
 directory, enlarged to `--items`.
 
     git worktree add ../before a505549
-    python -m benchmarks.service.compare_versions --model models/ml-1m --other ../before --items 100000
-    python -m benchmarks.service.compare_versions --model models/ml-1m --other ../before --store redis
+    python -m benchmarks.service.comparison.versions --model models/ml-1m --other ../before --items 100000
+    python -m benchmarks.service.comparison.versions --model models/ml-1m --other ../before --store redis
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 USERS = 256
 HISTORY = 30
 WARM_UP_S = 3

@@ -1,0 +1,1 @@
+"""Comparisons of plain requests: with another version of the code."""
