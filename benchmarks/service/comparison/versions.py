@@ -1,9 +1,8 @@
 """Compare plain requests of two versions of the code, in turns: rate, median time, CPU time a request, and ratios.
 
 Each turn starts `lisarec serve` from one version on an empty store, and posts a history for each user. It then sends
-`GET /v1/users/{id}/recommendations`, or one event a request, in closed loops over several connections. wrk creates the
-load, because it leaves the cores to the service (Debian, Ubuntu: apt install wrk). Every turn serves the same model
-directory, enlarged to `--items`.
+`GET /v1/users/{id}/recommendations`, or one event a request, in closed loops of wrk over several connections. Every
+turn serves the same model directory, enlarged to `--items`.
 
     git worktree add ../before a505549
     python -m benchmarks.service.comparison.versions --model models/ml-1m --other ../before --items 100000
@@ -13,8 +12,6 @@ directory, enlarged to `--items`.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -35,6 +32,7 @@ from rich.table import Table
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
+from benchmarks.service.comparison.wrk import cpu_s, require_wrk, send
 
 ROOT = Path(__file__).parents[3]
 USERS = 256
@@ -56,7 +54,6 @@ request = function()
 end
 """,
 }
-UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 console = Console(width=140)
 
@@ -70,23 +67,6 @@ class Load:
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.connections} connection{'s' * (self.connections > 1)}"
-
-
-@dataclass(frozen=True)
-class Answered:
-    """The result of wrk: the number of requests, all of them successful, and their median time."""
-
-    requests: int
-    p50_us: float
-
-    @classmethod
-    def of(cls, said: str) -> Answered:
-        """Parse the output of wrk; raise RuntimeError if a request failed."""
-        requests = re.search(r"(\d+) requests in", said)
-        p50 = re.search(r"50%\s+([\d.]+)(us|ms|s)\b", said)
-        if "Non-2xx" in said or "Socket errors" in said or requests is None or p50 is None or requests[1] == "0":
-            raise RuntimeError(said)
-        return cls(int(requests[1]), float(p50[1]) * UNITS_US[p50[2]])
 
 
 @dataclass(frozen=True)
@@ -122,9 +102,7 @@ def main(
     store: Annotated[Store, typer.Option(help="With Redis there are two processes.")] = "sqlite",
 ) -> None:
     """Print the results of each version, turn by turn, and the ratios of consecutive turns."""
-    if shutil.which("wrk") is None:
-        console.print("wrk is missing; on Debian and Ubuntu: apt install wrk")
-        raise typer.Exit(1)
+    require_wrk()
     loads = [Load(kind, count) for kind in SCRIPTS for count in connections]
     with TemporaryDirectory() as directory:
         setup = Setup(Path(directory) / "model", items, store)
@@ -148,10 +126,11 @@ def _measure(code: Path, setup: Setup, loads: Sequence[Load], seconds: int) -> d
         _post_histories(url, setup.items)
         measured = {}
         for load in loads:
-            _send(url, load, setup.items, WARM_UP_S)
-            begin_s = _cpu_s(process)
-            answered = _send(url, load, setup.items, seconds)
-            cpu_us = (_cpu_s(process) - begin_s) / answered.requests * 1e6
+            script = f"USERS, ITEMS = {USERS}, {setup.items}\n{SCRIPTS[load.kind]}"
+            send(url, script, load.connections, WARM_UP_S)
+            begin_s = cpu_s(process)
+            answered = send(url, script, load.connections, seconds)
+            cpu_us = (cpu_s(process) - begin_s) / answered.requests * 1e6
             measured[load] = Measured(answered.requests / seconds, answered.p50_us, cpu_us)
         return measured
 
@@ -190,22 +169,6 @@ def _post_histories(url: str, items: int) -> None:
             rows = rng.integers(0, items, HISTORY)
             events = [{"user_id": f"user-{user}", "item_id": item_id(int(row))} for row in rows]
             client.post("/v1/events", json=events).raise_for_status()
-
-
-def _send(url: str, load: Load, items: int, seconds: int) -> Answered:
-    """Send requests in a closed loop."""
-    with TemporaryDirectory() as directory:
-        script = Path(directory) / "requests.lua"
-        script.write_text(f"USERS, ITEMS = {USERS}, {items}\n{SCRIPTS[load.kind]}", encoding="utf-8")
-        command = ["wrk", "-t1", f"-c{load.connections}", f"-d{seconds}s", "--latency", "-s", str(script), url]
-        return Answered.of(
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
-        )
-
-
-def _cpu_s(service: psutil.Process) -> float:
-    """Return the CPU seconds that the service's processes have used."""
-    return sum(sum(process.cpu_times()[:2]) for process in (service, *service.children(recursive=True)))
 
 
 def _print_table(load: Load, setup: Setup, measured: Sequence[tuple[Measured, Measured]]) -> None:
