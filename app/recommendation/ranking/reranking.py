@@ -130,6 +130,8 @@ class RerankingRules:
         parts = [cap.items.of_rows(rows) for cap in self.caps]
         if not parts:
             return ItemLabels(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
+        if len(parts) == 1:  # the common case
+            return parts[0]
         labels = np.concatenate(
             [part.labels.astype(np.int64) + (place << CAP_SHIFT) for place, part in enumerate(parts)]
         )
