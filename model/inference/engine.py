@@ -109,6 +109,7 @@ class Engine:
         self.items = len(artifact.items)
         self._words = len(bitmap.empty(self.items))
         self.window = artifact.config.model.recent_items  # K, the number of a user's newest items that a step reads
+        self._lifting_items = len(follower_decay(artifact.config.model))  # the newest items whose followers are lifted
         self.history_codes, self.target_codes = (
             artifact.history_codes,
             artifact.target_codes,
@@ -261,28 +262,28 @@ class Engine:
         with self._inference_mode():
             return self._scorer_of(queries).top_k(*self.products(queries), min(k, self.items), words, boosts)
 
-    @torch.inference_mode()
     def rank_candidates(
         self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int, boosts: Boosts | None = None
     ) -> list[Ranked]:
         """Rank each query's own candidates, scoring no other items: the k best, best first, ties by item order."""
-        return self._scorer_of(queries).rank(*self.products(queries), k, candidates, boosts)
+        with self._inference_mode():
+            return self._scorer_of(queries).rank(*self.products(queries), k, candidates, boosts)
 
     def explain(self, query: Queries, items: NDArray[np.int64]) -> ScoreParts:
         """Split one query's scores of k items into their terms."""
         products, lifted = self.products(query)
         tables, followers, gains = (part.numpy(force=True)[0] for part in (products, *lifted))
-        newest = min(query.recent.shape[1], len(follower_decay(self._model.config)))
+        newest = min(query.recent.shape[1], self._lifting_items)
         codewords = np.empty((len(items), products.shape[1]), np.float32)
         lifts = np.zeros((len(items), newest), np.float32)
         _look_up_products(tables, self.target_codes, items, codewords)
         _add_lifts(followers, gains, self._model.config.followers, items, lifts)
         return ScoreParts(codewords, self._scorer_of(query).bias_of(items), lifts)
 
-    @torch.inference_mode()
     def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
         """Score k distinct items for one query, in their order: (k,)."""
-        return self._scorer_of(query).scores_of(*self.products(query), items, boosts)
+        with self._inference_mode():
+            return self._scorer_of(query).scores_of(*self.products(query), items, boosts)
 
     def products(self, queries: Queries) -> Products:
         """Compute the queries' products with the codewords, once for all later uses of the queries."""
