@@ -1,1 +1,1 @@
-"""Comparisons of plain requests: with another version of the code."""
+"""Comparisons of plain requests: with another version of the code, and with what a user would otherwise write."""

@@ -1,0 +1,44 @@
+"""The comparison with what a user would otherwise write, in short, where FAISS is installed; and its SASRec."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+
+import pytest
+import torch
+
+from benchmarks.service.comparison import peers
+from benchmarks.service.comparison.sasrec import WINDOW, Block, with_random_weights
+
+ITEMS = 100
+
+
+def test_a_query_is_that_of_its_own_items_alone() -> None:
+    vectors = torch.randn(ITEMS, 8)
+    model, rows = with_random_weights(vectors), torch.randint(ITEMS, (3, WINDOW))
+    queries = model(rows)
+    for place in range(len(rows)):
+        torch.testing.assert_close(model(rows[place : place + 1])[0], queries[place])
+    for place in range(WINDOW):
+        others = rows.clone()
+        others[:, place] = (others[:, place] + 1) % ITEMS
+        assert not torch.isclose(model(others), queries).all(dim=1).any()
+
+
+def test_no_position_looks_at_later_ones() -> None:
+    block, inputs = Block(8), torch.randn(1, WINDOW, 8)
+    shorter = block(inputs[:, :7])
+    torch.testing.assert_close(block(inputs)[:, :7], shorter)
+
+
+def test_recall_is_the_share_of_the_exact_lists() -> None:
+    assert peers.recall_of([{"a", "b"}, {"c", "d"}], [{"a", "b"}, {"c", "x"}]) == pytest.approx(0.75)
+
+
+@pytest.mark.skipif(find_spec("faiss") is None or which("wrk") is None, reason="FAISS or wrk is not installed")
+def test_both_services_answer_the_load(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peers.main(model, items=1_000, turns=1, seconds=1, connections=[2], links=8, breadth=64)
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (peers.LISAREC, peers.FLAT, peers.HNSW))
