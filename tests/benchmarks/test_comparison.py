@@ -1,10 +1,6 @@
-"""The comparison with what a user would otherwise write, in short, where FAISS is installed; and its SASRec."""
+"""The SASRec of the comparison with what a user would otherwise write, and the recall of an index."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
-from pathlib import Path
-from shutil import which
 
 import pytest
 import torch
@@ -35,10 +31,3 @@ def test_no_position_looks_at_later_ones() -> None:
 
 def test_recall_is_the_share_of_the_exact_lists() -> None:
     assert peers.recall_of([{"a", "b"}, {"c", "d"}], [{"a", "b"}, {"c", "x"}]) == pytest.approx(0.75)
-
-
-@pytest.mark.skipif(find_spec("faiss") is None or which("wrk") is None, reason="FAISS or wrk is not installed")
-def test_both_services_answer_the_load(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    peers.main(model, items=1_000, turns=1, seconds=1, connections=[2], links=8, breadth=64)
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in (peers.LISAREC, peers.FLAT, peers.HNSW))
