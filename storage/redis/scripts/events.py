@@ -16,7 +16,8 @@ from storage.state.generation import Generation
 COMMIT = Script("""
 -- KEYS  for each partition: seq, log; for each of its users: head, index, states
 -- ARGV  seconds until a state expires, 0 = never; for each partition: number of users; for each of them: believed head,
---       number of states and of new entries, states, id hash and entry of each
+--       number of states and of new entries, states (16 bytes, in whose place the SEQ comes, and the encoded state),
+--       id hash and entry of each
 local PAGE = 1000
 local ttl_s, time = tonumber(ARGV[1]), redis.call('TIME')
 local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
@@ -59,7 +60,7 @@ local function is_as_believed(number)
     return true
 end
 
-local replies, values, kept = {}, {}, {}
+local replies, values, kept, seqs = {}, {}, {}, {}
 local function apply(partition)
     local total = 0
     for number = partition.first, partition.last do
@@ -82,9 +83,8 @@ local function apply(partition)
             end
             for i = 0, user.states - 1 do
                 local state = KEYS[user.key + 2 + i]
-                values[#values + 1] = state
-                values[#values + 1] = string.sub(head, 1, 16) .. ARGV[user.first_state + i]
-                kept[#kept + 1] = state
+                values[#values + 1], values[#values + 2] = state, ARGV[user.first_state + i]
+                kept[#kept + 1], seqs[#seqs + 1] = state, string.sub(head, 1, 16)
             end
         end
         replies[number] = user.applies and string.format('%.0f', seq) .. id_end or user.damage or 0
@@ -101,6 +101,8 @@ for _, partition in ipairs(partitions) do
     end
 end
 in_pages(function(_, ...) redis.call('MSET', ...) end, values)
+-- Redis hashes every byte of a string that a script makes, so none is made of a state.
+for i, state in ipairs(kept) do redis.call('SETRANGE', state, 0, seqs[i]) end
 if ttl_s > 0 then
     for _, state in ipairs(kept) do redis.call('EXPIRE', state, ttl_s) end
 end
@@ -168,6 +170,8 @@ end
 return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 """)
 
+NO_SEQ = b"0" * SEQ_DIGITS
+
 
 def commit_arguments(changes: Mapping[str, Sequence[Change]], ttl_s: int) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of COMMIT for changes by partition, PREFIX:{p17}.
@@ -181,7 +185,8 @@ def commit_arguments(changes: Mapping[str, Sequence[Change]], ttl_s: int) -> tup
         args.append(len(of_users))
         for change in of_users:
             keys += (change.head_key, change.id_index, *change.states)
-            args += (change.head, len(change.states), len(change.entries), *change.states.values())
+            args += (change.head, len(change.states), len(change.entries))
+            args += (NO_SEQ + state for state in change.states.values())
             for entry in change.entries:
                 args += (entry.member, entry.encoded)
     return keys, args
