@@ -79,8 +79,8 @@ class TestResuming:
         progress = silent()
         plain_batch = progress.batch
 
-        def batch(epoch: int, share: float, loss: float) -> None:
-            plain_batch(epoch, share, loss)
+        def batch(epoch: int, share: float, loss: float, events: int) -> None:
+            plain_batch(epoch, share, loss, events)
             if epoch == 2 and share > 0.5:
                 raise KeyboardInterrupt
 
