@@ -192,6 +192,11 @@ def test_with_keys_pods_load_signed_models_and_only_the_trainer_can_sign() -> No
     assert signing_key.startswith("/signing-key/")
 
 
+def test_a_limit_of_the_trainer_may_stand_among_the_settings() -> None:
+    (trainer,) = pods(render({"settings": {"LISAREC_RETRAIN_MEMORY": "3GiB"}}))["trainer"]["containers"]
+    assert [one["value"] for one in trainer["env"] if one["name"] == "LISAREC_RETRAIN_MEMORY"] == ["3GiB"]
+
+
 def test_with_buckets_no_volume_is_shared() -> None:
     manifests = rendered_variant("buckets")
     assert not any(manifest["kind"] == "PersistentVolumeClaim" for manifest in manifests)

@@ -78,7 +78,7 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 
 {{/* HOST:PORT of each node of the chart's own Redis Cluster, separated by commas; empty where there is none. */}}
 {{- define "lisarec.redisNodes" -}}
-{{- $cluster := .Values.redis.cluster -}}
+{{- $cluster := .Values.redis.cluster | default (dict "primaries" 0 "replicas" 1) -}}
 {{- if and .Values.redis.url $cluster.primaries -}}
 {{- fail "redis.url names another Redis, and redis.cluster.primaries asks for a cluster here: set one of them" -}}
 {{- end -}}
