@@ -31,7 +31,9 @@ class CategoryColumn(SetColumn):
         self._replaced = replaced  # replaces the model's categories of the items that it contains
         self._numbers: NDArray[np.int64] = np.zeros(0, np.int64)  # this column's number of each label in `replaced`
         self._labels = Texts()
-        self._rows_with = lru_cache(max(8, CACHE_BYTES // (len(self.known) * 8 + 1)))(self._build_rows_with)
+        kept = max(8, CACHE_BYTES // 2 // (len(self.known) * 8 + 1))
+        self._rows_with = lru_cache(kept)(self._build_rows_with)
+        self._rows_of_model = lru_cache(kept)(self._build_rows_of_model)
 
     @property
     @override
@@ -68,7 +70,7 @@ class CategoryColumn(SetColumn):
         for number in labels[labels < len(self._of_model.names)].tolist():
             rows = self._of_model.items_of(number)
             if len(rows) > len(items):  # adding a bitmap that is kept takes an operation per word
-                items |= self.rows_with(self._of_model.names[number])
+                items |= self._rows_of_model(number)
             else:
                 bitmap.add(items, rows.astype(np.int64))
         return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
@@ -124,6 +126,12 @@ class CategoryColumn(SetColumn):
     def _new(self) -> NDArray[np.int64]:
         """Return the labels in `replaced` that the model lacks."""
         return np.flatnonzero(self._numbering() >= len(self._of_model.names))
+
+    def _build_rows_of_model(self, number: int) -> Bitmap:
+        """Return the items that have the category in the model, whatever has replaced theirs since."""
+        items = bitmap.empty(len(self._of_model))
+        bitmap.add(items, self._of_model.items_of(number).astype(np.int64))
+        return items
 
     def _build_rows_with(self, text: str, _changes: int) -> Bitmap:
         items = bitmap.empty(len(self._of_model))
