@@ -132,3 +132,16 @@ def test_a_creation_that_was_cut_off_begins_again_but_never_where_there_are_data
             assert first.get("bar") == b"1"
             first.delete("bar")
             site.wait_until_whole(running)
+
+
+def test_a_cluster_that_lacks_one_replica_is_not_created_again(site: Site) -> None:
+    with site.nodes(FIRST) as running, site.keeper(FIRST):
+        site.wait_until_whole(running)
+        replica = next(node for node in running if node.info("replication")["role"] == "slave")
+        others = [node for node in running if node is not replica]
+        names = [command(node, "CLUSTER", "MYID") for node in others]
+        command(replica, "CLUSTER", "RESET")
+        wait_until(lambda: "16384 of 16384 slots have a node; 2 of 3 replicas; 0 keys" in site.log.read_text())
+        introduced = introductions(others[0])
+        wait_until(lambda: introductions(others[0]) > introduced + 5, site.log.read_text)
+        assert [command(node, "CLUSTER", "MYID") for node in others] == names
