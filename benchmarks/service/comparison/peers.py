@@ -32,16 +32,15 @@ from redis import Redis
 from rich.console import Console
 from rich.table import Table
 
-from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
+from app.jobs.loadtest.synthetic_catalogue import write_enlarged
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
 from benchmarks.machine import cpu
+from benchmarks.service.comparison.histories import USERS, histories_of, post_histories
 from benchmarks.service.comparison.wrk import Answered, cpu_s, require_wrk, send
 from model.artifact import model_directory
 
 ROOT = Path(__file__).parents[3]
-USERS = 256
-HISTORY = 30
 K = 10
 WARM_UP_S = 5  # the second process may start later
 WORKERS = 2
@@ -80,12 +79,6 @@ class Setup:
     model: Path
     directory: Path
     items: int
-
-    @property
-    def histories(self) -> list[list[int]]:
-        """The rows of each user's items, oldest first."""
-        histories: list[list[int]] = np.random.default_rng(0).integers(0, self.items, (USERS, HISTORY)).tolist()
-        return histories
 
 
 def main(
@@ -159,27 +152,20 @@ def _running(service: str, setup: Setup) -> Iterator[tuple[str, psutil.Process]]
         try:
             wait_until_ready(url, process)
             if service == LISAREC:
-                _post_histories(url, setup.histories)
+                post_histories(url, setup.items)
             else:
-                _push_histories(redis_url, setup.histories)
+                _push_histories(redis_url, setup.items)
             yield url, psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait(timeout=60)
 
 
-def _post_histories(url: str, histories: Sequence[Sequence[int]]) -> None:
-    with httpx.Client(base_url=url) as client:
-        for user, rows in enumerate(histories):
-            events = [{"user_id": f"user-{user}", "item_id": item_id(row)} for row in rows]
-            client.post("/v1/events", json=events).raise_for_status()
-
-
-def _push_histories(redis_url: str, histories: Sequence[Sequence[int]]) -> None:
+def _push_histories(redis_url: str, items: int) -> None:
     from benchmarks.service.comparison.sasrec_service import history_key
 
     with Redis.from_url(redis_url) as client:
-        for user, rows in enumerate(histories):
+        for user, rows in enumerate(histories_of(items)):
             client.rpush(history_key(f"user-{user}"), *rows)
 
 

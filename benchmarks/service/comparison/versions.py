@@ -22,21 +22,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
-import httpx
-import numpy as np
 import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
+from app.jobs.loadtest.synthetic_catalogue import write_enlarged
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
+from benchmarks.service.comparison.histories import USERS, post_histories
 from benchmarks.service.comparison.wrk import cpu_s, require_wrk, send
 
 ROOT = Path(__file__).parents[3]
-USERS = 256
-HISTORY = 30
 WARM_UP_S = 3
 Kind = Literal["recommendation", "event"]
 Store = Literal["sqlite", "redis"]
@@ -123,7 +120,7 @@ def main(
 
 def _measure(code: Path, setup: Setup, loads: Sequence[Load], seconds: int) -> dict[Load, Measured]:
     with _service(code, setup) as (url, process):
-        _post_histories(url, setup.items)
+        post_histories(url, setup.items)
         measured = {}
         for load in loads:
             script = f"USERS, ITEMS = {USERS}, {setup.items}\n{SCRIPTS[load.kind]}"
@@ -160,15 +157,6 @@ def _service(code: Path, setup: Setup) -> Iterator[tuple[str, psutil.Process]]:
         finally:
             service.terminate()
             service.wait(timeout=60)
-
-
-def _post_histories(url: str, items: int) -> None:
-    rng = np.random.default_rng(0)
-    with httpx.Client(base_url=url) as client:
-        for user in range(USERS):
-            rows = rng.integers(0, items, HISTORY)
-            events = [{"user_id": f"user-{user}", "item_id": item_id(int(row))} for row in rows]
-            client.post("/v1/events", json=events).raise_for_status()
 
 
 def _print_table(load: Load, setup: Setup, measured: Sequence[tuple[Measured, Measured]]) -> None:
