@@ -258,6 +258,15 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+class _ClusterClient(redis.RedisCluster):
+    """A client whose connections end when it is closed. Those of ``from_url`` would last until they are collected."""
+
+    @override
+    def close(self) -> None:
+        self.disconnect_connection_pools()  # type: ignore[no-untyped-call]
+        super().close()
+
+
 def _client(url: str) -> Any:
     """Return a client of the server, or of the cluster that it belongs to.
 
@@ -286,7 +295,7 @@ def _client(url: str) -> Any:
             break
         else:
             client.close()
-            return redis.RedisCluster.from_url(bare_url, **options)
+            return _ClusterClient.from_url(bare_url, **options)
     else:
         raise failure
     if len(nodes) > 1:

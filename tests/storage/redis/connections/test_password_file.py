@@ -16,6 +16,7 @@ from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisCluster, RedisServer, redis_users
 from tests.storage.redis.stores import GENERATION, PATIENT, ids, opened, until_applied
+from tests.waiting import wait_until
 
 OLD = redis_users().password
 
@@ -84,10 +85,18 @@ def test_a_cluster_is_logged_in_to_by_a_file(cluster: RedisCluster, tmp_path: Pa
         async with opened(f"{url} {prefix}", **PATIENT) as store:
             await store.append("main", [click("e", user_id) for user_id in users])
             assert all(await store.states("main", users, GENERATION))
-        with RedisSource.open(url, prefix) as archiver:
-            assert len(archiver.memory_usage()) >= len(cluster.primaries)
 
     asyncio.run(law())
+    before = connections(cluster)
+    with RedisSource.open(url, prefix) as archiver:
+        assert len(archiver.memory_usage()) >= len(cluster.primaries)
+        assert len(connections(cluster) - before) >= len(cluster.primaries)
+    wait_until(lambda: connections(cluster) <= before)  # all of the archiver's are closed
+
+
+def connections(cluster: RedisCluster) -> set[tuple[int, str]]:
+    """The connections to each primary, by port and id."""
+    return {(node.port, client["id"]) for node in cluster.primaries for client in node.client.client_list()}
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("", "it is empty"), ("wrong", "invalid")])
