@@ -2,7 +2,9 @@
 
 Each way is one training of `lisa-mini`. All have the same validation events, each with its whole history. Time is
 processor time, which includes reading and writing, because wall time varies on a shared machine. The warm start
-simulates 5 % new events: a first model is trained on the events before them, without the validation events.
+simulates 5 % new events: a first model is trained on the events before them, without the validation events. With
+``--warm 1,0.0005,0.4,6`` the first model lacks 30 % of the events, and six warm starts follow each other, each with 5 %
+more. Trainings use a GPU if there is one.
 
 Trainings are kept in ``--out`` and not repeated.
 
@@ -17,7 +19,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -46,6 +48,7 @@ from model.config import (
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 from model.data.splits import split
+from model.training.memory import Resources
 from model.training.threads import use_threads
 from model.training.train import train, train_warm
 
@@ -70,11 +73,36 @@ class Found(NamedTuple):
     cpu_s: float
 
 
-class Trials:
-    """Trains on one table in different ways."""
+class WarmStarts(NamedTuple):
+    """Warm trainings in a row, each with 5 % more events, and the settings of each."""
 
-    def __init__(self, data: Path, out: Path, protocol: Protocol, epochs: int | None) -> None:
-        self._data, self._out, self._epochs = data, out / data.name, epochs
+    epochs: int
+    learning_rate: float
+    share: float
+    in_a_row: int = 1
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Parse ``EPOCHS,LEARNING_RATE,SHARE[,IN_A_ROW]``."""
+        epochs, rate, share, *row = text.split(",")
+        return cls(int(epochs), float(rate), float(share), *map(int, row))
+
+    @property
+    def name(self) -> str:
+        """The name of the row in the table of results."""
+        text = f"{WARM}: {self.epochs} epochs, rate {self.learning_rate:g}, share {self.share:g}"
+        return text if self.in_a_row == 1 else f"{text}, {self.in_a_row} in a row"
+
+
+class Trials:
+    """Trains on one table in different ways, all with the same seed."""
+
+    def __init__(self, data: Path, out: Path, protocol: Protocol, epochs: int | None, seed: int) -> None:
+        self._data, self._out = data, out / (data.name if seed == 0 else f"{data.name}-seed-{seed}")
+        self._resources = Resources("cuda" if torch.cuda.is_available() else "cpu")
+        shape, training = preset("lisa-mini")
+        changed = {"seed": seed} if epochs is None else {"seed": seed, "epochs": epochs}
+        self._shape, self._training = shape, training.model_copy(update=changed)
         self._split: SplitName = "temporal" if protocol == "temporal" else "loo"
         self._interactions = read_interactions(data).stepping(EVENT_WEIGHTS)
         self._parts = split(self._interactions, self._split)
@@ -99,42 +127,46 @@ class Trials:
 
     def train(self, name: str, way: Way) -> Found:
         """Train in one way, or read the stored result."""
-        shape, training = preset("lisa-mini")
-        training = training.model_copy(update=way.training)
-        if self._epochs is not None:
-            training = training.model_copy(update={"epochs": self._epochs})
-        config = Config(model=shape, training=training, data=DataCard(split=self._split, **way.card))
-        place = self._out / name.strip("-").replace(" ", "-")
-        return self._measured(place, config, None)
+        training = self._training.model_copy(update=way.training)
+        config = Config(model=self._shape, training=training, data=DataCard(split=self._split, **way.card))
+        return self._measured(self._out / name.strip("-").replace(" ", "-"), config, None)
 
-    def go_on(self, epochs: int, learning_rate: float, share: float) -> Found:
-        """Warm-start from a model of the earlier events with these settings; train that model first if necessary."""
-        before = self._out / BEFORE
-        if not model_directory.exists(before):
-            shape, training = preset("lisa-mini")
-            training = training.model_copy(update={"epochs": self._epochs or training.epochs})
-            data = self._earlier_events(self._out / f"{BEFORE}-data")
-            train(
-                data,
-                before,
-                Config(model=shape, training=training, data=DataCard(train_on="all")),
-                progress=EpochPrinter(BEFORE, console),
-            )
-        shape, training = preset("lisa-mini")
-        given = {"epochs": epochs, "learning_rate": learning_rate, "epoch_share": share}
-        training = warm_training(training).model_copy(update=given)
-        config = Config(model=shape, training=training, data=DataCard(split=self._split))
-        place = self._out / f"{WARM}-{epochs}-{learning_rate:g}-{share:g}"
-        return self._measured(place, config, model_directory.load(before))
+    def warm_start(self, starts: WarmStarts) -> Found:
+        """Return the result of the last warm training of a row; make the models before it if necessary."""
+        settings = {"epochs": starts.epochs, "learning_rate": starts.learning_rate, "epoch_share": starts.share}
+        training = warm_training(self._training).model_copy(update=settings)
+        place = self._out / f"{WARM}-{starts.epochs}-{starts.learning_rate:g}-{starts.share:g}"
+        place = place if starts.in_a_row == 1 else place.with_name(f"{place.name}-in-a-row-{starts.in_a_row}")
+        model = self._first_model(starts.in_a_row)
+        for missing in range(starts.in_a_row - 1, 0, -1):
+            out = place.with_name(f"{place.name}-without-{missing}")
+            if not model_directory.exists(out):
+                config = Config(model=self._shape, training=training, data=DataCard(train_on="all"))
+                train_warm(model, self._earlier_events(missing), out, config, **self._common(out.name))
+            model = model_directory.load(out)
+        return self._measured(
+            place, Config(model=self._shape, training=training, data=DataCard(split=self._split)), model
+        )
+
+    def _first_model(self, missing: int) -> model_directory.Artifact:
+        """Return the model of the events without the newest, as many times 5 % of them."""
+        out = self._out / (BEFORE if missing == 1 else f"{BEFORE}-{missing}")
+        if not model_directory.exists(out):
+            config = Config(model=self._shape, training=self._training, data=DataCard(train_on="all"))
+            train(self._earlier_events(missing), out, config, **self._common(out.name))
+        return model_directory.load(out)
+
+    def _common(self, name: str) -> dict[str, Any]:
+        return {"resources": self._resources, "progress": EpochPrinter(name, console)}
 
     def _measured(self, place: Path, config: Config, start: model_directory.Artifact | None) -> Found:
         result = place.with_name(f"{place.name}.json")
         if not result.exists():
-            begin_s, progress = time.process_time(), EpochPrinter(place.name, console)
+            begin_s, common = time.process_time(), self._common(place.name)
             if start is None:
-                made = train(self._data, place, config, progress=progress)
+                made = train(self._data, place, config, **common)
             else:
-                made = train_warm(start, self._data, place, config, progress=progress)
+                made = train_warm(start, self._data, place, config, **common)
             epochs = [epoch["ndcg_at_10"] for epoch in made.metrics["epochs"]]
             found = Found(max(epochs), len(epochs), time.process_time() - begin_s)
             result.write_text(json.dumps(found._asdict()), encoding="utf-8")
@@ -143,9 +175,10 @@ class Trials:
     def _quantile_us(self, share: float) -> int:
         return int(np.quantile(self._interactions.timestamp_us[self._parts.train], share))
 
-    def _earlier_events(self, directory: Path) -> Path:
-        """Write the training events except the newest to a data directory, and return it."""
-        before = self._parts.train & (self._interactions.timestamp_us < self._quantile_us(1 - NEW_SHARE))
+    def _earlier_events(self, missing: int) -> Path:
+        """Write the training events except the newest, as many times 5 % of them, to a data directory; return it."""
+        before = self._parts.train & (self._interactions.timestamp_us < self._quantile_us(1 - missing * NEW_SHARE))
+        directory = self._out / f"{BEFORE}-{missing}-data"
         directory.mkdir(parents=True, exist_ok=True)
         table_of(self._interactions, before).write_parquet(directory / "interactions.parquet")
         return directory
@@ -187,26 +220,26 @@ def main(
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
     way: Annotated[list[str] | None, typer.Option(help="Just these beside 'everything'; repeatable.")] = None,
     warm: Annotated[
-        list[str] | None, typer.Option(help="EPOCHS,LEARNING_RATE,SHARE of a warm training; repeatable.")
+        list[str] | None,
+        typer.Option(help="EPOCHS,LEARNING_RATE,SHARE[,IN_A_ROW] of a warm training; repeatable."),
     ] = None,
+    seed: int = 0,
 ) -> None:
     """Train what is not trained yet, and print the table."""
     use_threads()
-    trials = Trials(data, out, protocol, epochs)
+    trials = Trials(data, out, protocol, epochs, seed)
     found = {
         name: trials.train(name, one)
         for name, one in trials.ways().items()
         if way is None or name in (EVERYTHING, *way)
     }
     for text in warm or [f"{WARM_EPOCHS},{WARM_LEARNING_RATE},{WARM_EPOCH_SHARE}"]:
-        count, rate, share = text.split(",")
-        found[f"{WARM}: {count} epochs, rate {rate}, share {share}"] = trials.go_on(
-            int(count), float(rate), float(share)
-        )
+        starts = WarmStarts.of(text)
+        found[starts.name] = trials.warm_start(starts)
     console.print(results_table(found))
     console.print(
-        f"{data.name}, {cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}, "
-        f"torch {torch.__version__}"
+        f"{data.name}, seed {seed}, {cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}, "
+        f"torch {torch.__version__}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}"
     )
 
 

@@ -14,13 +14,15 @@ from tests.model.conftest import shop_rows, write_rows
 
 def test_each_way_is_trained_once_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_rows(tmp_path / "shop", shop_rows()[:600])
-    run = partial(less_work.main, data, tmp_path / "runs", epochs=1, way=["--users-sample 0.5"], warm=["1,0.001,0.5"])
+    warm = ["1,0.001,0.5", "1,0.001,0.5,2"]
+    run = partial(less_work.main, data, tmp_path / "runs", epochs=1, way=["--users-sample 0.5"], warm=warm)
     run()
     lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    names = ["everything", "--users-sample 0.5", "warm: 1 epochs, rate 0.001, share 0.5"]
+    once = "warm: 1 epochs, rate 0.001, share 0.5"
+    names = ["everything", "--users-sample 0.5", once, f"{once}, 2 in a row"]
     assert [line[1].strip() for line in lines[1:]] == names
     files = sorted((tmp_path / "runs" / "shop").glob("*.json"))
-    assert len(files) == 3
+    assert len(files) == 4
     quality = {f"{json.loads(file.read_text())['ndcg_at_10']:.4f}" for file in files}
     assert {line[3].strip() for line in lines[1:]} == quality
     run()
