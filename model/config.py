@@ -8,6 +8,7 @@ from operator import eq
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator, model_validator
+from typing_extensions import override
 
 Protocol = Literal["loo_full", "loo_sampled100", "loo_paper100", "temporal"]
 SplitName = Literal["loo", "temporal"]
@@ -80,6 +81,10 @@ class ModelConfig(Frozen):
     dropout: float = Field(0.2, ge=0, lt=1)
 
 
+# Of a catalogue that is scanned in almost no time: docs/measurements/experiments.md, "Finer target codes".
+FINE_CODEBOOKS, FINE_ITEMS = 16, 20_000
+
+
 class TrainConfig(Frozen):
     """Settings of a training. A batch has positions of many users' histories."""
 
@@ -98,6 +103,7 @@ class TrainConfig(Frozen):
     events_per_user: int | None = Field(None, ge=2, exclude_if=_is_none)  # that an epoch learns from, at most
     epoch_share: float = Field(1.0, gt=0, le=1, exclude_if=_is_whole)  # of all events: lowers the bound above until so
     negatives: NegativesChoice = Field("uniform", exclude_if=lambda one: one == "uniform")  # of the sampled softmax
+    fine_items: int = Field(0, ge=0, exclude_if=_is_zero)  # catalogues up to it get FINE_CODEBOOKS target codebooks
     warm_from: str = Field("", exclude_if=_is_empty)  # the tag of the model whose codes and weights it began with
     warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
 
@@ -192,6 +198,10 @@ class Recipe(Frozen):
                 raise ValueError(f"the weight of {name!r} is {weight:g}; it must be 0 or between {low:g} and {high:g}")
         return weights
 
+    def for_catalogue(self, items: int) -> Self:
+        """Return the recipe with the shape that a catalogue of so many items gets."""
+        return self
+
 
 class ServedRecipe(Recipe):
     """The recipe of a model that is served, however it was trained."""
@@ -204,6 +214,16 @@ class Config(ServedRecipe):
 
     training: TrainConfig = TrainConfig()
 
+    @override
+    def for_catalogue(self, items: int) -> Self:
+        books = self.model.target_codebooks
+        books = max(books, FINE_CODEBOOKS) if items <= self.training.fine_items else books
+        changed = {
+            "model": self.model.model_copy(update={"target_codebooks": books}),
+            "training": self.training.model_copy(update={"fine_items": 0}),
+        }
+        return self.model_copy(update=changed)
+
 
 class MechanismRecipe(Recipe):
     """The recipe of a mechanism that is compared."""
@@ -213,8 +233,11 @@ class MechanismRecipe(Recipe):
 
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
-    "lisa-mini": (ModelConfig(), TrainConfig()),
-    "lisa-recent": (ModelConfig(preset="lisa-recent", hops=0, recent_items=32, recent_heads=4), TrainConfig()),
+    "lisa-mini": (ModelConfig(), TrainConfig(fine_items=FINE_ITEMS)),
+    "lisa-recent": (
+        ModelConfig(preset="lisa-recent", hops=0, recent_items=32, recent_heads=4),
+        TrainConfig(fine_items=FINE_ITEMS),
+    ),
 }
 
 

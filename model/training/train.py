@@ -101,6 +101,7 @@ def prepare_training(
     interactions = read_interactions(directory, resources.arrays(out), on_stage).stepping(recipe.event_weights)
     texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
+    recipe = recipe.for_catalogue(len(interactions.item_ids))
     parts = thinned(interactions, split(interactions, recipe.data.split, recipe.data.train_on), recipe.data)
     return TrainingInputs(recipe, interactions, parts, texts, read_item_vectors(directory))
 

@@ -73,8 +73,9 @@ class WarmStart:
             raise WarmStartError(
                 f"{name!r} has other event weights; use the same weights, or train without --warm-from"
             )
-        about = {"warm_from": self.trained.tag, "warm_count": before.training.warm_count + 1}
-        return config.model_copy(update={"training": config.training.model_copy(update=about)})
+        about = {"warm_from": self.trained.tag, "warm_count": before.training.warm_count + 1, "fine_items": 0}
+        shape = config.model.model_copy(update={"target_codebooks": before.model.target_codebooks})
+        return config.model_copy(update={"model": shape, "training": config.training.model_copy(update=about)})
 
     def model(
         self, histories: Histories, config: ModelConfig, new_items: Sequence[tuple[str, Description]]
@@ -199,5 +200,5 @@ class NewItemCodes:
 
 def _shape(config: ModelConfig) -> ModelConfig:
     """Return the shape without the parts that a training may choose anew."""
-    chosen = {"followers": 0, "lift_decay": 1.0, "dropout": 0.0}
+    chosen = {"followers": 0, "lift_decay": 1.0, "dropout": 0.0, "target_codebooks": 1}
     return config.model_copy(update=chosen if config.recent_heads else {**chosen, "recent_items": 1})

@@ -21,7 +21,7 @@ Make = Callable[..., LisaMini]
 shapes = st.builds(
     ModelConfig,
     width=st.sampled_from([2, 7, 64, 130]),
-    target_codebooks=st.integers(1, 9),
+    target_codebooks=st.integers(1, 17),
     target_codewords=st.sampled_from([2, 30, 256]),
     followers=st.sampled_from([0, 1, 16]),
     recent_items=st.integers(1, 26),

@@ -34,7 +34,7 @@ def path(request: pytest.FixtureRequest) -> ScanPath:
 @given(
     seed=st.integers(0, 10_000),
     items=st.sampled_from([1, 2, 63, 64, 65, 255, 256, 257, 1000, 2048]),
-    books=st.integers(1, 9),
+    books=st.integers(1, 17),
     words=st.sampled_from([2, 3, 16, 128, 255, 256]),
     queries=st.sampled_from([1, 3]),
     table=st.sampled_from(sorted(TABLES)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import ModelConfig, TrainConfig, warm_training
+from model.config import FINE_CODEBOOKS, FINE_ITEMS, Config, ModelConfig, TrainConfig, preset, warm_training
 from model.evaluation import evaluate
 from model.training import train
-from model.training.warm_start import WarmStartError
+from model.training.warm_start import WarmStart, WarmStartError
 
 Make = Callable[..., Any]
 NEW = {f"i{item}" for item in range(36, 40)}
@@ -58,6 +59,21 @@ def test_known_items_keep_their_rows_and_codes_and_states_keep_their_shape(befor
     assert isinstance(continued, TrainConfig)
     assert continued.warm_from == before.tag
     assert (trained.warm_count, continued.warm_count) == (0, 1)
+
+
+def test_a_small_catalogue_gets_finer_target_codes_and_keeps_them(before: Artifact) -> None:
+    shape, training = preset("lisa-mini")
+    recipe = Config(model=shape, training=training)
+    small, large = recipe.for_catalogue(FINE_ITEMS), recipe.for_catalogue(FINE_ITEMS + 1)
+    assert (small.model.target_codebooks, large.model.target_codebooks) == (FINE_CODEBOOKS, shape.target_codebooks)
+    # versions before finer codes read both, and a finished recipe is not changed again
+    assert all("fine_items" not in one.model_dump_json() for one in (small, large))
+    assert large.for_catalogue(1) == large
+    mine = before.config.model.model_copy(update={"target_codebooks": 5})
+    trained = replace(before, config=before.config.model_copy(update={"model": mine}))
+    config = Config(model=mine.model_copy(update={"target_codebooks": 2}), training=training)
+    continued = WarmStart(trained).continued(config.model_copy(update={"event_weights": before.config.event_weights}))
+    assert continued.for_catalogue(1).model.target_codebooks == 5
 
 
 def test_new_items_stand_where_those_do_that_are_chosen_beside_them(before: Artifact, after: Artifact) -> None:
