@@ -19,41 +19,51 @@ from tests.storage.redis.servers import find_servers
 from tests.waiting import PATIENCE_S, wait_until
 
 KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
-FIRST, SECOND = "127.0.1", "127.0.2"  # networks, in which the nodes have the addresses 1 to 6
+FIRST, SECOND = "127.0.1", "127.0.2"  # networks, in which the nodes have the addresses 1 to 6, or to 8
 
 
 class Site:
-    """Six nodes of docker-compose.yml on their data, in one network or another, and what keeps them together."""
+    """Nodes of docker-compose.yml on their data, in one network or another, and what keeps them together."""
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "log"
         self.users = make_users(directory)
         self.acl = self.users.acl_file.parent
-        self.ports = [free_node_port() for _ in range(6)]
+        self.ports = [free_node_port() for _ in range(8)]
         self._directory = directory
 
     @contextmanager
-    def nodes(self, network: str) -> Iterator[list[redis.Redis]]:
-        """The nodes, running; clients of each."""
+    def nodes(self, network: str, count: int = 6) -> Iterator[list[redis.Redis]]:
+        """So many nodes, running; clients of each."""
+        ports = self.ports[:count]
         with ExitStack() as stack:
-            for number, port in enumerate(self.ports, 1):
+            for number, port in enumerate(ports, 1):
                 (data := self._directory / str(port)).mkdir(exist_ok=True)
                 where = ("--bind", f"{network}.{number}", "--bind-source-addr", f"{network}.{number}")
                 node = node_command(program("redis-server"), data, self.users, port, *where)
                 stack.enter_context(self._running(*node))
-            urls = [self.users.admin_url(port, f"{network}.{number}") for number, port in enumerate(self.ports, 1)]
+            urls = [self.users.admin_url(port, f"{network}.{number}") for number, port in enumerate(ports, 1)]
             yield [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
 
     @contextmanager
-    def keeper(self, network: str) -> Iterator[None]:
-        """What creates the cluster, running."""
-        addresses = [f"{network}.{number}:{port}" for number, port in enumerate(self.ports, 1)]
+    def keeper(self, network: str, count: int = 6) -> Iterator[None]:
+        """What creates the cluster of so many nodes, running."""
         keep = ("sh", str(KEEP_CLUSTER), str(self.acl / "admin_password"))
-        with self._running(*keep, *addresses, LISAREC_KEEP_EVERY_S="1"):
+        with self._running(*keep, *self._addresses(network, count), LISAREC_KEEP_EVERY_S="1"):
             yield
+
+    def create_primaries(self, network: str) -> None:
+        """Create the cluster of the first three nodes only, as if the creation ended there."""
+        create = ["redis-cli", "--user", "admin", "--cluster", "create", *self._addresses(network, 3), "--cluster-yes"]
+        environment = {**os.environ, "REDISCLI_AUTH": self.users.admin_password}
+        with self.log.open("ab") as log:
+            subprocess.run(create, stdout=log, stderr=log, env=environment, check=True, timeout=PATIENCE_S)
 
     def wait_until_whole(self, running: list[redis.Redis]) -> None:
         wait_until(lambda: all(is_whole(node) for node in running), self.log.read_text)
+
+    def _addresses(self, network: str, count: int) -> list[str]:
+        return [f"{network}.{number}:{port}" for number, port in enumerate(self.ports[:count], 1)]
 
     @contextmanager
     def _running(self, *words: str, **environment: str) -> Iterator[None]:
@@ -77,6 +87,24 @@ def layout(node: Any) -> dict[str, tuple[str, list[str]]]:
     """Each node's primary and slots, by its id; not whom the node is just being introduced to."""
     known = map(str.split, command(node, "CLUSTER", "NODES").decode().splitlines())
     return {name: (primary, rest[4:]) for name, _, flags, primary, *rest in known if "handshake" not in flags}
+
+
+def answers(node: Any) -> bool:
+    """Whether the node runs."""
+    try:
+        return bool(node.ping())
+    except redis.RedisError:
+        return False
+
+
+def name_of(node: Any) -> str:
+    """The node's id."""
+    return str(command(node, "CLUSTER", "MYID").decode())
+
+
+def primary_of(node: Any) -> str:
+    """The node's primary as it knows it; `-` for a primary."""
+    return layout(node)[name_of(node)][0]
 
 
 def introductions(node: Any) -> int:
@@ -134,14 +162,48 @@ def test_a_creation_that_was_cut_off_begins_again_but_never_where_there_are_data
             site.wait_until_whole(running)
 
 
-def test_a_cluster_that_lacks_one_replica_is_not_created_again(site: Site) -> None:
+def test_replicas_are_attached_where_the_creation_was_cut_off_and_a_service_has_written(site: Site) -> None:
+    with site.nodes(FIRST) as running:
+        first, *_ = running
+        wait_until(lambda: all(map(answers, running)), site.log.read_text)
+        site.create_primaries(FIRST)
+        names = [name_of(node) for node in running]
+        with redis.RedisCluster.from_url(site.users.url(site.ports[0], f"{FIRST}.1").removesuffix("/0")) as service:
+            service.set("bar", 1)  # in slot 5061, which the first node has
+        assert first.wait(1, 1) == 0  # what is acknowledged by no replica gets a 503
+        with site.keeper(FIRST):
+            site.wait_until_whole(running)
+            assert first.set("bar", 2)
+            assert first.wait(1, int(PATIENCE_S * 1000)) == 1
+        assert [name_of(node) for node in running] == names  # of those that were not reset
+        assert [primary_of(node) for node in running] == ["-", "-", "-", names[2], names[0], names[1]]
+
+
+def test_a_replica_that_lost_everything_is_attached_again(site: Site) -> None:
     with site.nodes(FIRST) as running, site.keeper(FIRST):
         site.wait_until_whole(running)
-        replica = next(node for node in running if node.info("replication")["role"] == "slave")
-        others = [node for node in running if node is not replica]
-        names = [command(node, "CLUSTER", "MYID") for node in others]
+        replica = next(node for node in running if primary_of(node) != "-")
+        names, primary = [name_of(node) for node in running], primary_of(replica)
         command(replica, "CLUSTER", "RESET")
         wait_until(lambda: "16384 of 16384 slots have a node; 2 of 3 replicas; 0 keys" in site.log.read_text())
-        introduced = introductions(others[0])
-        wait_until(lambda: introductions(others[0]) > introduced + 5, site.log.read_text)
-        assert [command(node, "CLUSTER", "MYID") for node in others] == names
+        wait_until(lambda: primary_of(replica) == primary, site.log.read_text)
+        assert [name_of(node) for node in running] == names
+
+
+def test_new_nodes_are_left_to_the_operator_until_one_has_slots(site: Site) -> None:
+    with site.nodes(FIRST, 8) as running:
+        *old, new, its_replica = running
+        with site.keeper(FIRST):
+            site.wait_until_whole(old)
+        primary, name = old[0], name_of(new)
+        with site.keeper(FIRST, 8):
+            wait_until(lambda: all(command(node, "CLUSTER", "SLOTS") for node in (new, its_replica)))
+            introduced = introductions(primary)
+            wait_until(lambda: introductions(primary) > introduced + 20, site.log.read_text)
+            assert primary_of(new) == primary_of(its_replica) == "-"
+            command(new, "CLUSTER", "SETSLOT", 0, "IMPORTING", name_of(primary))
+            command(primary, "CLUSTER", "SETSLOT", 0, "MIGRATING", name)
+            for node in (new, primary):
+                command(node, "CLUSTER", "SETSLOT", 0, "NODE", name)
+            wait_until(lambda: primary_of(its_replica) == name, site.log.read_text)
+            assert primary_of(new) == "-"
