@@ -225,11 +225,12 @@ def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
 
 @pytest.mark.parametrize("component", ["redis", "redis-node"])
 def test_redis_is_asked_as_its_healthcheck_asks(component: str) -> None:
-    """A replica of a cluster is asked for its primary's data, too: roll-outs and evictions wait for its readiness."""
+    """A node of a cluster is asked for its place in it, too: roll-outs and evictions wait for its readiness."""
     check, probe = service(component)["healthcheck"], container(component)["readinessProbe"]
     ping = check["test"][1]
-    in_sync = ping.replace("ping | grep -q PONG", "role | grep -Eqx 'master|connected'")
-    script = ping if component == "redis" else f"{ping} && {in_sync}"
+    questions = ("role | grep -Eqx 'master|connected'", "cluster info | grep -q cluster_state:ok")
+    of_a_node = [ping.replace("ping | grep -q PONG", question) for question in questions]
+    script = ping if component == "redis" else " && ".join([ping, *of_a_node])
     assert probe["exec"]["command"] == ["sh", "-c", script]
     assert check["test"][0] == "CMD-SHELL"
     assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (

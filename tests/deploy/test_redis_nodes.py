@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -105,6 +107,13 @@ class Nodes:
         }
         self.running[number] = self._pod("redis-node", address, replacements, self._root / str(number))
 
+    def lose(self, number: int) -> None:
+        """End a node at once, and with it its volume."""
+        self.running[number].vanish()
+        volume = self._root / str(number)
+        shutil.rmtree(volume)
+        volume.mkdir()
+
     def client(self, number: int) -> redis.Redis:
         """The node's client for the operator; it is closed with the nodes."""
         client = redis.Redis(**self._login(number, "admin", "admin_password"))
@@ -167,10 +176,41 @@ def test_a_cluster_forms_itself_and_a_node_comes_back_at_another_address(nodes: 
     replica.execute("redis-load-users", "/acl/users.acl", "-h", replica.place.address, "-p", str(nodes.port))
     wait_until_ready(replica)
 
+    # a primary that comes back after a replica has taken over is ready as the replica that it is now
     number = next(number for number, role in roles.items() if role == "master")
     nodes.running[number].delete()
     assert nodes.running[number].exit_code == 0
+    others = [nodes.client(other) for other in nodes.running if other != number]
+    wait_until(lambda: sum(other.info("replication")["role"] == "master" for other in others) == 3, nodes.keeper.log)
     nodes.start(number, "127.0.4.1")
+    wait_until_ready(nodes.running[number])
+    assert nodes.client(number).info("replication")["master_link_status"] == "up"
     nodes.wait_until_whole()
+    assert "becomes a replica" not in nodes.keeper.log()  # it became one by itself
     with nodes.cluster_client(number) as service:
         assert [service.get(f"key-{number}") for number in range(20)] == [b"%d" % number for number in range(20)]
+
+
+def test_a_node_that_lost_its_volume_is_ready_when_it_has_a_copy_again(nodes: Nodes) -> None:
+    nodes.wait_until_whole()
+    replicas = [number for number in nodes.running if nodes.client(number).info("replication")["role"] == "slave"]
+    number = replicas[0]
+    primary = nodes.client(number).info("replication")["master_host"]
+    nodes.keeper.process.send_signal(signal.SIGSTOP)
+    nodes.lose(number)
+    nodes.start(number, nodes.running[number].place.address)
+    client = nodes.client(number)
+    wait_until(lambda: questions(client) > 3, nodes.running[number].log)
+    assert not nodes.running[number].ready  # it answers, but belongs to no cluster
+
+    nodes.keeper.process.send_signal(signal.SIGCONT)
+    nodes.wait_until_whole()
+    assert client.info("replication")["master_host"] == primary
+
+
+def questions(node: redis.Redis) -> int:
+    """How often a probe has asked a node for its role."""
+    try:
+        return int(node.info("commandstats").get("cmdstat_role", {"calls": 0})["calls"])
+    except redis.RedisError:
+        return 0
