@@ -193,10 +193,11 @@ def test_a_cluster_forms_itself_and_a_node_comes_back_at_another_address(nodes: 
 
 def test_a_node_that_lost_its_volume_is_ready_when_it_has_a_copy_again(nodes: Nodes) -> None:
     nodes.wait_until_whole()
-    replicas = [number for number in nodes.running if nodes.client(number).info("replication")["role"] == "slave"]
-    number = replicas[0]
-    primary = nodes.client(number).info("replication")["master_host"]
+    clients = {number: nodes.client(number) for number in nodes.running}
+    links = {number: client.info("replication") for number, client in clients.items()}
+    number = next(number for number, link in links.items() if link["role"] == "slave")
     nodes.keeper.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: not any(map(meets, clients.values())))
     nodes.lose(number)
     nodes.start(number, nodes.running[number].place.address)
     client = nodes.client(number)
@@ -205,7 +206,12 @@ def test_a_node_that_lost_its_volume_is_ready_when_it_has_a_copy_again(nodes: No
 
     nodes.keeper.process.send_signal(signal.SIGCONT)
     nodes.wait_until_whole()
-    assert client.info("replication")["master_host"] == primary
+    assert client.info("replication")["master_host"] == links[number]["master_host"]
+
+
+def meets(node: Any) -> bool:
+    """Whether the node is just being introduced to another one, which it tries for some seconds."""
+    return b"handshake" in node.execute_command("CLUSTER", "NODES")
 
 
 def questions(node: redis.Redis) -> int:
