@@ -41,6 +41,7 @@ ARCHIVED_USER = "user-archived"
 LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
+MAX_VALUES = 1_000_000  # different ones, which so have few digits: a body of them has to stay below the size limit
 OPERATIONS = " || ".join(f"size(item.categories) > {n}" for n in range(31))  # as many as an expression may have
 EXPRESSIONS: Mapping[str, Mapping[str, Any]] = {
     "filter": {"filter": f"params.n >= 0.0 && ({OPERATIONS})"},
@@ -271,10 +272,12 @@ def writes(item_ids: Sequence[str]) -> list[Call]:
         return [{"item_id": one, "categories": labels} for one in item_ids[:MAX_ITEMS]]
 
     def items_with_properties(number: int) -> list[dict[str, Any]]:
-        return [{"item_id": one, "properties": dict.fromkeys(PROPERTIES, number)} for one in item_ids[:MAX_ITEMS]]
+        values = dict.fromkeys(PROPERTIES, number % MAX_VALUES)
+        return [{"item_id": one, "properties": values} for one in item_ids[:MAX_ITEMS]]
 
     def items_with_vectors(number: int) -> list[dict[str, Any]]:
-        vector = [n / 1000 for n in range(number, number + MAX_NUMBERS)]
+        first = number % MAX_VALUES
+        vector = [n / 1000 for n in range(first, first + MAX_NUMBERS)]
         return [{"item_id": one, "vector": vector} for one in item_ids[:100]]
 
     def properties(number: int) -> dict[str, Any]:

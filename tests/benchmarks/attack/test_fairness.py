@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import typer
 
+from app.schemas.items import MAX_ITEMS
+from app.settings import Settings
 from benchmarks.attack import attacked_service, fairness
-from benchmarks.attack.attacked_service import Store
+from benchmarks.attack.attacked_service import Store, request_bytes
 from benchmarks.attack.attacks import ONE_CALL, Attack, attacks
 from benchmarks.attack.costly_calls import Call
 from benchmarks.attack.fairness import Fairness, Waited
 from tests.app.conftest import item_id, write_model
 from tests.benchmarks.support import require_servers
+
+LAST_TURN = 1_000_000_000
 
 FAIR = Fairness(
     quiet=[Waited([4.0] * 100, [2.0] * 100)] * 3,
@@ -39,6 +43,14 @@ def test_every_attack_is_made_while_the_plain_user_waits_for_little_of_its_work(
     assert {*ONE_CALL, "undo", "merge", "erase", "batch of 100: plain"} <= {
         attack.name for attack in attacks([item_id(0)], ["tea"])
     }
+
+
+def test_the_bodies_of_all_attacks_are_below_the_size_limit_at_every_turn() -> None:
+    found = attacks([item_id(number) for number in range(MAX_ITEMS)], ["tea"])
+    calls = [call for attack in found for call in attack.calls(LAST_TURN)]
+    for call in calls:
+        body = request_bytes(call, "", LAST_TURN).partition(b"\r\n\r\n")[2]
+        assert len(body) <= Settings().max_body_bytes, call.name
 
 
 def test_a_plain_user_who_waits_too_long_fails_the_benchmark(
