@@ -112,10 +112,13 @@ async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Non
 
 
 async def _follow_time(switcher: GenerationSwitcher) -> None:
-    """Apply availability dates as they pass, independently of everything else that this process waits for."""
+    """Apply availability dates as they pass, independently of everything else that this process waits for.
+
+    This runs in a thread, because it may have to wait until a filter of the whole catalogue is evaluated.
+    """
     while True:
         for served in switcher.served():
-            served.catalogue.follow_time()
+            await asyncio.to_thread(served.catalogue.follow_time)
         await asyncio.sleep(POLL_EVERY_S)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.serving.lifespan import _follow_time, in_background
 from app.settings import Settings
 from tests.app.catalogue.expressions.oracle import (
     NOW,
@@ -28,6 +31,7 @@ from tests.app.catalogue.expressions.oracle import (
 )
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
 from tests.storage.redis.servers import new_server
+from tests.waiting import PATIENCE_S
 
 LABELS = [text for text in TEXTS if text]
 TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
@@ -171,6 +175,25 @@ def test_a_user_s_properties_are_that_user_s_alone(shop: Shop) -> None:
     assert shown("bob", filter="user.member") == ITEMS
     response = shop.first.post("/v1/recommendations", json={"history": [item_id(3)], "filter": "!known(user.member)"})
     assert len(response.json()["items"]) == 10
+
+
+def test_requests_do_not_wait_until_a_filter_of_the_whole_catalogue_is_evaluated(shop: Shop) -> None:
+    """The dates of items are applied while it may be: not by the event loop."""
+    switcher = shop.first.service.switcher
+    (served,) = switcher.served()
+    lock = served.catalogue.properties.lock
+
+    async def law() -> None:
+        lock.acquire()
+        evaluation = Timer(PATIENCE_S, lock.release)
+        evaluation.start()
+        async with in_background(_follow_time(switcher)):
+            await asyncio.sleep(0.01)
+            assert evaluation.is_alive()
+            evaluation.cancel()
+            lock.release()
+
+    shop.first.runner.run(law())
 
 
 def test_an_item_is_recommended_between_its_dates_only_also_when_time_passes(shop: Shop) -> None:
