@@ -8,15 +8,17 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
+from app.recommendation.batching import Limits, MicroBatcherByLane, Requester
 from storage.redis.connections.client import RedisServers
-from storage.redis.connections.nodes import Argument, Command, ReplicaAcks, storage_error
+from storage.redis.connections.nodes import Command, ReplicaAcks, storage_error
 from storage.redis.scripts.quotas import SPEND
 
 REDIS_TIMEOUT_S = 0.25  # a slower Redis must not slow down every request
+AT_ONCE = Limits(max_batch=64, max_waiting=1024)  # calls of a node in one round trip, which costs far more than a call
 
 
 class Quota(NamedTuple):
@@ -24,6 +26,20 @@ class Quota(NamedTuple):
 
     key: str
     limit: int
+
+
+class Spending(NamedTuple):
+    """A cost to spend from all quotas, or from none."""
+
+    quotas: Sequence[Quota]
+    cost: int
+    window_s: int
+
+    def command(self, *, has_script: bool = True) -> Command:
+        """Return the command that spends it, with the whole script if the server does not have it."""
+        keys, limits = [quota.key for quota in self.quotas], [quota.limit for quota in self.quotas]
+        found = SPEND.command(keys, [1000 * self.window_s, self.cost, *limits])
+        return found if has_script else Command(found.key, ("EVAL", SPEND.text, *found.args[2:]))
 
 
 class Refusal(NamedTuple):
@@ -44,22 +60,34 @@ class SharedCounters:
         timeout_s = REDIS_TIMEOUT_S
         self._servers = RedisServers(url, connect_timeout_s=timeout_s, socket_timeout_s=timeout_s, acks=ReplicaAcks())
         self._timeout_s = 2 * timeout_s  # to connect and to call
+        self._batcher: MicroBatcherByLane[str | None, Spending, Any] = MicroBatcherByLane(
+            self._spend_all,
+            lambda _: 1.0,
+            lambda spending: self._servers.slots.node_of(spending.quotas[0].key),
+            lambda _: AT_ONCE,
+        )
 
     async def spend(self, quotas: Sequence[Quota], cost: int, window_s: int) -> Refusal | None:
         """Spend the cost from all quotas, or return the first that lacks it; raises StorageError, TimeoutError."""
-        keys = [quota.key for quota in quotas]
-        args: list[Argument] = [1000 * window_s, cost, *(quota.limit for quota in quotas)]
+        spending = Spending(quotas, cost, window_s)
         async with asyncio.timeout(self._timeout_s):
             await self._servers.connect()
-            (reply,) = await self._servers.execute_all([SPEND.command(keys, args)])
-            if isinstance(reply, NoScriptError):
-                reply = await self._servers.execute(Command(keys[0], ("EVAL", SPEND.text, len(keys), *keys, *args)))
+            reply = await self._batcher.answer_one(spending, Requester(flow=quotas[0].key))
         if isinstance(reply, Exception):
             raise storage_error(reply) from reply
         if reply == 0:
             return None
         place, previous, current, rest_ms = reply
         return Refusal(place - 1, _wait_s(previous, current, rest_ms / 1000, window_s, quotas[place - 1].limit - cost))
+
+    async def _spend_all(self, spendings: Sequence[Spending]) -> list[Any]:
+        """Return the reply to each of them, with exceptions in place of failed ones."""
+        replies = await self._servers.execute_all([spending.command() for spending in spendings])
+        if lost := [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
+            again = await self._servers.execute_all([spendings[place].command(has_script=False) for place in lost])
+            for place, reply in zip(lost, again, strict=True):
+                replies[place] = reply
+        return replies
 
     async def close(self) -> None:
         """Close the connections."""

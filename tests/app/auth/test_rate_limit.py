@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from app.http.auth import quota_counters
 from app.http.auth.keys import add, make
 from app.http.auth.quota_counters import LocalCounters, Quota
 from app.http.auth.rate_limit import RateLimiter
+from storage.redis.connections.client import RedisServers
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
 from tests.storage.redis.servers import RedisServer, redis_users, running_cluster, tls_cluster
@@ -130,6 +132,28 @@ def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_a
         while not await is_counted_together(processes):
             assert time.monotonic() < give_up_at_s
             await asyncio.sleep(0.01)
+
+    asyncio.run(law())
+
+
+def test_requests_that_come_at_the_same_time_are_counted_in_few_round_trips(redis_server: RedisServer) -> None:
+    keys = [make("main", ["recs:read"], requests_per_minute=20)[1] for _ in range(2)]
+
+    async def law() -> None:
+        limiter = RateLimiter(redis_server.url, "lisarec")
+        try:
+            await limiter.count(keys[0])
+            with patch.object(
+                RedisServers, "execute_all", autospec=True, side_effect=RedisServers.execute_all
+            ) as calls:
+                counted = [limiter.count(key) for key in keys for _ in range(25)]
+                found = await asyncio.gather(*counted, return_exceptions=True)
+            assert [isinstance(one, TooManyRequests) for one in found] == [n >= 19 for n in range(25)] + [
+                n >= 20 for n in range(25)
+            ]
+            assert calls.call_count <= 3
+        finally:
+            await limiter.close()
 
     asyncio.run(law())
 
