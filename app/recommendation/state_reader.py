@@ -20,6 +20,7 @@ from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.schemas.event_rules import longest_within_s
 from app.schemas.recommendations import RecommendationRequest
+from model.artifact.string_table import FREE_SLOT
 from model.lisa.item_intervals import Purchases
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.protocol import HistoryStore
@@ -114,7 +115,7 @@ class LogReader:
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
                 in_rows = partial(_in_rows, seen, context.catalogue, newest, has_purchases=query.has_purchases)
-                size = len(seen.item_ids) + len(seen.left_out) + sum(map(len, seen.times_us.values()))
+                size = len(seen.item_ids) + len(seen.left_out) + len(seen.times_us)
                 is_short = size <= FEW_ITEMS
                 found[query] = in_rows() if is_short else await self._thread.run(in_rows, 1.0 + size, requester)
         return found
@@ -191,10 +192,9 @@ def _in_rows(seen: SeenItems, catalogue: LiveCatalogue, newest: int | None, *, h
 
 def _purchases(seen: SeenItems, catalogue: LiveCatalogue) -> Purchases:
     """Return the purchases of items in the catalogue, with their current age."""
-    times_us = {row: us for name, us in seen.times_us.items() if (row := catalogue.row_of.get(name)) is not None}
-    rows = np.repeat(np.array(list(times_us), np.int64), np.array([len(us) for us in times_us.values()], np.int64))
-    every_us = np.fromiter(chain.from_iterable(times_us.values()), np.float64, len(rows))
-    return Purchases(rows, np.maximum(now_us() - every_us, 0.0) / DAY_US)
+    rows, times_us = catalogue.row_of.places_of(seen.timed_items), np.array(seen.times_us, np.float64)
+    is_known = rows != FREE_SLOT
+    return Purchases(rows[is_known], np.maximum(now_us() - times_us[is_known], 0.0) / DAY_US)
 
 
 class StateReader:

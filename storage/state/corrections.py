@@ -89,7 +89,8 @@ class SeenItems:
     events       the filter of events
     item_ids     the seen items
     left_out     the excluded items
-    times_us     when each item had events of the timed types, the newest entry first
+    timed_items  the item of each event of the timed types, the newest entry first
+    times_us     when each of them happened
     is_complete  whether the log has no entries before the newest `limit` ones
     state        the user's state, if it was requested and took no other read; else None
     """
@@ -97,7 +98,8 @@ class SeenItems:
     def __init__(self, events: EventFilter, limit: int) -> None:
         self.item_ids: set[str] = set()
         self.left_out: set[str] = set()
-        self.times_us: dict[str, list[int]] = {}
+        self.timed_items: list[str] = []  # no objects that the garbage collector would have to look at
+        self.times_us: list[int] = []
         self.is_complete = True
         self.state: ReadState | None = None
         self.events = events
@@ -124,7 +126,8 @@ class SeenItems:
                 if time_us >= since_us.get(event_type, inf):
                     self.left_out.add(item_id)
                 if event_type in timed_types:
-                    self.times_us.setdefault(item_id, []).append(time_us)
+                    self.timed_items.append(item_id)
+                    self.times_us.append(time_us)
 
 
 def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:

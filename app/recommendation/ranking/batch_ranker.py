@@ -213,10 +213,8 @@ class BatchRanker:
             for place, explanation in enumerate(self._explanations(query, ranked, rows)):
                 items.add_field(place, b"explanation", explanation)
         if query.due is not None:
-            repeats = _repeats(query.due)
-            for place, row in enumerate(rows.tolist()):
-                if row in repeats:  # a pinned item may not be due
-                    items.add_field(place, b"repeat", orjson.dumps(repeats[row]))
+            for place, repeat in _repeats(query.due, rows).items():
+                items.add_field(place, b"repeat", orjson.dumps(repeat))
         item_ids = items.item_ids
         experiment = self._experiment or (request.experiment if scenario else "")
         answer: Recommendations = {
@@ -333,14 +331,14 @@ def _states_of(queries: Sequence[CatalogueQuery]) -> States:
     )
 
 
-def _repeats(due: DueItems) -> dict[int, Repeat]:
-    """Return by row why each item is due."""
-    parts = due.times, due.age_days.round(2), due.interval_days.round(2)
+def _repeats(due: DueItems, rows: Rows) -> dict[int, Repeat]:
+    """Return why each item of a list is due, by its place; not for a pinned item that may not be due."""
+    places = np.flatnonzero(np.isin(rows, due.items))
+    at = np.searchsorted(due.items, rows[places])
+    parts = places, due.times[at], due.age_days[at].round(2), due.interval_days[at].round(2)
     return {
-        row: {"times": times, "last_days": last_days, "interval_days": interval_days}
-        for row, times, last_days, interval_days in zip(
-            due.items.tolist(), *(part.tolist() for part in parts), strict=True
-        )
+        place: {"times": times, "last_days": last_days, "interval_days": interval_days}
+        for place, times, last_days, interval_days in zip(*(part.tolist() for part in parts), strict=True)
     }
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from storage.errors import StorageError
 from storage.records import LogEntry, LogPage
+from storage.state.corrections import SeenEntry
 from storage.state.event import Event, LogRecord, digest, event_hash
-from storage.state.record_encoding import from_json, to_json
+from storage.state.record_encoding import from_json, seen_from_json, to_json
 
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -63,12 +64,22 @@ def parse_erasure(value: bytes) -> tuple[str, bytes] | None:
 
 def parse_log_entries(reply: Sequence[bytes]) -> list[LogEntry]:
     """Return the entries in a reply of READ_LOG."""
-    seqs, encoded = [int(seq) for seq in reply[::2]], reply[1::2]
-    for seq, one in zip(seqs, encoded, strict=True):
+    return [LogEntry(int(seq), from_json(value)[1]) for seq, value in zip(reply[::2], _values(reply), strict=True)]
+
+
+def parse_seen_entries(reply: Sequence[bytes]) -> list[SeenEntry]:
+    """Return what `SeenItems` reads of the entries in a reply of READ_LOG."""
+    return [seen_from_json(value) for value in _values(reply)]
+
+
+def _values(reply: Sequence[bytes]) -> list[Any]:
+    """Return the JSON values of the entries in a reply of READ_LOG."""
+    encoded = reply[1::2]
+    for seq, one in zip(reply[::2], encoded, strict=True):
         if not one:
-            raise StorageError(f"a user's log has lost its entry {seq}")
-    values = json.loads((b"[%s]" % b",".join(encoded)).decode())  # decoding them one by one takes five times as long
-    return [LogEntry(seq, from_json(value)[1]) for seq, value in zip(seqs, values, strict=True)]
+            raise StorageError(f"a user's log has lost its entry {int(seq)}")
+    values: list[Any] = json.loads((b"[%s]" % b",".join(encoded)).decode())  # one by one would take five times as long
+    return values
 
 
 def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:

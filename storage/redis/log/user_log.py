@@ -11,10 +11,10 @@ from storage.archive.reader import ArchivedLog, ArchiveSnapshot
 from storage.records import LogEntry, LogPage
 from storage.redis.layout.head import Head
 from storage.redis.layout.keys import User
-from storage.redis.layout.stream_entries import entry_seq, parse_log_entries, parse_stream_page
+from storage.redis.layout.stream_entries import entry_seq, parse_log_entries, parse_seen_entries, parse_stream_page
 from storage.redis.scripts.events import READ_LOG
 from storage.redis.session.redis_session import RedisSession
-from storage.state.corrections import EventFilter, SeenItems, seen_entry
+from storage.state.corrections import EventFilter, SeenEntry, SeenItems, seen_entry
 
 ENDLESS = 2**53
 USER_PAGE = 128  # entries, about 0.3 ms of Redis and 1 ms of the event loop
@@ -68,40 +68,44 @@ class UserLog:
             return 0
         return await self._archive.read(lambda snapshot: len(snapshot.files_of(user.tenant, user.user_id)))
 
-    async def newest(self, user: User, limit: int) -> AsyncIterator[list[LogEntry]]:
+    async def _newest_seen(self, user: User, limit: int) -> AsyncIterator[list[SeenEntry]]:
         """Yield the newest `limit` entries of the user's log in pages, newest first."""
         await self._session.check()
         highest, archived = ENDLESS, 0
         while limit > 0:
             page = min(limit, USER_PAGE)
-            entries, archived = await self._newest_page(user, page, highest)
+            found, archived = await self._newest_page(user, page, highest)
+            entries = parse_seen_entries(found)
             yield entries
             limit -= len(entries)
-            highest = entries[-1].seq - 1 if entries else highest
+            highest = int(found[-2]) - 1 if found else highest
             if len(entries) < page:
                 break
         if limit > 0 and archived:
             async with self._reading_archive:
-                yield await self._newest_archived(user, archived, highest, limit)
+                older = await self._newest_archived(user, archived, highest, limit)
+            yield [seen_entry(entry.record) for entry in older]
 
     async def newest_unarchived(self, user: User, limit: int) -> list[LogEntry]:
         """Return the newest `limit` entries, newest first, without those that are only in the archive."""
-        return (await self._newest_page(user, limit, ENDLESS))[0]
+        return parse_log_entries((await self._newest_page(user, limit, ENDLESS))[0])
 
-    async def _newest_page(self, user: User, limit: int, highest: int) -> tuple[list[LogEntry], int]:
-        """Return these entries up to `highest`; if there are fewer, also the last SEQ that is only in the archive."""
+    async def _newest_page(self, user: User, limit: int, highest: int) -> tuple[list[bytes], int]:
+        """Return the SEQs and the JSON of entries up to `highest`, in turns, as READ_LOG does.
+
+        If there are fewer than `limit`, the second value is the last SEQ that is only in the archive, else 0.
+        """
         keys = [user.head, user.id_index, user.log]
         async with self._session.background_limit(user.head):
             found = await self._session.run(READ_LOG, keys, [0, highest, limit, "newest"])
         is_last = len(found) % 2 == 1
-        entries = parse_log_entries(found[:-1] if is_last else found)
-        return entries, int(found[-1] or 0) if is_last else 0
+        return (found[:-1], int(found[-1] or 0)) if is_last else (found, 0)
 
     async def seen_items(self, user: User, events: EventFilter, limit: int) -> SeenItems:
         """Return the items of the matching events among the newest `limit` entries of the user's log."""
         seen = SeenItems(events, limit)
-        async for page in self.newest(user, limit + 1):
-            seen.add(seen_entry(entry.record) for entry in page)
+        async for page in self._newest_seen(user, limit + 1):
+            seen.add(page)
         return seen
 
     async def _newest_archived(self, user: User, archived: int, highest: int, limit: int) -> list[LogEntry]:
