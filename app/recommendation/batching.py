@@ -1,6 +1,6 @@
 """Micro-batching without a timer: requests that arrive while a batch is processed form the next batch.
 
-A batch begins when a turn of the event loop has brought no further request.
+A batch begins when a turn of the event loop has brought no further request, or when requests of several keys wait.
 
 Where batches can overlap, for example copying to a GPU and computing on it, several batches run at the same time.
 
@@ -140,6 +140,11 @@ class FairQueue(Generic[RequestT, AnswerT]):
         """Return whether any requests are waiting."""
         return bool(self._turns)
 
+    @property
+    def has_several_flows(self) -> bool:
+        """Return whether requests of more than one flow are waiting."""
+        return len(self._turns) > 1
+
     def put(self, call: _Call[RequestT, AnswerT]) -> None:
         """Add a call behind the other calls of its flow."""
         flow = call.requester.flow
@@ -269,12 +274,14 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
     async def _let_others_arrive(self) -> None:
         """Wait as long as each turn of the event loop brings further requests, and the next batch has room for them.
 
-        Clients that get their answers at the same time ask again at almost the same time. A turn also lets others run
-        even if the work never awaits.
+        Clients that get their answers at the same time ask again at almost the same time. No flow waits for the clients
+        of another one longer than a turn, which also lets others run even if the work never awaits.
         """
         waiting, before = self._waiting.requests, 0
         for _ in range(MAX_TURNS):
             if before == waiting.total or before >= self._limits.max_batch:
+                return
+            if before and self._waiting.has_several_flows:
                 return
             before = waiting.total
             await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest
+from storage.state.switch_interval import short_turns
 
 MAX_ON_LOOP_S = 0.005  # Python's default switch interval, by which another computing thread would delay the event loop
 TIMES_AVERAGED = 8
@@ -66,8 +67,12 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
             return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
 
     async def run_costly(self, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
-        """Return the result of the function for one batch of costly requests."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads.costly, self._compute, requests, data)
+        """Return the result of the function for one batch of costly requests.
+
+        It builds long lists in Python, and each step of the event loop would wait until it is made to let go.
+        """
+        with short_turns():
+            return await asyncio.get_running_loop().run_in_executor(self._threads.costly, self._compute, requests, data)
 
     def _compute_timed(self, cost: float, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
         begin_s = time.thread_time()

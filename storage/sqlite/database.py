@@ -16,6 +16,7 @@ from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThre
 from storage.sqlite.connections.open_files import OpenFiles, require_log_of_database
 from storage.sqlite.connections.writer_thread import WriterThread, failure_cause, storage_error
 from storage.sqlite.schema import create_schema
+from storage.state.switch_interval import short_turns
 
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
@@ -81,9 +82,16 @@ class Database:
     def read_page(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
         """Run a query that reads one page of a long result.
 
-        All pages are read one after another, so that they delay each other but no short query.
+        All pages are read one after another, so that they delay each other but no short query. Some take milliseconds
+        of Python, during which the thread often lets the event loop run.
         """
-        return self._long_reader.run(self._require_usable(query))
+        usable = self._require_usable(query)
+
+        def run(connection: sqlite3.Connection) -> T:
+            with short_turns():
+                return usable(connection)
+
+        return self._long_reader.run(run)
 
     def _require_usable(self, query: Callable[[sqlite3.Connection], T]) -> Callable[[sqlite3.Connection], T]:
         self._require_open()

@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect
 
 from app.http import charged_calls, dependencies
-from app.recommendation.batching import Requester
+from app.recommendation.batching import MAX_TURNS, Limits, MicroBatcher, Requester
+from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest, Recommendations
+from storage.sqlite.database import Database
 from storage.state.switch_interval import SWITCH_INTERVAL_S
 from tests.app.conftest import Client, item_id
 from tests.app.support import assert_refused
@@ -101,6 +104,48 @@ def test_keys_take_turns_by_what_theirs_cost(fair: FairThread) -> None:
 
     asyncio.run(law())
     assert [order[: n + 1].count("few") for n in range(6)] == [0, 1, 2, 2, 3, 4]
+
+
+def test_a_batch_waits_for_further_requests_of_one_key_only_while_no_other_key_waits() -> None:
+    batches: list[list[str]] = []
+
+    async def work(asks: list[str]) -> list[str]:
+        batches.append(asks)
+        return asks
+
+    async def law() -> None:
+        batcher = MicroBatcher(work, lambda _: 1.0, Limits(max_batch=64, max_waiting=100))
+        answers = []
+        for turn in range(MAX_TURNS):
+            answers.append(batcher.submit(["many"], Requester(flow="many")))
+            if turn == 3:
+                assert not batches
+                answers.append(batcher.submit(["few"], Requester(flow="few")))
+            await asyncio.sleep(0)
+        await asyncio.gather(*answers)
+
+    asyncio.run(law())
+    assert "few" in batches[0]
+    assert len(batches[0]) <= 6  # with those of at most one more turn
+
+
+@pytest.mark.parametrize("is_costly", [True, False])
+def test_long_work_of_others_lets_the_event_loop_run_often(tmp_path: Path, *, is_costly: bool) -> None:
+    """The thread that ranks for costly requests, and the one that reads long logs from SQLite."""
+
+    async def law() -> float:
+        if not is_costly:
+            database = Database(tmp_path / "store", max_waiting_events=1)
+            try:
+                return await database.read_page(lambda _: sys.getswitchinterval())
+            finally:
+                await database.close()
+        with ThreadPoolExecutor(1) as thread:
+            threads = EngineThreads(thread, thread, FairThread(thread))
+            executor = AdaptiveExecutor(lambda *_: sys.getswitchinterval(), threads)
+            return await executor.run_costly([], None)
+
+    assert asyncio.run(law()) == pytest.approx(SWITCH_INTERVAL_S)
 
 
 def test_a_failure_is_its_caller_s_alone_and_who_has_gone_is_not_worked_for(fair: FairThread) -> None:
