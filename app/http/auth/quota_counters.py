@@ -69,10 +69,7 @@ class SharedCounters:
 
     async def spend(self, quotas: Sequence[Quota], cost: int, window_s: int) -> Refusal | None:
         """Spend the cost from all quotas, or return the first that lacks it; raises StorageError, TimeoutError."""
-        spending = Spending(quotas, cost, window_s)
-        async with asyncio.timeout(self._timeout_s):
-            await self._servers.connect()
-            reply = await self._batcher.answer_one(spending, Requester(flow=quotas[0].key))
+        reply = await self._batcher.answer_one(Spending(quotas, cost, window_s), Requester(flow=quotas[0].key))
         if isinstance(reply, Exception):
             raise storage_error(reply) from reply
         if reply == 0:
@@ -81,12 +78,14 @@ class SharedCounters:
         return Refusal(place - 1, _wait_s(previous, current, rest_ms / 1000, window_s, quotas[place - 1].limit - cost))
 
     async def _spend_all(self, spendings: Sequence[Spending]) -> list[Any]:
-        """Return the reply to each of them, with exceptions in place of failed ones."""
-        replies = await self._servers.execute_all([spending.command() for spending in spendings])
-        if lost := [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
-            again = await self._servers.execute_all([spendings[place].command(has_script=False) for place in lost])
-            for place, reply in zip(lost, again, strict=True):
-                replies[place] = reply
+        """Return the reply to each of them, with exceptions in place of failed ones; raises as `spend`."""
+        async with asyncio.timeout(self._timeout_s):
+            await self._servers.connect()
+            replies = await self._servers.execute_all([spending.command() for spending in spendings])
+            if lost := [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
+                again = await self._servers.execute_all([spendings[place].command(has_script=False) for place in lost])
+                for place, reply in zip(lost, again, strict=True):
+                    replies[place] = reply
         return replies
 
     async def close(self) -> None:
