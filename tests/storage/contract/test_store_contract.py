@@ -4,7 +4,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import astuple, replace
 from math import inf
 from pathlib import Path
@@ -76,11 +75,8 @@ class TestState:
                 found = await store.seen_items("main", user_id, EventFilter(UNSEEN, since_us, {"buy"}, GENERATION))
                 if found.state is not None:
                     assert_state_is(found.state.value, naive)
-                bought = defaultdict[str, list[int]](list)
-                for event in reversed(log):
-                    if event.type == "buy":
-                        bought[event.item_id].append(event.timestamp_us)
-                assert found.times_us == bought
+                bought = [(event.item_id, event.timestamp_us) for event in reversed(log) if event.type == "buy"]
+                assert list(zip(found.timed_items, found.times_us, strict=True)) == bought
                 assert found.item_ids == {event.item_id for event in log if event.type not in UNSEEN}
                 shown = [event for event in log if event.type == "impression" and event.timestamp_us >= START_US + 2]
                 assert found.left_out == {one for event in shown for one in event.items} | {
