@@ -17,7 +17,7 @@ from storage.redis.session.redis_session import RedisSession
 from storage.state.corrections import EventFilter, SeenEntry, SeenItems, seen_entry
 
 ENDLESS = 2**53
-USER_PAGE = 128  # entries, about 0.3 ms of Redis and 1 ms of the event loop
+USER_PAGE = 128  # entries, about 0.3 ms of Redis and at most 1 ms of the event loop
 ARCHIVE_SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
 STREAM_PAGE = 2000  # entries of a partition, which block Redis for about 2 ms
 

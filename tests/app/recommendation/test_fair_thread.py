@@ -193,6 +193,16 @@ class TestRequests:
         assert overlap.most == 1
         assert threading.current_thread().name not in overlap.threads
 
+    def test_many_items_that_are_found_for_a_user_are_described_off_the_event_loop(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        overlap, catalogue = Overlap(), client.service.catalogue
+        monkeypatch.setattr(catalogue, "items_of", overlap.around(catalogue.items_of))
+        for limit, is_here in ((10, True), (1_000, False)):
+            overlap.threads.clear()
+            assert client.get(f"/v1/items?query=i&user_id=ada&limit={limit}").json()["items"]
+            assert (threading.current_thread().name in overlap.threads) == is_here
+
     def test_a_short_body_does_not_wait_for_long_ones(self, client: Client, overlap: Overlap) -> None:
         assert client.post("/v1/recommendations", json={"user_id": "ada"}).status_code == 200
         assert overlap.threads == {threading.current_thread().name}
