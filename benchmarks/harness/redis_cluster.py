@@ -37,6 +37,14 @@ def slots_of(number: int, count: int) -> range:
     return range(number * SLOTS // count, (number + 1) * SLOTS // count)
 
 
+def cluster_client(url: str) -> redis.RedisCluster:
+    """Return a client of the cluster of this node, which closes its connections; those of ``from_url`` stay open."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    assert place.port is not None
+    return redis.RedisCluster(host=place.hostname, port=place.port, username=place.username, password=place.password)
+
+
 class Admin(Protocol):
     """An object that knows the operator's login."""
 

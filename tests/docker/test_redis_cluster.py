@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from benchmarks.harness.compose import ROOT, make_users, node_command
-from benchmarks.harness.redis_cluster import command, free_node_port, is_whole
+from benchmarks.harness.redis_cluster import cluster_client, command, free_node_port, is_whole
 from benchmarks.harness.topology import program
 from tests.storage.redis.servers import find_servers
 from tests.waiting import PATIENCE_S, wait_until
@@ -126,7 +126,7 @@ def test_a_cluster_is_made_once_and_found_again_under_other_addresses(site: Site
         with site.keeper(FIRST):  # which finds no key yet
             wait_until(lambda: introductions(running[0]) > introduced + 5, site.log.read_text)
         assert layout(running[0]) == before
-        with redis.RedisCluster.from_url(site.users.url(site.ports[0], f"{FIRST}.1").removesuffix("/0")) as service:
+        with cluster_client(site.users.url(site.ports[0], f"{FIRST}.1")) as service:
             for number in range(100):
                 service.eval("redis.call('SET', KEYS[1], 1)", 1, f"key-{number}")
     with site.nodes(SECOND) as running, site.keeper(SECOND):

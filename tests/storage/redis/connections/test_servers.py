@@ -7,12 +7,11 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import redis
 
-from benchmarks.harness.redis_cluster import ClusterAdmin, wait_until
+from benchmarks.harness.redis_cluster import ClusterAdmin, cluster_client, wait_until
 from tests.storage.redis.servers import (
     RedisCluster,
     RedisServer,
@@ -66,10 +65,9 @@ def test_a_restarted_server_has_every_key(server: RedisServer, ending: signal.Si
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_restarted_cluster_has_every_key(ending: signal.Signals) -> None:
     cluster = RedisCluster(timeout_ms=1_000)
-    url = urlsplit(cluster.primaries[0].url)  # not for `from_url`, whose connections stay open after `close`
-    login: Any = {"host": url.hostname, "port": url.port, "username": url.username, "password": url.password}
+    first, *_ = cluster.primaries
     try:
-        with redis.RedisCluster(**login) as service:
+        with cluster_client(first.url) as service:
             for number in range(KEYS):
                 write(service, str(number))
         for node in cluster.primaries:
