@@ -69,7 +69,8 @@ class SharedCounters:
 
     async def spend(self, quotas: Sequence[Quota], cost: int, window_s: int) -> Refusal | None:
         """Spend the cost from all quotas, or return the first that lacks it; raises StorageError, TimeoutError."""
-        reply = await self._batcher.answer_one(Spending(quotas, cost, window_s), Requester(flow=quotas[0].key))
+        async with asyncio.timeout(self._timeout_s):  # also of waiting for other round trips
+            reply = await self._batcher.answer_one(Spending(quotas, cost, window_s), Requester(flow=quotas[0].key))
         if isinstance(reply, Exception):
             raise storage_error(reply) from reply
         if reply == 0:
@@ -81,12 +82,16 @@ class SharedCounters:
         """Return the reply to each of them, with exceptions in place of failed ones; raises as `spend`."""
         async with asyncio.timeout(self._timeout_s):
             await self._servers.connect()
-            replies = await self._servers.execute_all([spending.command() for spending in spendings])
+            replies = await self._execute([spending.command() for spending in spendings])
             if lost := [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
-                again = await self._servers.execute_all([spendings[place].command(has_script=False) for place in lost])
+                again = await self._execute([spendings[place].command(has_script=False) for place in lost])
                 for place, reply in zip(lost, again, strict=True):
                     replies[place] = reply
         return replies
+
+    async def _execute(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies; one whose keys move to another node fails alone, for as long as they move."""
+        return await self._servers.execute_all(commands, return_try_again=True)
 
     async def close(self) -> None:
         """Close the connections."""

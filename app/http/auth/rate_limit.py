@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from app.errors import TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests
+from app.errors import Overloaded, TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests
 from app.http.auth.keys import Key
 from app.http.auth.quota_counters import LocalCounters, Quota, Refusal, SharedCounters
 from storage.errors import StorageError
@@ -71,7 +71,7 @@ class RateLimiter:
         if self._shared is not None:
             try:
                 return await self._shared.spend(quotas, cost, window_s)
-            except (StorageError, TimeoutError) as exc:
+            except (StorageError, TimeoutError, Overloaded) as exc:
                 logger.warning("counting rate limits per process for now: %r", exc)
         return self._local.spend(quotas, cost, window_s)
 

@@ -193,7 +193,12 @@ class RetrainingRound:
 
     def _is_prepared(self, served: Artifact | None) -> bool:
         notes = self._read_notes()
-        return notes.get("plan") == asdict(self._plan) and notes.get("served") == _tag(served)
+        is_same = notes.get("plan") == asdict(self._plan) and notes.get("recipe") == self._recipe()
+        return is_same and notes.get("served") == _tag(served)
+
+    def _recipe(self) -> dict[str, Any]:
+        """Return what another version may train otherwise, which cannot continue a training of this one."""
+        return self._plan.config(None).model_dump(mode="json")
 
     def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
         """Write the data of a round from the archive, and return None; or return the outcome if it has to wait."""
@@ -218,7 +223,8 @@ class RetrainingRound:
             self._write_data(self._work / name / "data", table, of_store)
         write_parquet(events, self._work / "events.parquet")
         name = self._new_name()
-        self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
+        about = {"plan": asdict(self._plan), "recipe": self._recipe(), "events": len(events)}
+        self._add_notes(name=name, served=_tag(served), **about)
         print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} held out")
         return None
 
