@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import TryAgainError
 
 from app.errors import TooManyNewUsers, TooManyRequests
 from app.http.auth import quota_counters
 from app.http.auth.keys import add, make
-from app.http.auth.quota_counters import LocalCounters, Quota
+from app.http.auth.quota_counters import LocalCounters, Quota, SharedCounters
 from app.http.auth.rate_limit import RateLimiter
+from app.recommendation.batching import Limits
+from storage.errors import StorageError
 from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
 from tests.storage.redis.servers import RedisServer, redis_users, running_cluster, tls_cluster
@@ -154,6 +159,46 @@ def test_requests_that_come_at_the_same_time_are_counted_in_few_round_trips(redi
             assert calls.call_count <= 3
         finally:
             await limiter.close()
+
+    asyncio.run(law())
+
+
+def test_requests_beyond_those_that_may_wait_for_redis_are_counted_by_the_process(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quota_counters, "AT_ONCE", Limits(max_batch=1, max_waiting=1))
+    _, key = make("main", ["recs:read"], requests_per_minute=20)
+
+    async def law() -> None:
+        limiter = RateLimiter(redis_server.url, "lisarec")
+        try:
+            await asyncio.gather(*(limiter.count(key) for _ in range(5)))
+        finally:
+            await limiter.close()
+
+    asyncio.run(law())
+    assert "Overloaded" in caplog.text
+
+
+def test_a_request_whose_counters_move_to_another_node_fails_alone(redis_server: RedisServer) -> None:
+    execute_all = RedisServers.execute_all
+
+    async def first_moves(servers: RedisServers, commands: Sequence[Command], **how: bool) -> list[Any]:
+        assert how == {"return_try_again": True}
+        replies = await execute_all(servers, commands, **how)
+        moving = (command.key == "moving-0" for command in commands)
+        return [TryAgainError() if is_moving else reply for is_moving, reply in zip(moving, replies, strict=True)]
+
+    async def law() -> None:
+        counters = SharedCounters(redis_server.url)
+        try:
+            with patch.object(RedisServers, "execute_all", first_moves):
+                spent = (counters.spend([Quota(f"moving-{place}", 5)], 1, 60) for place in range(3))
+                moved, *others = await asyncio.gather(*spent, return_exceptions=True)
+            assert isinstance(moved, StorageError)
+            assert others == [None, None]
+        finally:
+            await counters.close()
 
     asyncio.run(law())
 
