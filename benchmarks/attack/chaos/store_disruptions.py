@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-from uuid_utils import uuid7
+from uuid_utils import UUID, uuid7
 
 from benchmarks.attack.chaos.correction_gate import CorrectionGate
 from benchmarks.attack.chaos.environment import KEYS, ChaosEnvironment
@@ -19,6 +19,7 @@ from benchmarks.attack.chaos.operations import AcceptedLoss
 from benchmarks.attack.chaos.operator_calls import Operator
 from benchmarks.attack.chaos.servers import Server
 from benchmarks.attack.chaos.verdict import archived_events, original
+from benchmarks.attack.chaos.workload import OWN_ID
 from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.ledger import TENANT
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
@@ -28,6 +29,7 @@ REFUSED_WITHIN_S = 60.0
 PROBE_EVERY_S = 0.1
 LAG_S = 1.0  # of a replica
 ARCHIVED_WITHIN_S = 180.0
+ARCHIVED_EVENTS = 10  # of those that a loss would have taken: some of their users may be erased later
 
 Disruption = Callable[[random.Random], Awaitable[bool]]
 """Disrupts something, and returns whether that has happened."""
@@ -144,7 +146,7 @@ class ServerDisruptions(StoreDisruptions):
         """A server goes back to a copy for good, and an operator accepts it."""
         async with self._only_server(rng) as server, self._gate.closed():
             since_s = await server.copy()
-            if not await self._archived_beyond(server):
+            if not await self._archived_later_than(server, time.time()):
                 return False
             await asyncio.sleep(rng.uniform(0.5, 2.0))
             before = self._environment.log_sizes()
@@ -199,7 +201,7 @@ class ServerDisruptions(StoreDisruptions):
     async def _taken(self, address: Address, server: Server) -> None:
         """Return when the service has taken an event of a user of the server, who is in no record."""
         users = (f"probe-{number}" for number in count())
-        user_id = next(name for name in users if self._environment.is_on(server, KEYS.user(TENANT, name).head))
+        user_id = next(name for name in users if self._has_user(server, name))
         while True:
             event = {"event_id": str(uuid7()), "user_id": user_id, "item_id": "probed"}
             connection = HttpConnection(address)
@@ -222,8 +224,24 @@ class ServerDisruptions(StoreDisruptions):
     async def _archived_beyond(self, server: Server) -> bool:
         """Return whether the archive gets more of the server's log than now: a process that starts goes by it alone."""
         before = self._environment.archived_positions()
+        return await self._archives(lambda: self._environment.is_archived_beyond(server, before))
+
+    async def _archived_later_than(self, server: Server, unix_s: float) -> bool:
+        """Return whether the archive gets events of the server that were made after that time: they can be restored."""
+
+        def has_later_events() -> bool:
+            archived = archived_events(self._environment.archive)
+            ids = [original(*key)[1] for key in archived if self._has_user(server, key[0])]
+            return sum(_made_at_s(event_id) > unix_s for event_id in ids) >= ARCHIVED_EVENTS
+
+        return await self._archives(has_later_events)
+
+    def _has_user(self, server: Server, user_id: str) -> bool:
+        return self._environment.is_on(server, KEYS.user(TENANT, user_id).head)
+
+    async def _archives(self, has_enough: Callable[[], bool]) -> bool:
         give_up_at_s = time.monotonic() + ARCHIVED_WITHIN_S
-        while not self._environment.is_archived_beyond(server, before):
+        while not await asyncio.to_thread(has_enough):
             if time.monotonic() > give_up_at_s:
                 self.faults.append(f"nothing was archived for {ARCHIVED_WITHIN_S:g} s; archiver.log says why")
                 return False
@@ -249,6 +267,11 @@ class ServerDisruptions(StoreDisruptions):
                 chosen = rng.choice(self._environment.servers)
                 yield chosen
                 await chosen.settle()
+
+
+def _made_at_s(event_id: str) -> float:
+    """Return the Unix time in a UUIDv7; 0 where the id is the client's own."""
+    return 0.0 if event_id.startswith(OWN_ID) else UUID(event_id).timestamp / 1_000
 
 
 async def restarted(process: SupervisedProcess, number: signal.Signals) -> bool:

@@ -26,6 +26,7 @@ BATCH_SIZES = (1, 1, 1, 5, 20)
 GIVE_UP_S = 90.0
 PAUSE_S = 0.05  # before the same is sent again, and between operations
 CALM_PAUSE_S = 1.0  # between operations while commands, which give way to requests, have to end
+OWN_ID = "own-"  # begins an id that is no UUIDv7
 COLD_ITEMS = 20  # that no model has learned
 
 WEIGHTS: dict[str, int] = {"events": 60, "list": 14, "again": 8, "undo": 8, "recommend": 6, "merge": 3, "erase": 1}
@@ -201,7 +202,7 @@ class Workload:
 
     def _new_event(self, rng: random.Random, user_id: str, *, is_plain: bool = False) -> dict[str, object]:
         """Make an event. Half have a UUIDv7, three quarters no time, the others one of the last hour."""
-        event_id = str(uuid7()) if rng.random() < 0.5 else f"own-{next(self._numbers)}"
+        event_id = str(uuid7()) if rng.random() < 0.5 else f"{OWN_ID}{next(self._numbers)}"
         item_id = rng.choice(self._item_ids)
         self.record.items[user_id, event_id] = item_id
         event: dict[str, object] = {"event_id": event_id, "user_id": user_id, "item_id": item_id}
