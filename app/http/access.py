@@ -85,12 +85,12 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     return caller
 
 
-def unlimited_caller(services: Services, request: HTTPScope, required: Scope) -> Caller | None:
-    """Return the caller if its key has the scope, no rate limit and no web origins; else None: `authorise` decides."""
+def uncounted_caller(services: Services, request: HTTPScope, required: Scope) -> Caller | None:
+    """Return the caller if its key has the scope and no web origins, but do not count the request; else None."""
     if services.keyring is None:
         return _without_key(services, request)
     key = verified_key(services, request)
-    if key is None or key.is_public or key.requests_per_minute is not None or not key.allows(required):
+    if key is None or key.is_public or not key.allows(required):
         return None
     return _with_key(key, request)
 

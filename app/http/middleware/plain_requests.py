@@ -1,30 +1,32 @@
 """Answers plain requests for recommendations from the callbacks of their connection.
 
 An ASGI task per request and the middleware around the app cost more than a recommendation in a batch. Plain requests
-have no body, and no query field except `k`, so they can join a batch at once: nothing needs to be awaited or charged.
-All other requests go to the app, as do those that it would reject.
+have no body, and no query field except `k`, so they can join a batch at once. Some need a task before that: to be
+counted, where nothing was counted ahead, or to wait for their key's turn. All other requests go to the app, as do those
+that it would reject for anything but their rate.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
 from app.catalogue.trained_catalogue import encode
 from app.errors import Draining
-from app.http.access import Caller, unlimited_caller
+from app.http.access import Caller, uncounted_caller
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, plain_request
-from app.http.middleware.load_shedding import RequestsInProgress, Source
+from app.http.middleware.key_turns import Source
+from app.http.middleware.load_shedding import RequestsInProgress, source_of
 from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
 from app.http.services import Services
 from app.observability import tracing
 from app.observability.tracing import Trace
 from app.recommendation.cost import LIGHT, cost_of
-from app.schemas.recommendations import Recommendations
+from app.schemas.recommendations import RecommendationRequest, Recommendations
 
 URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?(k=\d+))?")  # \w is ASCII
 OF_OTHERS = frozenset({b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
@@ -71,14 +73,14 @@ class PlainRequests:
     def _begin(
         self, user_id: str, query: bytes, scope: Scope, respond: Respond
     ) -> "asyncio.Future[list[Recommendations]] | None":
-        services, source = self._services, Source.of(scope)
-        caller = unlimited_caller(services, scope, "recs:read")
+        services, source = self._services, source_of(scope)
+        caller = uncounted_caller(services, scope, "recs:read")
         if caller is None or not self._in_progress.has_room(source):
             return None
         request_trace = Trace(request_id(scope))
         token = tracing.current.set(request_trace)
         try:
-            answer = self._submit(caller, user_id, query)
+            answer = self._submit(caller, source, user_id, query)
             if answer is not None:
                 self._in_progress.begin(source)
                 request = PlainRequest(source, request_trace, self._recorder.begin(), respond)
@@ -87,12 +89,33 @@ class PlainRequests:
             tracing.current.reset(token)
         return answer
 
-    def _submit(self, caller: Caller, user_id: str, query: bytes) -> "asyncio.Future[list[Recommendations]] | None":
+    def _submit(
+        self, caller: Caller, source: Source | None, user_id: str, query: bytes
+    ) -> "asyncio.Future[list[Recommendations]] | None":
         request = plain_request(user_id, query)
         if request is None or cost_of(request) >= LIGHT:
             return None
+        if source is not None and self._in_progress.turns.is_needed(source):
+            return asyncio.create_task(self._recommend_in_turn(caller, source, request))
+        if caller.key is not None and not self._services.rate_limiter.count_from_allowance(caller.key):
+            return asyncio.create_task(self._count_and_recommend(caller, request))
+        return asyncio.ensure_future(self._recommend(caller, request))
+
+    async def _recommend_in_turn(
+        self, caller: Caller, source: Source, request: RecommendationRequest
+    ) -> list[Recommendations]:
+        async with self._in_progress.turns.turn(source):
+            return await self._count_and_recommend(caller, request)
+
+    async def _count_and_recommend(self, caller: Caller, request: RecommendationRequest) -> list[Recommendations]:
+        """Count a request that costs less than two plain ones, so as one, and answer it; raises TooManyRequests."""
+        if caller.key is not None:
+            await self._services.rate_limiter.count(caller.key)
+        return await self._recommend(caller, request)
+
+    def _recommend(self, caller: Caller, request: RecommendationRequest) -> Awaitable[list[Recommendations]]:
         recommender = self._services.by_tenant[caller.tenant].switcher.recommender
-        return asyncio.ensure_future(recommender.recommend([request], caller.requester))
+        return recommender.recommend([request], caller.requester)
 
     def _end(self, request: PlainRequest, answer: "asyncio.Future[list[Recommendations]]") -> None:
         self._in_progress.end(request.source)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +19,8 @@ from redis.exceptions import TryAgainError
 from app.errors import TooManyNewUsers, TooManyRequests
 from app.http.auth import quota_counters
 from app.http.auth.keys import add, make
-from app.http.auth.quota_counters import LocalCounters, Quota, SharedCounters
-from app.http.auth.rate_limit import RateLimiter
+from app.http.auth.quota_counters import LocalCounters, Quota, Refusal, SharedCounters
+from app.http.auth.rate_limit import ALLOWANCES, RateLimiter
 from app.recommendation.batching import Limits
 from storage.errors import StorageError
 from storage.redis.connections.client import RedisServers
@@ -88,6 +89,63 @@ def test_processes_on_a_cluster_count_together(
 
     with tls_cluster(tmp_path) if has_tls else nullcontext(by_file) as url:
         asyncio.run(law())
+
+
+@pytest.mark.parametrize("costs", [[1], [1, 1, 1, 7, 2], [40, 1]])
+def test_a_part_of_a_high_rate_is_counted_ahead(redis_server: RedisServer, costs: Sequence[int]) -> None:
+    """Two processes together accept what the rate allows, but for the parts that they have counted and not used."""
+    rate, trips = 6_000, 0
+    ahead = rate // ALLOWANCES
+    _, key = make("main", ["recs:read"], requests_per_minute=rate)
+    spend = SharedCounters.spend
+
+    async def spend_counted(self: SharedCounters, *arguments: Any) -> Refusal | None:
+        nonlocal trips
+        trips += 1
+        return await spend(self, *arguments)
+
+    async def accepted(process: RateLimiter, cost: int) -> int:
+        try:
+            await process.count(key, cost)
+        except TooManyRequests:
+            return 0
+        return cost
+
+    async def law() -> None:
+        processes = [RateLimiter(redis_server.url, "lisarec") for _ in range(2)]
+        total, refused, turns = 0, 0, cycle(costs)
+        try:
+            while refused < 50:
+                cost = next(turns)
+                found = await accepted(processes[cost % 2 or refused % 2], cost)
+                total, refused = total + found, refused + (not found)
+        finally:
+            for process in processes:
+                await process.close()
+        assert rate - 2 * ahead - max(costs) < total <= rate
+
+    with (
+        patch.object(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S),
+        patch.object(SharedCounters, "spend", spend_counted),
+    ):
+        asyncio.run(law())
+    if max(costs) < ahead:
+        assert trips < 2 * rate * max(costs) / ahead
+
+
+def test_concurrent_requests_count_ahead_once() -> None:
+    rate = 60 * ALLOWANCES
+    _, key = make("main", ["recs:read"], requests_per_minute=rate)
+
+    async def law() -> None:
+        alone = RateLimiter(None, "lisarec")
+        with patch.object(LocalCounters, "spend", return_value=None) as spend:
+            await asyncio.gather(*(alone.count(key) for _ in range(100)))
+            spent = sum(call.args[1] for call in spend.call_args_list)
+        assert 100 <= spent <= 100 + rate // ALLOWANCES
+        await alone.close()
+
+    asyncio.run(law())
 
 
 def test_without_the_cluster_each_process_counts_alone() -> None:

@@ -18,14 +18,15 @@ from uvicorn.server import ServerState
 
 from app.http.auth.keys import add, make
 from app.http.middleware import plain_requests
-from app.http.middleware.load_shedding import RequestsInProgress, Source
+from app.http.middleware.key_turns import Source
+from app.http.middleware.load_shedding import RequestsInProgress
 from app.http.middleware.plain_requests import PlainRequests
 from app.http.middleware.request_metrics import RequestRecorder
 from app.http.protocol import LimitedHttpProtocol
 from app.observability import tracing
 from app.schemas.recommendations import Recommendations
 from tests.app.conftest import Client
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 PATH = "/v1/users/{}/recommendations"
 OWN_HEADERS = {"x-request-id", "server-timing"}
@@ -121,9 +122,7 @@ def known(shared_client: Client) -> Client:
     ],
 )
 def test_answers_are_those_of_the_app(known: Client, user_id: str, headers: Sequence[str]) -> None:
-    server = Server(known)
-    path = PATH.format(user_id)
-    run = known.runner.run
+    server, path, run = Server(known), PATH.format(user_id), known.runner.run
     (plain,) = run(server.exchange(request(path, *headers)))
     assert server.for_app == []
     (of_app,) = run(server.exchange(request(f"{path}?", *headers)))
@@ -223,7 +222,7 @@ def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
 
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "a key": ({"scopes": ["recs:read"]}, True),
-    "a key with a rate": ({"scopes": ["recs:read"], "requests_per_minute": 100}, False),
+    "a key with a rate": ({"scopes": ["recs:read"], "requests_per_minute": 1}, True),
     "another scope": ({"scopes": ["events:write"]}, False),
     "a page's key": ({"scopes": ["events:write"], "origins": ["https://shop.example"]}, False),
 }
@@ -246,13 +245,17 @@ def guarded(
 
 class TestKeys:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_only_a_key_without_a_rate_needs_no_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
-        client, texts = guarded
-        server = Server(client)
-        authorised = f"Authorization: Bearer {texts[kind]}"
-        ((status, _, _),) = client.runner.run(server.exchange(request(PATH.format("ada"), authorised)))
+    def test_keys_of_servers_need_no_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
+        server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1][kind]}"
+        ((status, _, _),) = guarded[0].runner.run(server.exchange(request(PATH.format("ada"), authorised)))
         assert status == (403 if kind in ("another scope", "a page's key") else 200)
         assert bool(server.for_app) != KINDS[kind][1]
+
+    def test_a_key_above_its_rate_is_refused_as_by_the_app(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a rate']}"
+        asked = [request(f"{PATH.format('ada')}{query}", authorised) for query in ("", "?k=3", "?diversity=0.5")]
+        _, plain, of_app = guarded[0].runner.run(server.exchange(*asked, answers=3))
+        assert (plain[0], shown(plain), len(server.for_app)) == (429, shown(of_app), 1)
 
     @pytest.mark.parametrize("headers", [(), ("Authorization: Bearer lisarec_0_0",)])
     def test_the_app_refuses_requests_without_a_valid_key(
@@ -267,8 +270,7 @@ class TestKeys:
         in_progress = RequestsInProgress(2)
         for key_id in ("1", "2"):
             in_progress.begin(Source("main", key_id))
-        server = Server(client, Bounds(in_progress))
-        authorised = f"Authorization: Bearer {texts['a key']}"
+        server, authorised = Server(client, Bounds(in_progress)), f"Authorization: Bearer {texts['a key']}"
         client.runner.run(server.exchange(request(PATH.format("ada"), authorised)))
         assert server.for_app == []  # it has less than its share
         assert in_progress.has_room(Source("main", "3"))
@@ -287,7 +289,7 @@ def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
 
 class TestFailures:
     def test_the_app_answers_what_cannot_begin(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delattr(plain_requests, "unlimited_caller")
+        monkeypatch.delattr(plain_requests, "uncounted_caller")
         server = Server(known)
         ((status, _, _),) = known.runner.run(server.exchange(request(PATH.format("ada"))))
         assert (status, server.for_app) == (200, [PATH.format("ada")])
@@ -352,11 +354,9 @@ class TestFailures:
                 async with server.connected() as (_, writer):
                     writer.write(request(PATH.format("ada")))
                     await begun.wait()
-                while server.state.connections:
-                    await asyncio.sleep(0.001)
+                await until(lambda: not server.state.connections)
                 may_end.set()
-                while server.state.tasks:
-                    await asyncio.sleep(0.001)
+                await until(lambda: not server.state.tasks)
 
         monkeypatch.setattr(known.service.switcher.recommender, "recommend", wait)
         server = Server(known)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.auth.keys import Keyring, add, make
-from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress, Source
+from app.http.middleware.key_turns import Source
+from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress
 
 
 class TestTheBound:
