@@ -309,9 +309,9 @@ async def _recommend_as_json(
     for request in resolved:
         if request.state is not None:
             open_state(services, caller, request.state)
-    turn = services.turn_of(caller.requester.flow, "read") if is_large and not has_turn else nullcontext()
+    turn = services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
     bodies = []
-    async with turn:
+    async with nullcontext() if has_turn else turn:
         for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
             bodies.append(encode(answer))
             if len(bodies[-1]) > LONG_ANSWER_BYTES:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from app.http.auth.key_audit import follow_keys
+from app.http.auth.key_turns import KeyTurns
 from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
 from app.http.auth.seal_keys import SealKeyring
@@ -35,7 +36,7 @@ ASK_ARCHIVE_EVERY_S = 10.0  # the archive changes once a minute, and a bucket ma
 
 @dataclass(slots=True)
 class Services:
-    """One service per tenant, and their shared parts. Only `draining`, the locks and the idle connections change."""
+    """One service per tenant, and their shared parts. Only `draining`, locks, turns and idle connections change."""
 
     settings: Settings
     by_tenant: Mapping[str, Service]
@@ -47,6 +48,7 @@ class Services:
     draining: bool = False
     # by key and kind, while a call holds the lock or waits for it
     large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    key_turns: KeyTurns = field(default_factory=KeyTurns)
     # connections of this process that are owed no response, longest idle first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 

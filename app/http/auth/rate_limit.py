@@ -28,6 +28,12 @@ class Allowance:
     is_awaited: bool = False
     is_exhausted: bool = False
 
+    def spend(self, cost: int) -> bool:
+        """Use it for the cost; return whether it was enough."""
+        has_enough = self.left >= cost
+        self.left -= cost * has_enough
+        return has_enough
+
 
 class RateLimiter:
     """Counts the cost of each key's calls in a sliding minute, and the new users of keys and tenants in a sliding hour.
@@ -50,11 +56,11 @@ class RateLimiter:
 
         raises  TooManyRequests  when the key exceeds its rate limit; the error has the seconds to wait
         """
-        if key.requests_per_minute is None or not cost or self.count_from_allowance(key, cost):
+        if key.requests_per_minute is None or not cost:
             return
         quota = Quota(calls_key(self._prefix, key.id), key.requests_per_minute)
         allowance = self._allowances.setdefault((key.id, quota.limit), Allowance())
-        if await self._count_ahead(allowance, quota, cost):
+        if allowance.spend(cost) or await self._count_ahead(allowance, quota, cost):
             return
         if refusal := await self._spend([quota], cost, MINUTE_S):
             raise TooManyRequests(
@@ -63,16 +69,6 @@ class RateLimiter:
                 refusal.wait_s,
             )
         allowance.is_exhausted = False
-
-    def count_from_allowance(self, key: Key, cost: int = 1) -> bool:
-        """Count a request if enough was counted ahead, which takes no waiting; return whether it is counted."""
-        if key.requests_per_minute is None:
-            return True
-        allowance = self._allowances.get((key.id, key.requests_per_minute))
-        if allowance is None or allowance.left < cost:
-            return False
-        allowance.left -= cost
-        return True
 
     async def _count_ahead(self, allowance: Allowance, quota: Quota, cost: int) -> bool:
         """Count an allowance that covers the cost, unless another request is doing so; return whether it is counted."""

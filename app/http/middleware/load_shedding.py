@@ -1,13 +1,12 @@
 """Load shedding: a process accepts a bounded number of concurrent requests, and rejects others at once with a 503."""
 
-from contextlib import nullcontext
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Overloaded
 from app.http.access import verified_key
 from app.http.error_responses import error_response
-from app.http.middleware.key_turns import KeyTurns, Source
 from app.http.services import Services
 
 # Monitoring needs these responses most when the process is overloaded.
@@ -21,12 +20,19 @@ async def _refuse(send: Send) -> None:
     await send({"type": "http.response.body", "body": REFUSAL.body})
 
 
-def source_of(scope: Scope) -> Source | None:
-    """Return the source of a request; None if it has no valid key, or if the service has no keys."""
-    services: Services | None = scope.get("state", {}).get("services")
-    if services is None or services.keyring is None or (key := verified_key(services, scope)) is None:
-        return None
-    return Source(key.tenant, key.id)
+class Source(NamedTuple):
+    """The source of a request: a valid key of a tenant."""
+
+    tenant: str
+    key_id: str
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Source | None":
+        """Return the source of a request; None if it has no valid key, or if the service has no keys."""
+        services: Services | None = scope.get("state", {}).get("services")
+        if services is None or services.keyring is None or (key := verified_key(services, scope)) is None:
+            return None
+        return cls(key.tenant, key.id)
 
 
 class RequestsInProgress:
@@ -35,12 +41,9 @@ class RequestsInProgress:
     There is room for `most` requests, and beyond that for sources that use less than their share. Tenants with requests
     in progress have equal shares of `most`, and the keys of a tenant have equal shares of the tenant's. So each source
     has room for its share, however many requests the others send. Requests without a source have no share.
-
-    turns  of the keys whose requests are in progress
     """
 
     def __init__(self, most: int) -> None:
-        self.turns = KeyTurns()
         self._most = most
         self._total = 0
         self._by_tenant: dict[str, dict[str, int]] = {}
@@ -91,7 +94,7 @@ class LoadShedding:
         if scope["type"] != "http" or scope["path"] in NEVER_SHED:
             await self._app(scope, receive, send)
             return
-        in_progress, source = self._in_progress, source_of(scope)
+        in_progress, source = self._in_progress, Source.of(scope)
         if not in_progress.has_room(source):
             await _refuse(send)
             return
@@ -122,12 +125,9 @@ class LoadShedding:
             count(False)
             await send(message)
 
-        turns = in_progress.turns
-        turn = turns.turn(source) if source is not None and turns.is_needed(source) else nullcontext()
         in_progress.begin(source)
         try:
-            async with turn:
-                await self._app(scope, receive_uncounted, send_uncounted)
+            await self._app(scope, receive_uncounted, send_uncounted)
         finally:
             if is_counted:  # there was no response
                 count(False)

@@ -1,9 +1,9 @@
 """Answers plain requests for recommendations from the callbacks of their connection.
 
 An ASGI task per request and the middleware around the app cost more than a recommendation in a batch. Plain requests
-have no body, and no query field except `k`, so they can join a batch at once. Some need a task before that: to be
-counted, where nothing was counted ahead, or to wait for their key's turn. All other requests go to the app, as do those
-that it would reject for anything but their rate.
+have no body, and no query field except `k`, so they can join a batch at once; those that are counted, or wait for their
+key's turn, need a task before that. All other requests go to the app, as do those that it would reject for anything but
+their rate.
 """
 
 import asyncio
@@ -19,8 +19,7 @@ from app.errors import Draining
 from app.http.access import Caller, uncounted_caller
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, plain_request
-from app.http.middleware.key_turns import Source
-from app.http.middleware.load_shedding import RequestsInProgress, source_of
+from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
 from app.http.services import Services
 from app.observability import tracing
@@ -73,14 +72,14 @@ class PlainRequests:
     def _begin(
         self, user_id: str, query: bytes, scope: Scope, respond: Respond
     ) -> "asyncio.Future[list[Recommendations]] | None":
-        services, source = self._services, source_of(scope)
+        services, source = self._services, Source.of(scope)
         caller = uncounted_caller(services, scope, "recs:read")
         if caller is None or not self._in_progress.has_room(source):
             return None
         request_trace = Trace(request_id(scope))
         token = tracing.current.set(request_trace)
         try:
-            answer = self._submit(caller, source, user_id, query)
+            answer = self._submit(caller, user_id, query)
             if answer is not None:
                 self._in_progress.begin(source)
                 request = PlainRequest(source, request_trace, self._recorder.begin(), respond)
@@ -89,29 +88,21 @@ class PlainRequests:
             tracing.current.reset(token)
         return answer
 
-    def _submit(
-        self, caller: Caller, source: Source | None, user_id: str, query: bytes
-    ) -> "asyncio.Future[list[Recommendations]] | None":
+    def _submit(self, caller: Caller, user_id: str, query: bytes) -> "asyncio.Future[list[Recommendations]] | None":
         request = plain_request(user_id, query)
         if request is None or cost_of(request) >= LIGHT:
             return None
-        if source is not None and self._in_progress.turns.is_needed(source):
-            return asyncio.create_task(self._recommend_in_turn(caller, source, request))
-        if caller.key is not None and not self._services.rate_limiter.count_from_allowance(caller.key):
-            return asyncio.create_task(self._count_and_recommend(caller, request))
+        has_rate = caller.key is not None and caller.key.requests_per_minute is not None
+        if has_rate or self._services.key_turns.is_needed(caller.requester.flow):
+            return asyncio.create_task(self._recommend_in_turn(caller, request))
         return asyncio.ensure_future(self._recommend(caller, request))
 
-    async def _recommend_in_turn(
-        self, caller: Caller, source: Source, request: RecommendationRequest
-    ) -> list[Recommendations]:
-        async with self._in_progress.turns.turn(source):
-            return await self._count_and_recommend(caller, request)
-
-    async def _count_and_recommend(self, caller: Caller, request: RecommendationRequest) -> list[Recommendations]:
+    async def _recommend_in_turn(self, caller: Caller, request: RecommendationRequest) -> list[Recommendations]:
         """Count a request that costs less than two plain ones, so as one, and answer it; raises TooManyRequests."""
         if caller.key is not None:
             await self._services.rate_limiter.count(caller.key)
-        return await self._recommend(caller, request)
+        async with self._services.key_turns.turn(caller.requester):
+            return await self._recommend(caller, request)
 
     def _recommend(self, caller: Caller, request: RecommendationRequest) -> Awaitable[list[Recommendations]]:
         recommender = self._services.by_tenant[caller.tenant].switcher.recommender

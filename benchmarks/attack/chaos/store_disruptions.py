@@ -245,7 +245,7 @@ class ServerDisruptions(StoreDisruptions):
             if time.monotonic() > give_up_at_s:
                 self.faults.append(f"nothing was archived for {ARCHIVED_WITHIN_S:g} s; archiver.log says why")
                 return False
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
         return True
 
     @asynccontextmanager

@@ -49,6 +49,7 @@ class Phase:
 
     name: str
     seconds: float = 0.0
+    cpu_s: float = 0.0
     peak_bytes: int = 0
     file_bytes: int = 0
 
@@ -61,7 +62,7 @@ class PhaseRecorder:
         self.events = 0
         self.epoch_share = 0.0
         self._folder, self._share = str(folder.resolve()), share
-        self._begin_s = time.monotonic()
+        self._begin_s, self._begin_cpu_s = time.monotonic(), time.process_time()
         self._ended = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
@@ -97,11 +98,12 @@ class PhaseRecorder:
         self.events = config.data.events
 
     def _end_phase(self) -> None:
-        now_s = time.monotonic()
+        now_s, cpu_s = time.monotonic(), time.process_time()
         if self.phases:
             self.phases[-1].seconds += now_s - self._begin_s
+            self.phases[-1].cpu_s += cpu_s - self._begin_cpu_s
             self.phases[-1].peak_bytes = _peak_bytes()
-        self._begin_s = now_s
+        self._begin_s, self._begin_cpu_s = now_s, cpu_s
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
 
     def _sample(self) -> None:
@@ -130,20 +132,25 @@ def _mapped_file_bytes(folder: str) -> int:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The training, and its memory limit."""
+    """The training, and its memory limit.
+
+    events_per_user  that an epoch learns from, at most
+    """
 
     data: str
     protocol: Protocol
     epochs: int
     share: float
     memory: int | None
+    events_per_user: int | None = None
 
     def measure(self, out: Path) -> dict[str, Any]:
         """Train in this process, and return the measurements."""
         use_threads()
         shape, training = preset("lisa-mini")
         card = DataCard(split="temporal" if self.protocol == "temporal" else "loo")
-        config = Config(model=shape, training=training.model_copy(update={"epochs": self.epochs}), data=card)
+        changes = {"epochs": self.epochs, "events_per_user": self.events_per_user}
+        config = Config(model=shape, training=training.model_copy(update=changes), data=card)
         quality = None
         with PhaseRecorder(out, self.share) as recorder:
             try:
@@ -166,11 +173,17 @@ class TrainingRun:
 def measure(run: TrainingRun) -> dict[str, Any]:
     """Train in a new process, and return the measurements."""
     with TemporaryDirectory(dir=Path(run.data).parent) as scratch:
-        result = Path(scratch) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.quality.training.memory", "--data", run.data]
-        subprocess.run([*command, "--here", json.dumps([asdict(run), str(result)])], cwd=ROOT, check=True)
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found
+        return train_apart(run, Path(scratch) / "model")
+
+
+def train_apart(run: TrainingRun, out: Path) -> dict[str, Any]:
+    """Train a model in a new process, and return the measurements."""
+    result = out.with_suffix(".json")
+    command = [sys.executable, "-m", "benchmarks.quality.training.memory", "--data", run.data]
+    here = json.dumps([asdict(run), str(out), str(result)])
+    subprocess.run([*command, "--here", here], cwd=ROOT, check=True)
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
 
 
 def table_of(found: dict[str, Any], whole: int) -> Table:
@@ -180,12 +193,12 @@ def table_of(found: dict[str, Any], whole: int) -> Table:
     """
     events, phases = found["events"], [Phase(**one) for one in found["phases"]]
     title = f"{events:,} events, limit {whole / MIB:,.0f} MiB" if whole else f"{events:,} events, no limit"
-    table = Table("phase", "s", "s per million events", "peak, MiB", "files, bytes an event", title=title)
+    table = Table("phase", "s", "CPU s per million events", "peak, MiB", "files, bytes an event", title=title)
     for phase in [*phases, _sum(phases)]:
         table.add_row(
             phase.name,
             f"{phase.seconds:.1f}",
-            f"{phase.seconds / events * 1e6:.2f}",
+            f"{phase.cpu_s / events * 1e6:.2f}",
             f"{phase.peak_bytes / MIB:,.0f}",
             f"{phase.file_bytes / events:.1f}",
         )
@@ -194,7 +207,8 @@ def table_of(found: dict[str, Any], whole: int) -> Table:
 
 def _sum(phases: list[Phase]) -> Phase:
     most = [max(getattr(phase, name) for phase in phases) for name in ("peak_bytes", "file_bytes")]
-    return Phase("all of it", sum(phase.seconds for phase in phases), *most)
+    seconds, cpu_s = (sum(getattr(phase, name) for phase in phases) for name in ("seconds", "cpu_s"))
+    return Phase("all of it", seconds, cpu_s, *most)
 
 
 def main(
@@ -205,15 +219,15 @@ def main(
     share: Annotated[
         float, typer.Option(min=0, help="Of the first epoch, and no more; above 1: train to the end.")
     ] = 2,
+    events_per_user: Annotated[int | None, typer.Option(min=2, help="That an epoch learns from, at most.")] = None,
     here: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Print the resources of each phase."""
     if here is not None:
-        fields, result = json.loads(here)
-        run = TrainingRun(**fields)
-        Path(result).write_text(json.dumps(run.measure(Path(result).parent / "model")))
+        fields, out, result = json.loads(here)
+        Path(result).write_text(json.dumps(TrainingRun(**fields).measure(Path(out))))
         return
-    found = measure(TrainingRun(str(data.resolve()), protocol, epochs, share, memory))
+    found = measure(TrainingRun(str(data.resolve()), protocol, epochs, share, memory, events_per_user))
     console.print(table_of(found, memory or 0))
     console.print(f"{found['epoch_share']:.1%} of the last epoch; NDCG@10 on validation {found['ndcg_at_10']}")
     console.print(f"{cpu()}, load averages {', '.join(f'{load:.1f}' for load in os.getloadavg())}")

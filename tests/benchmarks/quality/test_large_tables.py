@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quality.training import large_tables, memory
+from benchmarks.quality.training import large_tables, limited_memory, memory
+from model.artifact import model_directory
 from model.data.readers import read_interactions, read_items
 from model.training.memory import GIB
 from tests.model.conftest import shop_rows, write_rows
@@ -75,3 +76,13 @@ def test_a_whole_training_is_measured_too(shop: Path, tmp_path: Path) -> None:
     assert found["ndcg_at_10"] > 0
     assert found["phases"][-1]["name"] == "writing the model"
     assert all(phase["peak_bytes"] > 0 for phase in found["phases"])
+
+
+def test_models_with_and_without_a_limit_are_compared(shop: Path, tmp_path: Path) -> None:
+    run = memory.TrainingRun(str(shop), "loo_full", 1, 2.0, 2 * GIB)
+    assert limited_memory.differing_files(run, tmp_path) == []
+    models = tmp_path / "limited", tmp_path / "unlimited"
+    weights = models[1] / model_directory.WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    (models[0] / model_directory.ITEMS).unlink()
+    assert limited_memory.compare(*models) == sorted([model_directory.ITEMS, model_directory.WEIGHTS])

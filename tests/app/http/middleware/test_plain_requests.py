@@ -5,92 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from app.http.auth.keys import add, make
 from app.http.middleware import plain_requests
-from app.http.middleware.key_turns import Source
-from app.http.middleware.load_shedding import RequestsInProgress
-from app.http.middleware.plain_requests import PlainRequests
-from app.http.middleware.request_metrics import RequestRecorder
-from app.http.protocol import LimitedHttpProtocol
+from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.observability import tracing
 from app.schemas.recommendations import Recommendations
 from tests.app.conftest import Client
+from tests.app.http.middleware.server import Answer, Bounds, Server, read_answer, request
 from tests.waiting import PATIENCE_S, until
 
 PATH = "/v1/users/{}/recommendations"
 OWN_HEADERS = {"x-request-id", "server-timing"}
-Answer = tuple[int, dict[str, str], bytes]
-
-
-class Bounds(NamedTuple):
-    """What bounds the requests of a server: how many may be in progress, and when they are slow."""
-
-    in_progress: RequestsInProgress
-    slow_s: float = PATIENCE_S
-
-
-class Server:
-    """The protocol of a service's connections, on a socket, over a client's app.
-
-    for_app  the paths of the requests that the app got
-    """
-
-    def __init__(self, client: Client, bounds: Bounds | None = None) -> None:
-        in_progress, slow_s = bounds or Bounds(RequestsInProgress(100))
-        self.for_app: list[str] = []
-        self.state = ServerState()
-        self.services = client.services
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            self.for_app.append(scope["path"])
-            await client.transport.app(scope, receive, send)
-
-        config = Config(app, lifespan="off", ws="none", access_log=False, log_config=None, proxy_headers=False)
-        config.load()
-        recorder = RequestRecorder(self.services.metrics.requests, slow_s)
-        state = {"services": self.services, "plain_requests": PlainRequests(self.services, in_progress, recorder)}
-        self._protocol = partial(LimitedHttpProtocol, config, self.state, state)
-
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to it; the reader and the writer."""
-        server = await asyncio.get_running_loop().create_server(self._protocol, "127.0.0.1", 0)
-        async with server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            yield reader, writer
-            writer.close()
-            await writer.wait_closed()
-
-    async def exchange(self, *parts: bytes, answers: int = 1) -> list[Answer]:
-        """Send parts of requests, one after the other; that many answers."""
-        async with asyncio.timeout(PATIENCE_S), self.connected() as (reader, writer):
-            for part in parts:
-                writer.write(part)
-                await asyncio.sleep(0.001)
-            return [await read_answer(reader) for _ in range(answers)]
-
-
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    pairs = [line.split(": ", 1) for line in lines[1:-2]]
-    headers = dict(pairs)
-    assert len(headers) == len(pairs)
-    return int(lines[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
-
-
-def request(path: str, *headers: str, version: str = "1.1") -> bytes:
-    return "\r\n".join((f"GET {path} HTTP/{version}", "Host: x", *headers, "\r\n")).encode()
 
 
 def shown(answer: Answer) -> Any:
@@ -222,7 +153,9 @@ def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
 
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "a key": ({"scopes": ["recs:read"]}, True),
-    "a key with a rate": ({"scopes": ["recs:read"], "requests_per_minute": 1}, True),
+    "a key with a rate": ({"scopes": ["recs:read"], "requests_per_minute": 100}, True),
+    "a key with a high rate": ({"scopes": ["recs:read"], "requests_per_minute": 60_000}, True),
+    "a key with a low rate": ({"scopes": ["recs:read"], "requests_per_minute": 2}, True),
     "another scope": ({"scopes": ["events:write"]}, False),
     "a page's key": ({"scopes": ["events:write"], "origins": ["https://shop.example"]}, False),
 }
@@ -252,9 +185,10 @@ class TestKeys:
         assert bool(server.for_app) != KINDS[kind][1]
 
     def test_a_key_above_its_rate_is_refused_as_by_the_app(self, guarded: tuple[Client, dict[str, str]]) -> None:
-        server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a rate']}"
-        asked = [request(f"{PATH.format('ada')}{query}", authorised) for query in ("", "?k=3", "?diversity=0.5")]
-        _, plain, of_app = guarded[0].runner.run(server.exchange(*asked, answers=3))
+        server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a low rate']}"
+        queries = "", "?k=3", "?k=2", "?diversity=0.5"
+        asked = [request(f"{PATH.format('ada')}{query}", authorised) for query in queries]
+        *_, plain, of_app = guarded[0].runner.run(server.exchange(*asked, answers=4))
         assert (plain[0], shown(plain), len(server.for_app)) == (429, shown(of_app), 1)
 
     @pytest.mark.parametrize("headers", [(), ("Authorization: Bearer lisarec_0_0",)])

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.auth.keys import Keyring, add, make
-from app.http.middleware.key_turns import Source
-from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress
+from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress, Source
 
 
 class TestTheBound:

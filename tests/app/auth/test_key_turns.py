@@ -1,0 +1,184 @@
+"""While several keys ask for recommendations, a few requests of each begin at a time, and the others wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+
+from app.http.auth import key_turns
+from app.http.auth.key_turns import AT_ONCE, KeyTurns
+from app.http.auth.keys import add, make
+from app.recommendation.batching import Requester
+from tests.app.conftest import Client
+from tests.app.http.middleware.server import Server, read_answer, request
+from tests.waiting import PATIENCE_S, until
+
+ONE, OTHER = Requester(flow="one"), Requester(flow="other")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request of these tests is slow, however busy the machine is."""
+    monkeypatch.setattr(key_turns, "SLOW_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(key_turns, "RECENT_S", 10 * PATIENCE_S)
+
+
+def shared_turns() -> KeyTurns:
+    """Return the turns of a process that has seen requests of both keys."""
+    turns = KeyTurns()
+    assert [turns.is_needed(one.flow) for one in (ONE, OTHER)] == [False, True]
+    return turns
+
+
+def test_a_key_alone_needs_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = KeyTurns()
+    assert not any(map(turns.is_needed, ("one", "one", "", "one")))
+    assert all(map(turns.is_needed, ("other", "other", "one")))
+    assert not turns.is_needed("")  # a service without keys knows no callers
+    monkeypatch.setattr(key_turns, "RECENT_S", 0.0)
+    assert not turns.is_needed("one")
+
+
+@given(st.lists(st.sampled_from(["begin", "end", "cancel"]), max_size=60), st.integers(1, 3))
+def test_as_many_as_may_begin_and_the_others_wait_in_order(steps: Sequence[str], most: int) -> None:
+    async def law() -> None:
+        turns, ends = shared_turns(), dict[int, asyncio.Event]()
+        tasks, begun = dict[int, asyncio.Task[None]](), list[int]()
+
+        async def work(number: int) -> None:
+            async with turns.turn(ONE):
+                begun.append(number)
+                await ends[number].wait()
+
+        for number, step in enumerate(steps):
+            working = [one for one in tasks if one in begun]
+            if step == "begin":
+                ends[number] = asyncio.Event()
+                tasks[number] = asyncio.create_task(work(number))
+            elif step == "end" and working:
+                ends[working[0]].set()
+                await tasks.pop(working[0])
+            elif step == "cancel" and tasks:
+                tasks.pop(max(tasks)).cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len([one for one in tasks if one in begun]) == min(most, len(tasks))
+        assert begun == sorted(begun)
+        for task in tasks.values():
+            task.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_turns, "AT_ONCE", most)
+        asyncio.run(law())
+
+
+def test_other_keys_do_not_wait() -> None:
+    async def law() -> None:
+        turns = shared_turns()
+        async with AsyncExitStack() as stack:
+            for _ in range(AT_ONCE):
+                await stack.enter_async_context(turns.turn(ONE))
+            async with asyncio.timeout(PATIENCE_S), turns.turn(OTHER):
+                pass
+
+    asyncio.run(law())
+
+
+def test_what_takes_long_lets_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait for a node that hangs do not hold up those of users on other nodes."""
+
+    async def law() -> None:
+        turns, begun, may_end = shared_turns(), list[int](), asyncio.Event()
+
+        async def work(number: int) -> None:
+            async with turns.turn(ONE):
+                begun.append(number)
+                await may_end.wait()
+
+        monkeypatch.setattr(key_turns, "SLOW_S", 0.001)
+        tasks = [asyncio.create_task(work(number)) for number in range(3 * AT_ONCE)]
+        await until(lambda: len(begun) == len(tasks))
+        monkeypatch.setattr(key_turns, "SLOW_S", PATIENCE_S)
+        may_end.set()
+        await asyncio.gather(*tasks)
+        may_end.clear()
+        again = [asyncio.create_task(work(number)) for number in range(AT_ONCE + 1)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(begun) == len(tasks) + AT_ONCE  # no turn has ended twice
+        may_end.set()
+        await asyncio.gather(*again)
+
+    asyncio.run(law())
+
+
+def test_whoever_has_gone_has_no_turn() -> None:
+    async def law() -> None:
+        turns = shared_turns()
+        for _ in range(2 * AT_ONCE):
+            with pytest.raises(ClientDisconnect):
+                async with turns.turn(Requester(lambda: True, "one")):
+                    pass
+        async with asyncio.timeout(PATIENCE_S), turns.turn(ONE):
+            pass
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("query", ["", "?exclude_seen=none"], ids=["plain", "by the app"])
+@pytest.mark.parametrize("rate", [None, 60_000])
+def test_requests_wait_for_their_keys_turn(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, rate: int | None
+) -> None:
+    monkeypatch.setattr(key_turns, "AT_ONCE", 1)
+    texts = []
+    for _ in range(2):
+        text, key = make("main", ["recs:read"], requests_per_minute=rate)
+        add(tmp_path / "keys", key)
+        texts.append(text)
+    client = start(tmp_path, keys_file=tmp_path / "keys")
+    server, recommender = Server(client), client.service.switcher.recommender
+    begun, may_end, recommend = list[str](), asyncio.Event(), recommender.recommend
+
+    async def wait(requests: Sequence[Any], *arguments: Any) -> Any:
+        begun.append(requests[0].user_id)
+        if requests[0].user_id != "other":
+            await may_end.wait()
+        return await recommend(requests, *arguments)
+
+    async def law() -> None:
+        async with AsyncExitStack() as stack:
+            connections = [await stack.enter_async_context(server.connected()) for _ in range(5)]
+
+            def send(number: int, user_id: str, text: str) -> None:
+                path = f"/v1/users/{user_id}/recommendations{query}"
+                connections[number][1].write(request(path, f"Authorization: Bearer {text}"))
+
+            async def status(number: int) -> int:
+                return (await read_answer(connections[number][0]))[0]
+
+            send(0, "other", texts[1])
+            assert await status(0) == 200
+            send(1, "first", texts[0])
+            await until(lambda: begun == ["other", "first"])
+            for number, user_id in ((2, "second"), (3, "third")):
+                send(number, user_id, texts[0])
+            send(4, "other", texts[1])
+            assert await status(4) == 200
+            assert begun == ["other", "first", "other"]
+            may_end.set()
+            assert [await status(number) for number in (1, 2, 3)] == [200] * 3
+            assert sorted(begun[3:]) == ["second", "third"]
+
+    monkeypatch.setattr(recommender, "recommend", wait)
+    client.runner.run(law())
+    assert client.services.metrics.requests.in_progress == 0
+    client.close()
