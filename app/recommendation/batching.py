@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
 
+FEW_BETWEEN = 1024  # requests of one flow between two of others, for which flows still share batches
 MAX_TURNS = 16  # of the event loop, for which a batch waits for requests that arrive at the same time
 
 RequestT = TypeVar("RequestT")
@@ -58,12 +59,14 @@ class Limits(NamedTuple):
     max_waiting  the largest number of waiting requests
     max_callers  the largest number of callers that wait or are being served
     max_running  the largest number of batches that run at the same time
+    short_batch  returns the largest total cost of a batch while several flows have requests
     """
 
     max_batch: float
     max_waiting: int
     max_callers: float = inf
     max_running: int = 1
+    short_batch: Callable[[], float] = lambda: inf
 
 
 class Shares:
@@ -134,6 +137,8 @@ class FairQueue(Generic[RequestT, AnswerT]):
         self._turns: list[tuple[float, int, str]] = []  # a heap: what each flow has received, and a tie breaker
         self._got = 0.0  # what the flow of the last turn had received
         self._numbers = count()
+        self._last_flow: str | None = None
+        self._in_a_row = FEW_BETWEEN  # requests of the last flow
         self.requests = Shares()
 
     def __bool__(self) -> bool:
@@ -144,6 +149,11 @@ class FairQueue(Generic[RequestT, AnswerT]):
     def has_several_flows(self) -> bool:
         """Return whether requests of more than one flow are waiting."""
         return len(self._turns) > 1
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether requests of more than one flow are waiting, or were taken lately."""
+        return self.has_several_flows or self._in_a_row < FEW_BETWEEN
 
     def put(self, call: _Call[RequestT, AnswerT]) -> None:
         """Add a call behind the other calls of its flow."""
@@ -175,6 +185,7 @@ class FairQueue(Generic[RequestT, AnswerT]):
                 break
             most -= cost
             self._got = got
+            self._note(flow)
             taken.append((call, call.taken))
             call.taken += 1
             self.requests.change(flow, -1)
@@ -182,6 +193,13 @@ class FairQueue(Generic[RequestT, AnswerT]):
                 waiting.popleft()
             self._end_turn(flow, got + cost)
         return taken
+
+    def _note(self, flow: str) -> None:
+        if flow == self._last_flow:
+            self._in_a_row += 1
+        elif self._last_flow is not None:
+            self._in_a_row = 0
+        self._last_flow = flow
 
     def _end_turn(self, flow: str, got: float) -> None:
         if self._flows[flow]:
@@ -257,8 +275,9 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
 
     async def _run(self) -> None:
         while self._waiting:
-            await self._let_others_arrive()
-            batch = self._waiting.take(self._limits.max_batch)
+            most = min(self._limits.max_batch, self._limits.short_batch() if self._waiting.is_shared else inf)
+            await self._let_others_arrive(most)
+            batch = self._waiting.take(most)
             if not batch:  # all callers have gone
                 continue
             try:
@@ -271,7 +290,7 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                     call.add(place, answer)
         self._running -= 1
 
-    async def _let_others_arrive(self) -> None:
+    async def _let_others_arrive(self, most: float) -> None:
         """Wait as long as each turn of the event loop brings further requests, and the next batch has room for them.
 
         Clients that get their answers at the same time ask again at almost the same time. No flow waits for the clients
@@ -279,7 +298,7 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         """
         waiting, before = self._waiting.requests, 0
         for _ in range(MAX_TURNS):
-            if before == waiting.total or before >= self._limits.max_batch:
+            if before == waiting.total or before >= most:
                 return
             if before and self._waiting.has_several_flows:
                 return

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from app.recommendation.fair_thread import FairThread
@@ -12,6 +13,7 @@ from app.schemas.recommendations import RecommendationRequest
 from storage.state.switch_interval import short_turns
 
 MAX_ON_LOOP_S = 0.005  # Python's default switch interval, by which another computing thread would delay the event loop
+FEW = 4.0  # plain requests; where fewer fit on the event loop, larger batches in a thread answer many more of them
 TIMES_AVERAGED = 8
 BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
 
@@ -55,6 +57,11 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         self._may_run_on_loop = max_running == 1
         self._light_batches = 0
         self._unit_s = MAX_ON_LOOP_S  # estimated processor time per unit of cost
+
+    def short_batch(self) -> float:
+        """Return the largest cost of a light batch that runs on the event loop; infinity where that is too little."""
+        fits = MAX_ON_LOOP_S / self._unit_s
+        return fits if self._may_run_on_loop and fits >= FEW else inf
 
     async def run_light(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of light requests with this total cost."""

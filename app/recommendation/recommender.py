@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -40,15 +40,16 @@ class Lane(NamedTuple):
     is_costly: bool
 
 
-def limits_of(lane: Lane, max_running: int = 1) -> Limits:
+def limits_of(lane: Lane, short_batch: Callable[[], float], max_running: int = 1) -> Limits:
     """Return the limits of a lane. They ensure that a hanging node of a cluster does not block requests to other nodes.
 
+    short_batch   returns the best total cost of a light batch
     max_running  the largest number of light batches that run at a time
     """
     max_callers = MAX_CALLERS_OF_NODE if lane.node else inf
     if lane.is_costly:
         return Limits(MAX_COSTLY_BATCH, MAX_WAITING, max_callers)
-    return Limits(MAX_BATCH, MAX_WAITING, max_callers, max_running)
+    return Limits(MAX_BATCH, MAX_WAITING, max_callers, max_running, short_batch)
 
 
 class BatchEntry(NamedTuple):
@@ -134,7 +135,7 @@ class Recommender(BaseRecommender):
             self._answer_batch,
             attrgetter("cost"),
             attrgetter("lane"),
-            partial(limits_of, max_running=max_running),
+            partial(limits_of, short_batch=self._executor.short_batch, max_running=max_running),
         )
 
     @override
