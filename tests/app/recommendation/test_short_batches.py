@@ -1,0 +1,91 @@
+"""While several keys have requests, batches are so short that they run on the event loop; otherwise they are long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from typing import Any
+
+import pytest
+
+from app.recommendation import batching, executor
+from app.recommendation.batching import Limits, MicroBatcher, Requester
+from app.recommendation.executor import FEW, AdaptiveExecutor, EngineThreads
+from app.recommendation.fair_thread import FairThread
+
+LONG, SHORT = 8, 2
+
+
+async def batch_sizes(flows: Sequence[str]) -> list[int]:
+    """Submit a request of each flow at the same time; return the sizes of their batches."""
+    sizes = list[int]()
+
+    async def work(batch: list[str]) -> list[str]:
+        sizes.append(len(batch))
+        await asyncio.sleep(0)
+        return batch
+
+    batcher = MicroBatcher[str, str](work, lambda _: 1.0, Limits(LONG, 1_000, short_batch=lambda: SHORT))
+    await asyncio.gather(*(batcher.submit([flow], Requester(flow=flow)) for flow in flows))
+    return sizes
+
+
+@pytest.mark.parametrize("flow", ["", "a key"])
+def test_batches_of_one_flow_are_long(flow: str) -> None:
+    assert asyncio.run(batch_sizes([flow] * 32)) == [LONG] * 4
+
+
+def test_batches_are_short_as_long_as_several_flows_have_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "FEW_BETWEEN", 16)
+    sizes = asyncio.run(batch_sizes([*"ab", *"a" * 60]))
+    assert sum(sizes) == 62
+    short = next(number for number, size in enumerate(sizes) if size > SHORT)
+    assert 16 <= sum(sizes[:short]) <= 16 + 2 * SHORT
+    assert set(sizes[:short]) == {SHORT}
+    assert set(sizes[short:-1]) == {LONG}
+
+
+@pytest.fixture
+def threads() -> Any:
+    pools = [ThreadPoolExecutor(1) for _ in range(3)]
+    yield EngineThreads(pools[0], pools[1], FairThread(pools[2]))
+    for pool in pools:
+        pool.shutdown()
+
+
+@pytest.mark.parametrize("unit_s", [1e-4, 1e-3])
+def test_a_short_batch_runs_on_the_event_loop(threads: EngineThreads, unit_s: float) -> None:
+    """Where a unit of cost has taken so long, by the processor's clock."""
+    now_s = iter(unit_s * number for number in range(1_000))
+
+    def compute(_requests: Sequence[Any], _data: None) -> int:
+        return threading.get_ident()
+
+    async def law() -> None:
+        adaptive = AdaptiveExecutor[None, int](compute, threads)
+        assert adaptive.short_batch() == inf  # nothing is known yet
+        for _ in range(100 * executor.BATCHES_PER_TIMING):
+            await adaptive.run_light([], None, 1.0)
+        cost = adaptive.short_batch()
+        assert cost == pytest.approx(executor.MAX_ON_LOOP_S / unit_s, rel=0.01)
+        assert await adaptive.run_light([], None, 0.99 * cost) == threading.get_ident()
+        assert await adaptive.run_light([], None, 1.01 * cost) != threading.get_ident()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "thread_time", lambda: next(now_s))
+        asyncio.run(law())
+
+
+def test_long_batches_remain_where_few_requests_fit_on_the_loop_or_a_gpu_computes(
+    threads: EngineThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu, on_gpu = (AdaptiveExecutor[None, None](lambda *_: None, threads, most) for most in (1, 2))
+    for unit_s, expected in ((executor.MAX_ON_LOOP_S / (FEW - 0.1), inf), (executor.MAX_ON_LOOP_S / FEW, FEW)):
+        monkeypatch.setattr(on_cpu, "_unit_s", unit_s)
+        assert on_cpu.short_batch() == pytest.approx(expected)
+    monkeypatch.setattr(on_gpu, "_unit_s", 1e-6)
+    assert on_gpu.short_batch() == inf
