@@ -25,6 +25,7 @@ from tests.waiting import PATIENCE_S, wait_until
 PROMETHEUS = ROOT / "docker" / "prometheus"
 GRAFANA = ROOT / "docker" / "grafana"
 CONFIG = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+ALERTS = Path(__file__).with_name("alerts.yml")
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "lisarec.json").read_text())
 COMPOSE = compose_document()
@@ -57,11 +58,11 @@ def test_promtool_takes_configuration_and_rules_and_the_alerts_pass_their_tests(
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({**CONFIG, "rule_files": [str(PROMETHEUS / "alerts.yml")]}))
     promtool("check", "config", str(config))
-    promtool("test", "rules", str(ROOT / "tests" / "docker" / "alerts.yml"))
+    promtool("test", "rules", str(ALERTS))
 
 
 def test_each_alert_is_tested() -> None:
-    (fire,) = yaml.safe_load((ROOT / "tests" / "docker" / "alerts.yml").read_text())["tests"][1]["promql_expr_test"]
+    (fire,) = yaml.safe_load(ALERTS.read_text())["tests"][1]["promql_expr_test"]
     tested = [sample["labels"] for sample in fire["exp_samples"]]
     assert tested == [f'{{alertname="{rule["alert"]}"}}' for rule in RULES]
     for rule in RULES:
