@@ -49,6 +49,16 @@ def test_a_killed_primary_loses_nothing(
     assert failed_otherwise(outcomes) == {}
 
 
+def test_one_line_turns_on_tls_for_nodes_that_have_data(deployment: Deployment, shoppers: Shoppers) -> None:
+    deployment.set(COMPOSE_FILE="docker-compose.yml:docker/tls.yml")
+    deployment.compose("up", "--wait")
+    deployment.wait_for(lambda: failed(shoppers.shop_for(1)) == {})
+    ask = "REDISCLI_AUTH=$(cat /acl/admin_password) redis-cli --user admin config get port"
+    for node in NODES:
+        assert deployment.compose("exec", "-T", node, "sh", "-c", ask).split() == ["port", "0"]
+    assert len(primaries(deployment)) == 3
+
+
 def test_no_volume_is_left_that_has_no_name(deployment: Deployment) -> None:
     names = deployment.engine.docker("volume", "ls", "--quiet").split()
     assert [name for name in names if not name.startswith("lisarec_")] == []
