@@ -240,7 +240,7 @@ def main() -> None:
         if model is not None and model not in models and (Path(model) / model_directory.PACKED).exists():
             asyncio.run(start_and_stop_service(Path(model)))
             models.add(model)
-        if request.arguments[0] == "train" and not imports_training:
+        if request.arguments[0] in ("train", "retrain") and not imports_training:
             import_training()
             imports_training = True
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Clients outside of the hosts, a few for each third of the users, and how long they were not answered."""
+"""Clients and a producer outside of the hosts, for each third of the users, and how long they were not answered."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.ledger import TENANT, Ledger
 from benchmarks.harness.redis_cluster import slots_of
 from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
+from benchmarks.machines.topic import Topic
 from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS
 
@@ -24,20 +25,23 @@ PAUSE_S = 0.1  # between two requests of a client
 ANSWER_WITHIN_S = 2.0  # then a client takes a new connection
 BATCH_SIZES = (1, 1, 5)
 
-EVENTS, LISTS = "events", "recommendations"
+KINDS = EVENTS, LISTS, RECORDS = "events", "recommendations", "records"
 
 
 class Load:
-    """Clients that post events until they are acknowledged, and clients that ask for recommendations.
+    """Clients that post events until they are acknowledged, clients that ask for recommendations, and a producer.
 
-    answers  how many requests got which answer
+    A record is acknowledged when its offset is committed. The users of each third have a partition of the topic.
+
+    answers  how many requests got which answer, and how many records are acknowledged
     """
 
-    def __init__(self, address: Address, item_ids: Sequence[str], thirds: int, seed: int) -> None:
+    def __init__(self, address: Address, topic: Topic, item_ids: Sequence[str], thirds: int, seed: int) -> None:
         self.ledger = Ledger(item_ids, seed)
         self.answers: Counter[str] = Counter()
         self.is_over = False
         self._address = address
+        self._topic = topic
         self._users = [list(islice(users_of(third, thirds), USERS)) for third in range(thirds)]
         self._answered_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         self._seed = seed
@@ -49,6 +53,7 @@ class Load:
                 for number in range(SENDERS):
                     clients.create_task(self._post(third, random.Random(f"{self._seed} {third} {number}")))
                 clients.create_task(self._ask(third, random.Random(f"{self._seed} {third}")))
+            clients.create_task(self._produce(random.Random(self._seed)))
 
     def longest_wait_s(self, kind: str, begin_s: float) -> float:
         """Return how long nobody of some third was answered, at the longest, since that monotonic time."""
@@ -60,10 +65,10 @@ class Load:
         return max(waits)
 
     def is_answered_since(self, begin_s: float) -> bool:
-        """Return whether every third of the users was, to both kinds of requests."""
+        """Return whether every third of the users was, to each kind of request."""
         return all(
             (times := self._answered_s[kind, third]) and times[-1] > begin_s
-            for kind in (EVENTS, LISTS)
+            for kind in KINDS
             for third in range(len(self._users))
         )
 
@@ -86,6 +91,19 @@ class Load:
             await self._is_answered(LISTS, third, connection, ("GET", path, None))
             await asyncio.sleep(PAUSE_S)
         connection.close()
+
+    async def _produce(self, rng: random.Random) -> None:
+        while not self.is_over or self._topic.is_behind:
+            if not self.is_over:
+                for third, users in enumerate(self._users):
+                    number = self.ledger.new(rng.choice(users), time.time())
+                    self._topic.produce(third, number, self.ledger.body(number))
+            for third, numbers in enumerate(await asyncio.to_thread(self._topic.newly_committed)):
+                if numbers:
+                    self.ledger.acknowledge(numbers)
+                    self.answers[f"{RECORDS} committed"] += len(numbers)
+                    self._answered_s[RECORDS, third].append(time.monotonic())
+            await asyncio.sleep(PAUSE_S)
 
     async def _is_answered(
         self, kind: str, third: int, connection: HttpConnection, request: tuple[str, str, object]

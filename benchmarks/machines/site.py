@@ -2,8 +2,8 @@
 
     every host   a primary of a Redis cluster and a replica of each of the other two, by docker-compose.yml's command;
                  a replica of the service; HAProxy, by docker/haproxy.cfg; keepalived
-    the last     the archiver, too
-    outside      object storage, the name server, the clients, who know one address
+    one of them  archiver, trainer and a consumer of Kafka, too; when it dies, they are started on another one
+    outside      object storage, Kafka's brokers, the name server, the clients, who know one address
 
 The address floats by VRRP, as it does in front of most HAProxy pairs: clients need to know nothing, and it moves in
 seconds. Several addresses in DNS would leave that to each client's library, of which many try the first one alone. A
@@ -18,6 +18,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,7 +36,9 @@ from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
 from benchmarks.harness.redis_cluster import ClusterAdmin, command
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.topology import HAPROXY_CONFIG, NameServer, balancer_environment, program
+from benchmarks.machines import retraining
 from benchmarks.machines.network import DISK, FLOATING, Host, Network
+from benchmarks.machines.topic import FORWARDER, Topic, consume_command, running_topic
 from model.artifact.model_directory import Artifact
 from storage.folders.place import ObjectUrl, open_folder
 from storage.redis.store import RedisStore
@@ -102,23 +106,26 @@ class Machine:
     """A host and what runs on it, in the order in which it is started.
 
     nodes  of Redis, by port
+    jobs   what runs on one host at a time, as it would run on this one
     """
 
     host: Host
     nodes: dict[int, SupervisedProcess] = field(default_factory=dict)
     others: list[SupervisedProcess] = field(default_factory=list)
+    jobs: list[SupervisedProcess] = field(default_factory=list)
 
     @property
     def processes(self) -> list[SupervisedProcess]:
         """Return all that runs."""
-        return [*self.nodes.values(), *self.others]
+        return [*self.nodes.values(), *self.others, *self.jobs]
 
 
 class Site:
-    """The running hosts; clients post to the floating address."""
+    """The running hosts; clients post to the floating address, and produce to the brokers."""
 
-    def __init__(self, network: Network, model: Path, node_timeout_ms: int) -> None:
+    def __init__(self, network: Network, model: Path, node_timeout_ms: int, topic: Topic) -> None:
         self.network = network
+        self.topic = topic
         self.machines = [Machine(host) for host in network.hosts]
         self.address = (FLOATING, BALANCER_PORT)
         self._users = make_users(DISK)
@@ -130,30 +137,39 @@ class Site:
         self._names = NameServer(network.outside.address)
         self._names.addresses |= {IPv4Address(host.address) for host in network.hosts}
         self._storage = _start_storage(network.outside.address)
+        self._models = retraining.uploaded(model)
         store = ["--redis-url", self._redis_url, "--archive-dir", ARCHIVE]
         for port in self._ports:
             machine = self.machines[self._known.host_of(port).number]
             machine.nodes[port] = self._node(machine.host, port, node_timeout_ms)
+        jobs = {
+            "archive": ["archive", *store, "--every", "2", "--keep-tail", "5"],
+            "consumer": consume_command(topic.brokers, f"http://{FLOATING}:{BALANCER_PORT}"),
+            retraining.NAME: retraining.retrain_command(store, every_s=node_timeout_ms // 200),
+        }
+        serve = ["serve", "--model", str(model), "--models-dir", retraining.MODELS, "--insecure", *store]
         for machine in self.machines:
-            where = ["--host", machine.host.address, "--port", str(APP_PORT), "--insecure"]
-            app = self._command(machine.host, "app", ["serve", "--model", str(model), *where, *store], APP_PORT)
+            where = ["--host", machine.host.address, "--port", str(APP_PORT)]
+            app = self._command(machine.host, "app", [*serve, *where], APP_PORT)
             machine.others = [app, self._balancer(machine.host), self._keepalived(machine.host)]
-        last = self.machines[-1]
-        last.others.append(self._command(last.host, "archive", ["archive", *store, "--every", "2", "--keep-tail", "5"]))
+            machine.jobs = [self._command(machine.host, name, command) for name, command in jobs.items()]
 
     async def start(self) -> None:
         """Start everything; it is ready then."""
         await asyncio.gather(*(node.start() for machine in self.machines for node in machine.nodes.values()))
         await asyncio.to_thread(self.admin.form, self._ports[:HOSTS], self._ports[HOSTS:])
         await asyncio.gather(*(self._start_others(machine) for machine in self.machines))
+        await self._start_jobs(self.machines[0])
         async with asyncio.timeout(SETTLED_WITHIN_S):
             while not await is_ready(self.address):
                 await asyncio.sleep(0.1)
 
     async def kill(self, machine: Machine) -> None:
-        """Unplug the host, then kill all that runs on it: no peer hears of its end."""
+        """Unplug the host, then kill all that runs on it: no peer hears of its end. Its jobs go on elsewhere."""
         self.network.unplug(machine.host)
         await asyncio.gather(*(process.end() for process in machine.processes))
+        if machine is self._at_work:
+            await self._start_jobs(self.machines[machine.host.number - 1])
 
     def keep_disk(self, machine: Machine) -> None:
         """Copy the disk of a host that is down."""
@@ -184,11 +200,13 @@ class Site:
         await self._until(self._is_as_placed)
 
     async def judge(self, trained: Artifact, ledger: Ledger) -> StoreVerdict:
-        """Hold store and archive against what clients were told."""
+        """Hold store and archive, and the states of the active model, against what clients were told."""
         archive = open_folder(ObjectUrl(ARCHIVE), DISK / "cache")
         store = await RedisStore.open(self._redis_url, [generation_of(trained)], archive_dir=archive)
         try:
-            return await judge(store, generation_of(trained), ledger)
+            active = [known.named.name for known in await store.generations.known() if known.is_active]
+            served = self._models.load(active[0]) if active else trained
+            return await judge(store, generation_of(served), ledger)
         finally:
             await store.close()
 
@@ -199,6 +217,11 @@ class Site:
             await store.repair(accept_loss=True)
         finally:
             await store.close()
+
+    async def rounds(self) -> tuple[Counter[str], str]:
+        """Return how the trainer's rounds ended, and the end of one after it was started where it is."""
+        newest = await retraining.last_round(self._models, self._at_work_since_s)
+        return retraining.rounds(), newest
 
     def refusals(self) -> int:
         """Return how often services have logged that a store lacks what was acknowledged."""
@@ -212,6 +235,8 @@ class Site:
 
     async def close(self) -> None:
         """End everything."""
+        # first what needs the others to end
+        await asyncio.gather(*(job.close() for machine in self.machines for job in machine.jobs))
         processes = [process for machine in self.machines for process in reversed(machine.processes)]
         await asyncio.gather(*(process.close() for process in processes))
         self._names.close()
@@ -221,6 +246,11 @@ class Site:
     async def _start_others(self, machine: Machine) -> None:
         for process in machine.others:
             await process.start()
+
+    async def _start_jobs(self, machine: Machine) -> None:
+        self._at_work, self._at_work_since_s = machine, time.time()
+        for job in machine.jobs:
+            await job.start()
 
     def _has_taken_over(self, port: int) -> bool:
         """Ask the node to be a primary, unless it is one; Redis gives a request up after five seconds."""
@@ -275,7 +305,7 @@ class Site:
 
     def _balancer(self, host: Host) -> SupervisedProcess:
         environment = balancer_environment(f":{BALANCER_PORT}", self._names, APP_PORT)
-        start = host.command("haproxy", "-db", "-f", str(HAPROXY_CONFIG))
+        start = host.command("haproxy", "-db", "-f", str(HAPROXY_CONFIG), "-f", str(FORWARDER))
         log = DISK / f"haproxy-{host.number}.log"
         address = (host.address, BALANCER_PORT)
         return SupervisedProcess("haproxy", lambda: spawn_program(start, log, environment), lambda: is_ready(address))
@@ -303,15 +333,16 @@ async def running_site(model: Path, node_timeout_ms: int, logs: Path | None) -> 
     """Three hosts, ready; gone afterwards, but for a copy of their logs."""
     network = Network(HOSTS)
     os.environ.update(_storage_environment(network.outside.address))
-    site = Site(network, model, node_timeout_ms)
-    try:
-        await site.start()
-        yield site
-    finally:
-        if logs is not None:
-            site.copy_logs(logs)
-        await site.close()
-        network.close()
+    async with running_topic(network.outside.address, HOSTS) as topic:
+        site = Site(network, model, node_timeout_ms, topic)
+        try:
+            await site.start()
+            yield site
+        finally:
+            if logs is not None:
+                site.copy_logs(logs)
+            await site.close()
+            network.close()
 
 
 def _holds(is_so: Callable[[], bool]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -42,6 +43,11 @@ def test_nothing_acknowledged_is_lost_and_all_comes_back(model: Path, tmp_path: 
     for happened in ("a host is killed", "it comes back with an old disk", "cut between two hosts, healed"):
         assert f"| {happened} | " in done.stdout
     assert "0 acknowledged ones lost, 0 counted twice" in done.stdout
+    assert (tmp_path / "consumer-2.log").exists(), "where the host of the consumer has died, it goes on elsewhere"
+    assert re.search(r" [1-9][\d,]* of them records of Kafka; ", done.stdout)
+    assert re.search(
+        r"rounds of the trainer: .*; where it was started last, (waiting|activated|refused): ", done.stdout
+    )
     assert "an operator had to accept a loss 0 times" in done.stdout
 
 
