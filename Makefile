@@ -133,7 +133,7 @@ bench-faults: models/ml-1m/manifest.json
 		! $$faults power $$options --cuts 5 --everysec || exit 1; \
 	done
 
-# needs root or user namespaces, keepalived, haproxy and redis-server; a quarter of an hour
+# needs root or user namespaces, keepalived, haproxy and redis-server; half an hour
 bench-machines: models/ml-1m/manifest.json
 	$(RUN) benchmarks.machines.run --model models/ml-1m
 
