@@ -64,11 +64,11 @@ class Load:
             waits += [later - earlier for earlier, later in pairwise(times)]
         return max(waits)
 
-    def is_answered_since(self, begin_s: float) -> bool:
-        """Return whether every third of the users was, to each kind of request."""
+    def is_answered_since(self, begin_s: float, kinds: Sequence[str]) -> bool:
+        """Return whether every third of the users was, to each of these kinds of requests."""
         return all(
             (times := self._answered_s[kind, third]) and times[-1] > begin_s
-            for kind in KINDS
+            for kind in kinds
             for third in range(len(self._users))
         )
 

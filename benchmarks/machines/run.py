@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ from rich.console import Console
 
 from benchmarks.harness.ledger import StoreVerdict
 from benchmarks.machine import cpu
-from benchmarks.machines.load import EVENTS, KINDS, RECORDS, Load
+from benchmarks.machines.load import EVENTS, KINDS, LISTS, RECORDS, Load
 from benchmarks.machines.network import enter, what_is_missing
 from benchmarks.machines.site import HOSTS, Machine, Site, running_site
 from model.artifact import model_directory
@@ -74,7 +74,7 @@ class Faults:
         """Kill a host; the others go on without it before it comes back, perhaps with the disk of its last death."""
         begin_s = await self._begin()
         await self._site.kill(machine)
-        await self._note("a host is killed", begin_s, self._until_taken)
+        await self._note("a host is killed", begin_s, self._until_taken, (EVENTS, LISTS))
         await asyncio.to_thread(self._site.put_disk if old_disk else self._site.keep_disk, machine)
         name = "it comes back with an old disk" if old_disk else "it comes back"
         await self._note(name, await self._begin(calm_s=0.0), lambda: self._site.bring_back(machine))
@@ -84,7 +84,7 @@ class Faults:
         begin_s = await self._begin()
         self._site.network.part(machine.host, [other.host for other in others])
         name = "cut between two hosts" if len(others) == 1 else "cut between a host and all others"
-        await self._note(name, begin_s, lambda: asyncio.sleep(self._down_s))
+        await self._note(name, begin_s, lambda: asyncio.sleep(self._down_s), (EVENTS, LISTS))
         self._site.network.heal()
         await self._note(f"{name}, healed", await self._begin(calm_s=0.0), self._site.settle)
 
@@ -93,10 +93,15 @@ class Faults:
         self._before = self._load.answers.copy()
         return time.monotonic()
 
-    async def _note(self, fault: str, begin_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Await the work, and then that everybody is answered; an operator helps where that takes too long."""
+    async def _note(
+        self, fault: str, begin_s: float, work: Callable[[], Awaitable[None]], kinds: Sequence[str] = KINDS
+    ) -> None:
+        """Await the work, and then that everybody is answered; an operator helps where that takes too long.
+
+        kinds  of requests; during a fault without records, whose consumer may be on a host that is cut off
+        """
         await work()
-        await self._until_taken()
+        await self._until_taken(kinds)
         report, load = self.report, self._load
         for kind in KINDS:
             report.waits[fault, kind].append(load.longest_wait_s(kind, begin_s))
@@ -104,13 +109,13 @@ class Faults:
         waits = ", ".join(f"{kind} {report.waits[fault, kind][-1]:.1f} s" for kind in KINDS)
         _say(f"{fault}: nobody of a third was answered for {waits}; {dict(load.answers - self._before)}")
 
-    async def _until_taken(self) -> None:
+    async def _until_taken(self, kinds: Sequence[str] = (EVENTS, LISTS)) -> None:
         """Wait until every third of the users is answered again, for a second on end."""
         begin_s = time.monotonic()
         while time.monotonic() < begin_s + AGAIN_WITHIN_S:
             since_s = time.monotonic()
             await asyncio.sleep(1.0)
-            if self._load.is_answered_since(since_s):
+            if self._load.is_answered_since(since_s, kinds):
                 return
         _say(f"not taken after {AGAIN_WITHIN_S:g} s; services refused the store {self._site.refusals()} times")
         self.report.accepted += 1
