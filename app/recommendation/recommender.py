@@ -43,7 +43,7 @@ class Lane(NamedTuple):
 def limits_of(lane: Lane, short_batch: Callable[[], float], max_running: int = 1) -> Limits:
     """Return the limits of a lane. They ensure that a hanging node of a cluster does not block requests to other nodes.
 
-    short_batch   returns the best total cost of a light batch
+    short_batch  returns the largest total cost of a light batch while several keys have requests
     max_running  the largest number of light batches that run at a time
     """
     max_callers = MAX_CALLERS_OF_NODE if lane.node else inf

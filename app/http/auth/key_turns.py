@@ -45,7 +45,9 @@ class KeyTurns:
 
     @asynccontextmanager
     async def _turn(self, requester: Requester) -> AsyncIterator[None]:
-        turns, is_slow = self._turns.setdefault(requester.flow, asyncio.Semaphore(AT_ONCE)), False
+        turns, is_slow = self._turns.get(requester.flow), False
+        if turns is None:
+            turns = self._turns[requester.flow] = asyncio.Semaphore(AT_ONCE)
 
         def let_another_begin() -> None:
             nonlocal is_slow

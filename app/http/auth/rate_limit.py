@@ -56,15 +56,20 @@ class RateLimiter:
 
         raises  TooManyRequests  when the key exceeds its rate limit; the error has the seconds to wait
         """
-        if key.requests_per_minute is None or not cost:
+        rate = key.requests_per_minute
+        if rate is None or not cost:
             return
-        quota = Quota(calls_key(self._prefix, key.id), key.requests_per_minute)
-        allowance = self._allowances.setdefault((key.id, quota.limit), Allowance())
-        if allowance.spend(cost) or await self._count_ahead(allowance, quota, cost):
+        allowance = self._allowances.get((key.id, rate))
+        if allowance is None:
+            allowance = self._allowances[key.id, rate] = Allowance()
+        if allowance.spend(cost):
+            return
+        quota = Quota(calls_key(self._prefix, key.id), rate)
+        if await self._count_ahead(allowance, quota, cost):
             return
         if refusal := await self._spend([quota], cost, MINUTE_S):
             raise TooManyRequests(
-                f"the rate limit of this key is {key.requests_per_minute:,} plain requests per minute; an event counts "
+                f"the rate limit of this key is {rate:,} plain requests per minute; an event counts "
                 "as one, an expensive call as several",
                 refusal.wait_s,
             )
