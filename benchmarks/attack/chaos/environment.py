@@ -42,6 +42,7 @@ PRIMARIES = 3
 NODE_TIMEOUT_MS = 2_000
 KEYS = Keyspace("lisarec", PARTITIONS)
 ARCHIVER = ("--every", "1", "--keep-tail", "5")  # seconds: most of what is sent is in the archive alone at the end
+TRACEBACK = "Traceback (most recent call last)"
 NOTICED = "(wrong_store)"  # in the log of a service that refuses a store, or a file, which is not what it was
 
 
@@ -135,6 +136,12 @@ class ChaosEnvironment:
     def is_on(self, server: Server, key: str) -> bool:
         """Return whether the server has the key."""
         return server.slots is None or key_slot(key.encode()) in server.slots
+
+    def last_traceback(self, address: Address) -> str:
+        """Return the newest traceback that the app at the address has logged, and what follows it; "" for none."""
+        log = self.directory / f"app-{self.addresses.index(address)}.log"
+        said = log.read_text(encoding="utf-8") if log.exists() else ""
+        return said[said.rindex(TRACEBACK) :] if TRACEBACK in said else ""
 
     def log_sizes(self) -> dict[Path, int]:
         """Return how long the logs of the apps are."""

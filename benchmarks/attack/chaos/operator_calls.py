@@ -14,14 +14,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from benchmarks.attack.chaos.environment import ChaosEnvironment
+from benchmarks.attack.chaos.environment import TRACEBACK, ChaosEnvironment
 from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
 
 RECOVERY_S = 10.0
 COMMAND_WITHIN_S = 600.0  # commands give way to everybody
 ACCEPTED_WITHIN_S = 120.0
-TRACEBACK = "Traceback (most recent call last)"
+UNEXPECTED = "500", "501", "502"
+SHOWN_CHARS = 2_000  # of what a command or a traceback says
 
 
 class Operator:
@@ -63,7 +64,8 @@ class Operator:
             outcome = NO_ANSWER
         finally:
             connection.close()
-        self._judge(f"{method} {path}", outcome, since_s, done="200", excusable=("503", NO_ANSWER))
+        said = self._environment.last_traceback(address) if outcome in UNEXPECTED else ""
+        self._judge(f"{method} {path}", outcome, since_s, done="200", excusable=("503", NO_ANSWER), said=said)
         return outcome == "200"
 
     async def command(self, *arguments: str, killed_after_s: float = COMMAND_WITHIN_S) -> bool | None:
@@ -118,4 +120,4 @@ class Operator:
         self.outcomes[f"{what}: {outcome}"] += 1
         was_disturbed = self.is_disturbed or self._disturbed_until_s > since_s - RECOVERY_S
         if outcome != done and not (outcome in excusable and was_disturbed):
-            self.faults.append(f"{what}: {outcome} {said.strip()[-500:]}".rstrip())
+            self.faults.append(f"{what}: {outcome} {said.strip()[-SHOWN_CHARS:]}".rstrip())
