@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import nsmallest
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ class LiveCatalogue(TrainedCatalogue):
             found = _unlearned_item(entry)
         else:
             return None
-        return Item(**found.model_dump(), **shown_of_item({} if entry is None else entry.properties))
+        return cast("Item", {**found, **shown_of_item({} if entry is None else entry.properties)})
 
     def properties_of(self, item_id: str) -> Mapping[str, ItemValue]:
         """Return the item's property values; none for an unknown item."""
@@ -162,7 +163,7 @@ class LiveCatalogue(TrainedCatalogue):
     def _items(self, rows: NDArray[np.signedinteger]) -> list[FoundItem]:
         items = super()._items(rows)
         for place in np.flatnonzero(bitmap.has(self.unavailable, rows)).tolist():
-            items[place].available = False
+            items[place]["available"] = False
         return items
 
     def _is_on(self, row: int) -> bool:

@@ -273,9 +273,9 @@ class TrainedCatalogue:
         found = self._find(search, limit)
         if not search.may_have_typos or len(found) == limit:
             return found
-        shown = {item.item_id for item in found}
+        shown = {item["item_id"] for item in found}
         others = self._find_with_typos(search, limit)
-        return [*found, *(item for item in others if item.item_id not in shown)][:limit]
+        return [*found, *(item for item in others if item["item_id"] not in shown)][:limit]
 
     def match_levels(self, search: Search, enough: int) -> Levels:
         """Return how well the title or the id of each item matches: (N,), levels of `StringTable`.
@@ -320,9 +320,9 @@ class TrainedCatalogue:
     def _items(self, rows: NDArray[np.signedinteger]) -> list[FoundItem]:
         """Return the items in these rows, in order."""
         categories_of = self._categories.values_at(rows.astype(np.int64))  # the only compiled type
-        columns = self.item_ids.at(rows), self._titles_of(rows), categories_of, rows < self.learned
+        columns = self.item_ids.at(rows), self._titles_of(rows), categories_of, (rows < self.learned).tolist()
         return [
-            FoundItem(item_id=item_id, title=title, categories=list(categories), known=known)
+            {"item_id": item_id, "title": title, "categories": [*categories], "available": True, "known": known}
             for item_id, title, categories, known in zip(*columns, strict=True)
         ]
 

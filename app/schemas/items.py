@@ -1,9 +1,10 @@
 """Items: lists of items, search, and the data that a shop sets for an item."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, with_config
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from app.schemas.fields import Categories, Closed, Id, ResultCount
 from app.schemas.properties import Properties, PropertyTime
@@ -87,31 +88,24 @@ class SearchQuery(Closed):
         return PersonalSearch(user_id=self.user_id, k=self.limit, exclude_seen="none", text=self.query)
 
 
-class FoundItem(BaseModel):
+class FoundItem(TypedDict):
     """An item with its current data. An item that is not available is never recommended."""
 
     item_id: str
     title: str
     categories: list[str]
-    available: bool = True
-    known: bool = Field(
-        True,
-        description="False while no model has learned the item. Until then its events, title and categories "
-        "represent it.",
-    )
+    available: bool
+    known: Annotated[
+        bool,
+        Field(
+            description="False while no model has learned the item. Until then its events, title and categories "
+            "represent it."
+        ),
+    ]
 
 
-class Item(FoundItem):
-    """An item with its current data and properties."""
-
-    properties: dict[str, Any] = Field({}, description="The properties by name, as they were set.")
-    available_from: str | None = Field(
-        None, description="Left out if it is not set, as are `available_until` and `published_at`."
-    )
-    available_until: str | None = None
-    published_at: str | None = None
-
-    model_config = ConfigDict(
+@with_config(
+    ConfigDict(
         json_schema_extra={
             "examples": [
                 {
@@ -126,6 +120,16 @@ class Item(FoundItem):
             ]
         }
     )
+)
+class Item(FoundItem):
+    """An item with its current data and properties."""
+
+    properties: Annotated[dict[str, Any], Field(description="The properties by name, as they were set.")]
+    available_from: NotRequired[
+        Annotated[str, Field(description="Left out if it is not set, as are `available_until` and `published_at`.")]
+    ]
+    available_until: NotRequired[str]
+    published_at: NotRequired[str]
 
 
 class Items(BaseModel):

@@ -46,8 +46,8 @@ def catalogue() -> TrainedCatalogue:
     ],
 )
 def test_search_finds_titles_and_ids_closest_first(catalogue: TrainedCatalogue, query: str, found: str) -> None:
-    assert [item.item_id for item in catalogue.search(query, 10)] == found.split()
-    assert [item.item_id for item in catalogue.search(query, 2)] == found.split()[:2]
+    assert [item["item_id"] for item in catalogue.search(query, 10)] == found.split()
+    assert [item["item_id"] for item in catalogue.search(query, 2)] == found.split()[:2]
 
 
 def test_popular_items_tie_in_item_order(catalogue: TrainedCatalogue) -> None:

@@ -65,11 +65,11 @@ def assert_shows(found: LiveCatalogue, ids: list[str], newest: Mapping[str, Item
             continue
         assert item is not None
         set_title, set_categories = (entry.title, entry.categories) if entry else (None, None)
-        assert item.title == ((f"Thing {name}" if name in ids else "") if set_title is None else set_title)
+        assert item["title"] == ((f"Thing {name}" if name in ids else "") if set_title is None else set_title)
         of_model = [OF_MODEL[int(name[5:]) % 3]] if name in ids else []
-        assert item.categories == (of_model if set_categories is None else [*set_categories])
+        assert item["categories"] == (of_model if set_categories is None else [*set_categories])
     for label in ("pots", "cups", "new", "never"):
-        expected = [label in (found.item(name).categories if found.item(name) else ()) for name in ids]  # type: ignore[union-attr]
+        expected = [label in (found.item(name)["categories"] if found.item(name) else ()) for name in ids]  # type: ignore[index]
         assert mask(found, found.in_category(label)) == expected
         assert mask(found, selected(found, f'"{label}" in item.categories')) == expected
     values: Mapping[str, Mapping[str, Any]] = {name: newest[name].properties if name in newest else {} for name in ids}
@@ -77,16 +77,16 @@ def assert_shows(found: LiveCatalogue, ids: list[str], newest: Mapping[str, Item
     assert mask(found, selected(found, "item.price < 1.0")) == cheap
     assert mask(found, selected(found, 'item.brand == "Hill"')) == [values[name].get("brand") == "Hill" for name in ids]
     assert mask(found, selected(found, '"x" in item.tags')) == ["x" in values[name].get("tags", ()) for name in ids]
-    titled = [found.item(name).title == "Kettle" for name in ids]  # type: ignore[union-attr]
+    titled = [found.item(name)["title"] == "Kettle" for name in ids]  # type: ignore[index]
     assert mask(found, selected(found, 'item.title == "Kettle"')) == titled
     is_off = [name in newest and not newest[name].available for name in ids]
     is_over = [values[name].get("available_until") == EPOCH for name in ids]
     assert mask(found, found.unavailable) == [off or over for off, over in zip(is_off, is_over, strict=True)]
     for word in ("kettle", "red", "thing", "item-1"):
         expected_ids = {
-            name for name in IDS if (item := found.item(name)) and (word in item.title.lower() or word in name)
+            name for name in IDS if (item := found.item(name)) and (word in item["title"].lower() or word in name)
         }
-        assert {item.item_id for item in found.search(word, 50)} == expected_ids
+        assert {item["item_id"] for item in found.search(word, 50)} == expected_ids
 
 
 def selected(found: LiveCatalogue, text: str) -> Any:

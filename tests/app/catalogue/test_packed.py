@@ -51,5 +51,5 @@ def test_items_that_the_shop_describes_take_no_object_each(learned: int) -> None
         assert overrides.entry(f"item-{row}") == entry(row, turn)
         found = catalogue.item(f"item-{row}")
         assert found is not None
-        assert (found.title, found.categories) == (f"Thing {row}, {turn}", [f"c{row % 20}"])
-        assert (found.available, found.known) == (row % 2 == 0, learned > 0)
+        assert (found["title"], found["categories"]) == (f"Thing {row}, {turn}", [f"c{row % 20}"])
+        assert (found["available"], found["known"]) == (row % 2 == 0, learned > 0)

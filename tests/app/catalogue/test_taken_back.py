@@ -50,7 +50,7 @@ class Store:
 def shown(catalogue: LiveCatalogue) -> list[tuple[Any, Any]]:
     properties = (catalogue.properties_of(name) for name in NAMES)
     items = (catalogue.item(name) for name in NAMES)
-    return [(one.get("p"), item and item.properties.get("p")) for one, item in zip(properties, items, strict=True)]
+    return [(one.get("p"), item and item["properties"].get("p")) for one, item in zip(properties, items, strict=True)]
 
 
 @given(st.lists(STEPS, max_size=25))

@@ -80,7 +80,7 @@ def test_they_are_found_by_the_same_definition(
                 titles[entry.item_id] = of_item if entry.title is None else entry.title
             for query in queries:
                 for limit in (2, 20):
-                    found = [item.item_id for item in catalogue.search(query, limit)]
+                    found = [item["item_id"] for item in catalogue.search(query, limit)]
                     assert found == expected_items(query, titles, limit)
                 levels = catalogue.match_levels(Search.of(query), enough=len(LEARNED) + 1)
                 with_typos = [level(query, name, titles[name], with_typos=True) for name in LEARNED]

@@ -89,7 +89,7 @@ def test_items_are_found_by_words_and_by_likeness(
     assert "item-7" in recommender
     assert "unheard-of" not in recommender
     assert len(recommender) == 60
-    assert [item.item_id for item in recommender.search("green thing", limit=3)]
+    assert [item["item_id"] for item in recommender.search("green thing", limit=3)]
     assert recommender.similar("item-9", k=4) == served(history=[], because="item-9", k=4)
     with pytest.raises(ValueError, match="this item is in no model"):
         recommender.similar("unheard-of")
