@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.http.auth import quota_counters
 from app.http.auth.keys import add, make
 from app.http.middleware import plain_requests
 from app.http.middleware.load_shedding import RequestsInProgress, Source
@@ -184,7 +187,11 @@ class TestKeys:
         assert status == (403 if kind in ("another scope", "a page's key") else 200)
         assert bool(server.for_app) != KINDS[kind][1]
 
-    def test_a_key_above_its_rate_is_refused_as_by_the_app(self, guarded: tuple[Client, dict[str, str]]) -> None:
+    def test_a_key_above_its_rate_is_refused_as_by_the_app(
+        self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = time.time()  # the seconds to wait would differ where a second ends between both answers
+        monkeypatch.setattr(quota_counters, "time", SimpleNamespace(time=lambda: now_s))
         server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a low rate']}"
         queries = "", "?k=3", "?k=2", "?diversity=0.5"
         asked = [request(f"{PATH.format('ada')}{query}", authorised) for query in queries]
