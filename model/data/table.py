@@ -20,6 +20,7 @@ from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 VECTOR = "vector"  # the only column that may have lists, not texts
+ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
 
 
@@ -200,5 +201,13 @@ def write_parquet(frame: pl.DataFrame, path: Path) -> None:
     """Write the table; raises OSError when the file cannot be written, for example on a full disk."""
     try:
         frame.write_parquet(path)
+    except pl.exceptions.PolarsError as exc:
+        raise OSError(f"'{path}' cannot be written: {exc}") from exc
+
+
+def sink_parquet(table: pl.LazyFrame, path: Path) -> None:
+    """Write the rows of a query in their order, without holding all of them in memory; raises OSError."""
+    try:
+        table.sink_parquet(path, row_group_size=ROW_GROUP, engine="streaming")
     except pl.exceptions.PolarsError as exc:
         raise OSError(f"'{path}' cannot be written: {exc}") from exc

@@ -29,6 +29,15 @@ HELD_OUT_SHARE = 0.1  # of all events, at most
 EARLY_SHARE = 0.05  # of the unseen events: a few events with an old time do not move the end of the past
 MAX_HELD_OUT_EVENTS = 5_000
 SECOND_US = 1_000_000
+QUANTILE_STEPS = 65_536
+MARKS = ("place", "is_last", "is_counted", "is_repeat")
+"""The columns of an event's position in its history.
+
+place       the number of the user's earlier events
+is_last     whether it is the user's last event
+is_counted  whether it is one second after the user's previous event, or the first
+is_repeat   whether the user had the item before
+"""
 
 
 @dataclass(frozen=True)
@@ -94,62 +103,84 @@ class HoldoutComparison:
         return known.ranks(_popular(np.array(list(counts.values()), np.int64)))
 
 
-def split_for_comparison(events: pl.DataFrame, unseen_after_ms: int) -> tuple[pl.DataFrame, HoldoutComparison]:
+def mark_for_comparison(events: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns of MARKS to all events of some users, each user's in order of time."""
+    step_us = pl.col("timestamp_us").diff().over("user_id")
+    return events.with_columns(
+        place=pl.int_range(pl.len()).over("user_id"),
+        is_last=pl.col("user_id").ne(pl.col("user_id").shift(-1)).fill_null(True),
+        is_counted=(step_us == SECOND_US).fill_null(True),
+        is_repeat=~pl.struct("user_id", "item_id").is_first_distinct(),
+    )
+
+
+def split_for_comparison(events: pl.LazyFrame, unseen_after_ms: int) -> tuple[pl.LazyFrame, HoldoutComparison]:
     """Split a log into the past, to train on, and held-out events after it, on which no model was trained before.
 
-    events           user_id, item_id, type, value, timestamp_us, logged_ms; each user's in order of time, none of
-                     weight 0
+    events           user_id, item_id, type, value, timestamp_us, logged_ms, and MARKS; each user's in order of time,
+                     none of weight 0; they are read several times, a few at a time
     unseen_after_ms  an existing model may know the events that were logged until then
 
     With real timestamps, the past ends where the last tenth of the events begins, or where the unseen events begin,
     whichever is later; the last event of each later user is held out. If timestamps only give an order, the last event
     of each user with at least three events is held out, if it is unseen.
     """
-    marked = events.with_columns(
-        is_last=pl.col("user_id").ne(pl.col("user_id").shift(-1)).fill_null(True),
-        place=pl.int_range(pl.len()).over("user_id"),
-        is_unseen=pl.col("logged_ms") > unseen_after_ms,
-    )
-    if _only_counts(marked):
-        held_out = (pl.col("place") >= 2) & pl.col("is_last") & pl.col("is_unseen")
-        past = marked.filter(~held_out)
+    is_unseen = pl.col("logged_ms") > unseen_after_ms
+    is_last_unseen = pl.col("is_last") & is_unseen
+    if events.select(pl.col("is_counted").all()).collect(engine="streaming").item():
+        held_out = (pl.col("place") >= 2) & is_last_unseen
+        past = events.filter(~held_out)
     else:
-        end_us = _end_of_past_us(marked)
-        held_out = (pl.col("place") >= 1) & pl.col("is_last") & pl.col("is_unseen") & (pl.col("timestamp_us") >= end_us)
-        past = marked.filter(pl.col("timestamp_us") < end_us)
-    return past.select(events.columns), _build_comparison(marked, marked.filter(held_out))
+        tenth = lower_quantile(events, "timestamp_us", 1 - HELD_OUT_SHARE)
+        unseen = lower_quantile(events.filter(is_unseen), "timestamp_us", EARLY_SHARE)
+        end_us = max(tenth or 0, unseen or 0)
+        held_out = (pl.col("place") >= 1) & is_last_unseen & (pl.col("timestamp_us") >= end_us)
+        past = events.filter(pl.col("timestamp_us") < end_us)
+    return past.drop(MARKS), _build_comparison(events, held_out)
 
 
-def _end_of_past_us(events: pl.DataFrame) -> int:
-    tenth = events["timestamp_us"].quantile(1 - HELD_OUT_SHARE, "lower")
-    unseen = events.filter("is_unseen")["timestamp_us"].quantile(EARLY_SHARE, "lower")
-    return int(max(tenth or 0, unseen or 0))
-
-
-def _only_counts(events: pl.DataFrame) -> bool:
-    """Return whether every event of a user is one second after the user's previous one."""
-    steps = events.select(pl.col("timestamp_us").diff().filter(pl.col("place") > 0)).to_series()
-    return bool((steps == SECOND_US).all())
-
-
-def _build_comparison(events: pl.DataFrame, held_out: pl.DataFrame) -> HoldoutComparison:
-    users = held_out.select("user_id").sample(min(len(held_out), MAX_HELD_OUT_EVENTS), seed=0, shuffle=True)
+def _build_comparison(events: pl.LazyFrame, held_out: pl.Expr) -> HoldoutComparison:
+    users = events.filter(held_out).select("user_id").collect(engine="streaming")
+    users = users.sample(min(len(users), MAX_HELD_OUT_EVENTS), seed=0, shuffle=True)
     histories = (
-        events.join(users, on="user_id", how="semi")
+        events.filter(pl.col("user_id").is_in(users["user_id"].implode()))
+        .select("user_id", "item_id", "type", "value")
+        .collect(engine="streaming")
         .group_by("user_id")
         .agg("item_id", "type", pl.col("value").last().fill_null(np.nan))
     )
     of_users = users.join(histories, on="user_id", how="left", maintain_order="left")
     pairs_of_users = of_users.select("item_id", "type").iter_rows()
     full_histories = [list(zip(items, kinds, strict=True)) for items, kinds in pairs_of_users]
-    pairs = events.select("user_id", "item_id")
-    repeats = 1 - len(pairs.unique()) / max(len(pairs), 1)
+    count, repeated = events.select(pl.len(), pl.col("is_repeat").sum()).collect(engine="streaming").row(0)
+    repeats = 1 - (count - repeated) / max(count, 1)
     return HoldoutComparison(
         [history[:-1] for history in full_histories],
         [history[-1][0] for history in full_histories],
         "none" if repeats > REPEAT_SHARE_OF_SHOPS else "all",
         of_users["value"].cast(pl.Float64).to_numpy(),
     )
+
+
+def lower_quantile(table: pl.LazyFrame, column: str, share: float) -> int | None:
+    """Return the lower quantile of a column of integers without holding it in memory; None without values.
+
+    Each pass counts the values in equal steps, and the next one divides the step that has the quantile.
+    """
+    value = pl.col(column)
+    bounds = table.select(pl.len().alias("count"), value.min().alias("low"), value.max().alias("high"))
+    count, low, high = bounds.collect(engine="streaming").row(0)
+    rank = int((count - 1) * share)
+    while count and low < high:
+        width = (high - low) // QUANTILE_STEPS + 1
+        steps = table.filter(value.is_between(low, high)).group_by(((value - low) // width).alias("step")).len()
+        counts = steps.collect(engine="streaming").sort("step")
+        up_to = counts["len"].cast(pl.Int64).cum_sum()
+        place = int((up_to <= rank).sum())
+        rank -= int(up_to[place - 1]) if place else 0
+        low += int(counts["step"][place]) * width
+        high = min(high, low + width - 1)
+    return low if count else None
 
 
 class _KnownEvents:

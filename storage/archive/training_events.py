@@ -1,7 +1,13 @@
-"""The archived events that a model trains on: the newest of one tenant, as one table."""
+"""The archived events that a model trains on: the newest of one tenant, in pieces of whole users.
+
+Each file of the archive is sorted by user and has the users of each row group, so a range of users is read without most
+of the rest. Memory is that of one piece and of the number of events of each user, whatever the size of the archive.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +17,7 @@ from storage.archive.manifest import ArchiveFile
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.folders.folder import Folder
 
+PIECE_ROWS = 500_000  # some 200 MB while they are read and sorted
 COLUMNS = ("user_id", "item_id", "type", "timestamp_us", "value", "order_id", "logged_ms")
 
 
@@ -32,23 +39,60 @@ class TrainingEvents:
         """Return the number of entries, a few more than the number of events that count."""
         return self._reader.read(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
 
-    def newest(self, max_rows: int) -> pl.DataFrame:
-        """Return the newest whole days of events, as many as fit, at least one; each user's events in order of time.
+    def newest(self, max_rows: int, piece_rows: int = PIECE_ROWS) -> Iterator[pl.DataFrame]:
+        """Iterate over the newest whole days of events, as many as fit, at least one, in order of user and time.
 
-        Undone events and those of merged users are left out. Events of equal times keep the order of the log.
+        A piece has all events of its users, and at most `piece_rows` entries more than those of its last user. Undone
+        events and those of merged users are left out. Events of equal times keep the order of the log. What is archived
+        after the first piece is left out, too.
         """
+        newest = self._reader.read(lambda snapshot: self._select(snapshot, max_rows, piece_rows))
+        first = ""
+        for last in newest.last_users:
+            users = pl.col("user_id").is_between(pl.lit(first), pl.lit(last), "right" if first else "both")
+            yield self._read(newest, users)
+            first = last
 
+    def _select(self, snapshot: ArchiveSnapshot, max_rows: int, piece_rows: int) -> _Newest:
+        files = _newest(self._files(snapshot), max_rows)
+        if not files:
+            return _Newest(frozenset(), {}, [""])
+        log = pl.scan_parquet([snapshot.path(file) for file in files])
+        ends = log.group_by("partition").agg(pl.col("seq").max()).collect(engine="streaming")
+        users = log.group_by("user_id").len().collect(engine="streaming").sort("user_id")
+        pieces = users.group_by((pl.col("len").cum_sum() - 1) // piece_rows).agg(pl.col("user_id").max())
+        return _Newest(frozenset(file.day for file in files), dict(ends.iter_rows()), sorted(pieces["user_id"]))
+
+    def _read(self, newest: _Newest, users: pl.Expr) -> pl.DataFrame:
         def read(snapshot: ArchiveSnapshot) -> pl.DataFrame:
-            paths = [snapshot.path(file) for file in _newest(self._files(snapshot), max_rows)]
-            if not paths:
+            paths = [snapshot.path(file) for file in self._files(snapshot) if file.day in newest.days]
+            if not paths:  # all were dropped meanwhile
                 return pl.DataFrame(schema=_schema())
-            events = effective_events(pl.scan_parquet(paths)).sort("user_id", "timestamp_us", "seq")
-            return events.select(*COLUMNS).collect()
+            events = effective_events(pl.scan_parquet(paths).filter(users, newest.is_archived()))
+            return events.sort("user_id", "timestamp_us", "seq").select(*COLUMNS).collect()
 
         return self._reader.read(read)
 
     def _files(self, snapshot: ArchiveSnapshot) -> list[ArchiveFile]:
         return [file for file in snapshot.manifest.files if file.tenant == self._tenant]
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The newest days of the archive at one moment. Its files may be merged into others afterwards.
+
+    ends        partition -> its newest entry
+    last_users  the last user of each piece
+    """
+
+    days: frozenset[str]
+    ends: Mapping[int, int]
+    last_users: list[str]
+
+    def is_archived(self) -> pl.Expr:
+        """Return the condition that an entry was archived at that moment."""
+        end = pl.col("partition").replace_strict(self.ends, default=0, return_dtype=pl.Int64)
+        return pl.col("seq") <= end
 
 
 def _newest(files: list[ArchiveFile], max_rows: int) -> list[ArchiveFile]:

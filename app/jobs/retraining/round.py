@@ -19,10 +19,8 @@ import asyncio
 import json
 import shutil
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
@@ -35,19 +33,18 @@ from app.jobs.reports.phase_times import PhaseTimes, peak_bytes
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
-from app.jobs.retraining.shop_items import ItemsById, items_of_store, put_over_file
+from app.jobs.retraining.round_data import RoundData
+from app.jobs.retraining.shop_items import items_of_store
 from app.jobs.retraining.warm import model_to_continue
 from app.serving import empty_model
 from app.serving.model_locations import models_of
-from app.serving.model_registry import ModelRegistry
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
-from model.config import EVENT_WEIGHTS, FULL_EVERY, Config, DataCard, preset, warm_training
-from model.data.table import SUFFIXES, write_parquet
-from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
+from model.config import FULL_EVERY, Config, DataCard, preset, warm_training
+from model.evaluation.holdout_comparison import HoldoutComparison
 from model.lisa.item_followers import Lift
 from model.training.lift_choice import chosen_lift
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
@@ -122,6 +119,7 @@ class RetrainingRound:
         self._models = models_of(settings)
         self._folder = self._models.work
         self._work = self._folder / WORK
+        self._data = RoundData(self._work)
         self._archive = settings.archive
         self._begin_s = time.monotonic()
         self._phases = PhaseTimes()
@@ -142,7 +140,7 @@ class RetrainingRound:
         last = TrainerReport.read(self._models.folder).last
         config, full_every = self._plan.config(None), self._plan.full_every if self._plan.warm else 1
         start = model_to_continue(config, served, full_every, last)
-        past, holdout = self._hold_out(served)
+        past, holdout = self._data.split(self._trained_at_ms(served))
         validation, test = holdout.halves()
         trained = self._train("past", None, start)
         gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
@@ -182,6 +180,10 @@ class RetrainingRound:
         async with opened_store(self._settings) as store:
             return await store.generations.known()
 
+    def _trained_at_ms(self, served: Artifact | None) -> int:
+        """Return the time at which the model was ready: later events cannot be in its training data."""
+        return 0 if served is None else int((self._models.path(served.name) / MANIFEST).stat().st_mtime * 1000)
+
     # ---- steps
 
     def _has_new_model(self, served: Artifact | None) -> bool:
@@ -194,7 +196,7 @@ class RetrainingRound:
     def _is_prepared(self, served: Artifact | None) -> bool:
         notes = self._read_notes()
         is_same = notes.get("plan") == asdict(self._plan) and notes.get("recipe") == self._recipe()
-        return is_same and notes.get("served") == _tag(served)
+        return is_same and notes.get("served") == _tag(served) and self._data.exist()
 
     def _recipe(self) -> dict[str, Any]:
         """Return what another version may train otherwise, which cannot continue a training of this one."""
@@ -208,41 +210,22 @@ class RetrainingRound:
         if entries < self._plan.min_events:
             reason = f"{entries:,} events are archived; the first model needs {self._plan.min_events:,}"
             return self._outcome("waiting", reason, served, events=entries)
-        kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
         with announced("reading the archive", self._console), self._phases.during("archive"):
-            found = archived.newest(self._plan.max_events)
-        events = found.filter(pl.col("type").is_in(kinds))
-        if unknown := len(found.filter(~pl.col("type").is_in([*EVENT_WEIGHTS]))):
+            unknown = self._data.read(archived, self._plan.max_events)
+        if unknown:
             print_line(self._console, f"ignored {unknown:,} events of types without a weight")
-        past, holdout = split_for_comparison(events, _trained_at_ms(self._models, served))
+        past, holdout = self._data.split(self._trained_at_ms(served))
+        events = self._data.count()
         if len(holdout) < MIN_HELD_OUT_EVENTS:
             reason = f"{len(holdout)} users have new events; a comparison needs {MIN_HELD_OUT_EVENTS}"
-            return self._outcome("waiting", reason, served, events=len(events), questions=len(holdout))
-        of_store = asyncio.run(items_of_store(self._settings, events["item_id"].unique().to_list()))
-        for name, table in (("past", past), ("all", events)):
-            self._write_data(self._work / name / "data", table, of_store)
-        write_parquet(events, self._work / "events.parquet")
+            return self._outcome("waiting", reason, served, events=events, questions=len(holdout))
+        of_store = asyncio.run(items_of_store(self._settings, self._data.item_ids()))
+        self._data.write_directories(past, self._archive, of_store)
         name = self._new_name()
-        about = {"plan": asdict(self._plan), "recipe": self._recipe(), "events": len(events)}
+        about = {"plan": asdict(self._plan), "recipe": self._recipe(), "events": events}
         self._add_notes(name=name, served=_tag(served), **about)
-        print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} held out")
+        print_line(self._console, f"round {name}: {events:,} events, {len(holdout):,} held out")
         return None
-
-    def _write_data(self, directory: Path, events: pl.DataFrame, of_store: ItemsById) -> None:
-        """Write a data directory. The store's item data override the table of items in the archive's folder."""
-        directory.mkdir(parents=True)
-        columns = ("user_id", "item_id", "type", "value", "order_id")
-        table = events.select(*columns, timestamp=pl.col("timestamp_us") / 1e6)
-        write_parquet(table, directory / "interactions.parquet")
-        for suffix in SUFFIXES:
-            with suppress(FileNotFoundError):
-                shutil.copy(self._archive.path(f"items{suffix}"), directory / f"items{suffix}")
-        put_over_file(directory, of_store)
-
-    def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, HoldoutComparison]:
-        return split_for_comparison(
-            pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._models, served)
-        )
 
     def _train(self, name: str, lift: Lift | None, start: Artifact | None) -> Artifact:
         """Return a model trained on these data, by this run or an earlier one."""
@@ -255,7 +238,7 @@ class RetrainingRound:
         print_line(self._console, f"training on {events}{begin}, on {cores_in_use()}")
         resume, resources = (out / LAST_CHECKPOINT).exists(), Resources(memory=self._plan.memory)
         with TrainingProgress(config.training.epochs, config.training.patience, self._console) as progress:
-            data = self._work / name / "data"
+            data = self._data.directory(name)
             how: dict[str, Any] = {"resources": resources, "resume": resume, "progress": progress}
             made = train(data, out, config, **how) if start is None else train_warm(start, data, out, config, **how)
         self._phases.add(progress.phases.seconds)
@@ -363,10 +346,11 @@ def _signing_key(settings: StoreSettings) -> Ed25519PrivateKey | None:
     return key
 
 
-def _served_ranks(test: HoldoutComparison, served: Artifact | None, past: pl.DataFrame) -> Ranks:
+def _served_ranks(test: HoldoutComparison, served: Artifact | None, past: pl.LazyFrame) -> Ranks:
     if served is not None:
         return test.ranks(served)
-    return test.ranks_by_counts(dict(past.group_by("item_id").len().sort("item_id").iter_rows()))
+    counts = past.group_by("item_id").len().collect(engine="streaming").sort("item_id")
+    return test.ranks_by_counts(dict(counts.iter_rows()))
 
 
 def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> tuple[Artifact, Lift]:
@@ -378,11 +362,6 @@ def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> tuple[Art
     best = chosen_lift(validation.lifted_ranks(model, usual), usual).lift
     model.model.set_followers(model.model.shares_of_followers(usual), best)
     return replace(model, config=model.config.model_copy(update={"model": model.model.config})), best
-
-
-def _trained_at_ms(models: ModelRegistry, served: Artifact | None) -> int:
-    """Return the time at which the model was ready: later events cannot be in its training data."""
-    return 0 if served is None else int((models.path(served.name) / MANIFEST).stat().st_mtime * 1000)
 
 
 def _tag(served: Artifact | None) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import polars as pl
 import pytest
 
 from app.cli.main import main
@@ -195,7 +196,7 @@ def test_training_reads_the_orders_that_were_posted(tmp_path: Path, kind: str, r
     numbers = order_numbers(archived)
     orders = [{archived.item_ids[row] for row in archived.item[numbers == one]} for one in set(numbers.tolist())]
     assert sorted(map(sorted, orders)) == [["cup", "tea"], ["jar"], ["lid"], ["pot"]]
-    newest = TrainingEvents(tmp_path / "archive", settings.tenant).newest(1_000)
+    newest = pl.concat(TrainingEvents(tmp_path / "archive", settings.tenant).newest(1_000))
     kept = {item_id: order_id for _, item_id, order_id in bought if item_id != "bag"}
     assert dict(newest.select("item_id", "order_id").iter_rows()) == kept
 

@@ -11,13 +11,20 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig
-from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
+from model.data.interactions import REPEAT_SHARE_OF_SHOPS
+from model.evaluation import holdout_comparison
+from model.evaluation.holdout_comparison import (
+    HoldoutComparison,
+    lower_quantile,
+    mark_for_comparison,
+    split_for_comparison,
+)
 from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from model.lisa.item_followers import Followers, Lift
@@ -69,6 +76,41 @@ def table(*rows: tuple[str, str, int, int], kind: str = "click") -> pl.DataFrame
         )
         .rename({"second": "timestamp_us"})
         .sort("user_id", "timestamp_us", maintain_order=True)
+    )
+
+
+def split(events: pl.DataFrame, seen_ms: int, users_at_once: int = 9) -> tuple[pl.DataFrame, HoldoutComparison]:
+    """Mark the events of some users at a time, as a reader of a large log does, and split them."""
+    some = events.with_columns(piece=pl.col("user_id").rank("dense") // users_at_once)
+    pieces = [mark_for_comparison(piece) for piece in some.partition_by("piece", include_key=False)]
+    past, comparison = split_for_comparison(pl.concat(pieces).lazy(), seen_ms)
+    return past.collect(), comparison
+
+
+def split_as_a_whole(events: pl.DataFrame, seen_ms: int) -> tuple[pl.DataFrame, HoldoutComparison]:
+    """Split a table that is in memory, the plain way."""
+    user, time = pl.col("user_id"), pl.col("timestamp_us")
+    place, is_last = pl.int_range(pl.len()).over(user), user.ne(user.shift(-1)).fill_null(True)
+    is_new = pl.col("logged_ms") > seen_ms
+    if (events.filter(place > 0).is_empty()) or events.select(
+        (time.diff() == 1_000_000).filter(place > 0).all()
+    ).item():
+        past, asked = events.filter(~((place >= 2) & is_last & is_new)), events.filter((place >= 2) & is_last & is_new)
+    else:
+        tenth = events["timestamp_us"].quantile(0.9, "lower")
+        unseen = events.filter(is_new)["timestamp_us"].quantile(0.05, "lower")
+        end_us = int(max(tenth or 0, unseen or 0))
+        past = events.filter(time < end_us)
+        asked = events.filter((place >= 1) & is_last & is_new & (time >= end_us))
+    users = asked["user_id"].to_frame().sample(min(len(asked), 5_000), seed=0, shuffle=True)["user_id"]
+    own = {str(user_id): rows for (user_id,), rows in events.group_by("user_id")}
+    histories = [list(own[user_id].select("item_id", "type").iter_rows()) for user_id in users]
+    repeats = 1 - len(events.select("user_id", "item_id").unique()) / max(len(events), 1)
+    return past, HoldoutComparison(
+        [history[:-1] for history in histories],
+        [history[-1][0] for history in histories],
+        "none" if repeats > REPEAT_SHARE_OF_SHOPS else "all",
+        np.array([own[user_id]["value"][-1] for user_id in users], np.float64),
     )
 
 
@@ -160,7 +202,7 @@ class TestCut:
     def test_nobody_was_trained_on_an_answer(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
         """Each is the last event of a user, logged since, and asked for with all that was before it."""
         events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
-        past, comparison = split_for_comparison(events, seen_ms)
+        past, comparison = split(events, seen_ms)
         asked = list(zip(comparison.histories, comparison.targets, strict=True))
         trained = {row[-1] for row in past.iter_rows()}  # every row has a millisecond of its own
         for _, of_user in groupby(events.iter_rows(), lambda row: row[0]):
@@ -172,10 +214,51 @@ class TestCut:
                 asked.remove(question)
         assert asked == []
 
+    @settings(max_examples=40)
+    @given(
+        rows,
+        st.integers(-1, 60),
+        st.integers(1, 4),
+        st.sampled_from([2, 65_536]),
+        st.booleans(),
+        st.lists(st.none() | st.floats(0, 9), min_size=60, max_size=60),
+    )
+    def test_a_log_in_pieces_is_split_like_a_whole_table(
+        self,
+        rows: list[tuple[str, str, int]],
+        seen_ms: int,
+        users_at_once: int,
+        steps: int,
+        is_counted: bool,
+        values: list[float | None],
+    ) -> None:
+        events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
+        events = events.with_columns(value=pl.Series(values[: len(rows)], dtype=pl.Float64))
+        if is_counted:
+            events = events.with_columns(timestamp_us=pl.int_range(pl.len()).over("user_id") * 1_000_000)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(holdout_comparison, "QUANTILE_STEPS", steps)
+            past, comparison = split(events, seen_ms, users_at_once)
+        expected_past, expected = split_as_a_whole(events, seen_ms)
+        none = np.empty(0)
+        assert past.equals(expected_past)
+        assert replace(comparison, values=none) == replace(expected, values=none)
+        np.testing.assert_array_equal(comparison.values, expected.values)
+
+    @settings(max_examples=40)
+    @given(
+        st.lists(st.integers(-(2**40), 2**52) | st.integers(0, 3), min_size=1, max_size=50),
+        st.sampled_from([0.0, 0.05, 0.5, 0.9, 1.0]),
+    )
+    def test_a_quantile_by_counts_is_that_of_the_sorted_values(self, values: list[int], share: float) -> None:
+        column = pl.DataFrame({"value": values})
+        assert lower_quantile(column.lazy(), "value", share) == column["value"].quantile(share, "lower")
+        assert lower_quantile(column.lazy().head(0), "value", share) is None
+
     def test_the_past_ends_where_the_last_tenth_or_what_is_unseen_begins(self) -> None:
         rows = [(f"u{n % 10}", "a", n, n) for n in range(100)]
         for seen_ms, end in ((-1, 89), (50, 89), (94, 95)):
-            past, comparison = split_for_comparison(table(*rows), seen_ms)
+            past, comparison = split(table(*rows), seen_ms)
             assert (len(past), len(comparison)) == (end, min(10, 100 - max(end, seen_ms + 1)))
 
     def test_of_times_that_only_count_the_last_new_event_is_asked_for(self) -> None:
@@ -184,9 +267,9 @@ class TestCut:
             for user in "uvw"
             for n, item in enumerate("abc"[: 2 + (user != "w")])
         ]
-        past, comparison = split_for_comparison(table(*rows), -1)
+        past, comparison = split(table(*rows), -1)
         assert (len(past), sorted(comparison.targets)) == (6, ["c", "c"])
-        past, comparison = split_for_comparison(table(*rows), 5)
+        past, comparison = split(table(*rows), 5)
         assert (len(past), comparison.histories) == (7, [[("a", "click"), ("b", "click")]])
 
     def test_each_question_has_the_value_of_its_event(self) -> None:
@@ -194,7 +277,7 @@ class TestCut:
         worth = events.with_columns(
             value=pl.when(pl.col("item_id").ne("i95")).then(pl.col("logged_ms").cast(pl.Float64))
         )
-        _, comparison = split_for_comparison(worth, -1)
+        _, comparison = split(worth, -1)
         expected = [np.nan if item == "i95" else float(item[1:]) for item in comparison.targets]
         assert len(expected) == 10
         np.testing.assert_array_equal(comparison.values, expected)
@@ -202,10 +285,10 @@ class TestCut:
     def test_seen_items_stay_where_people_buy_again(self) -> None:
         again = table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)])
         once = table(*[(f"u{n % 9}", f"i{n}", n * n, n) for n in range(60)])
-        assert (split_for_comparison(again, -1)[1].seen_rule, split_for_comparison(once, -1)[1].seen_rule) == (
+        assert (split(again, -1)[1].seen_rule, split(once, -1)[1].seen_rule) == (
             "none",
             "all",
         )
 
     def test_without_anything_new_nobody_is_asked(self) -> None:
-        assert len(split_for_comparison(table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)]), 1_000)[1]) == 0
+        assert len(split(table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)]), 1_000)[1]) == 0

@@ -20,7 +20,7 @@ from app.jobs import generations
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.jobs.datasets.synthetic_shop import generate
-from app.jobs.retraining import loop
+from app.jobs.retraining import loop, round_data
 from app.jobs.retraining import round as retraining_round
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
@@ -282,7 +282,8 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     shop.collect(200)
     trained: list[str] = []
     steps: list[tuple[Any, str]] = [
-        (retraining_round, "split_for_comparison"),
+        (round_data, "split_for_comparison"),
+        (round_data, "put_over_file"),
         (retraining_round, "train"),
         (RetrainingRound, "_compare"),
         (RetrainingRound, "_check_final_model"),
@@ -357,8 +358,8 @@ def killed_after(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def killed_within(directory: Path, **_: Any) -> None:
     """When some of a directory is removed."""
-    for events in directory.glob("events.parquet"):
-        events.unlink()
+    for events in directory.glob("events"):
+        next(events.iterdir()).unlink()
         raise Killed
 
 

@@ -1,0 +1,83 @@
+"""The data of a round of retraining, of which only a piece is in memory at a time.
+
+events/NUMBER.parquet                the archive's newest events that have a weight, in pieces of whole users, in order
+                                     of user and time, with the marks of `mark_for_comparison`
+NAME/data/interactions.parquet       what a model trains on: in `past` the events before the held-out ones, in `all`
+                                     all of them, in the same order
+NAME/data/items.*                    titles, categories and vectors
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+import polars as pl
+
+from app.jobs.retraining.shop_items import ItemsById, put_over_file
+from model.config import EVENT_WEIGHTS
+from model.data.table import SUFFIXES, sink_parquet, write_parquet
+from model.evaluation.holdout_comparison import HoldoutComparison, mark_for_comparison, split_for_comparison
+from storage.archive.training_events import TrainingEvents
+from storage.folders.folder import Folder
+
+TRAINED_TYPES = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
+COLUMNS = ("user_id", "item_id", "type", "value", "order_id")
+
+
+class RoundData:
+    """The files of a round's data, in the folder of the round."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pieces = folder / "events"
+
+    def exist(self) -> bool:
+        """Return whether events have been read; those of versions up to 2026-11 were in one file."""
+        return self._pieces.is_dir()
+
+    def directory(self, name: str) -> Path:
+        """Return the data directory of a training, `past` or `all`."""
+        return self._folder / name / "data"
+
+    def read(self, archived: TrainingEvents, max_events: int) -> int:
+        """Copy the newest events that have a weight; return the number of events of unknown types."""
+        self._pieces.mkdir(parents=True)
+        unknown = 0
+        for number, piece in enumerate(archived.newest(max_events)):
+            unknown += len(piece.filter(~pl.col("type").is_in([*EVENT_WEIGHTS])))
+            events = mark_for_comparison(piece.filter(pl.col("type").is_in(TRAINED_TYPES)))
+            write_parquet(events, self._pieces / f"{number:06}.parquet")
+        return unknown
+
+    def count(self) -> int:
+        """Return the number of events."""
+        return int(self._events().select(pl.len()).collect(engine="streaming").item())
+
+    def item_ids(self) -> Collection[str]:
+        """Return the ids of all items in the events."""
+        ids: list[str] = (
+            self._events().select(pl.col("item_id").unique()).collect(engine="streaming").to_series().to_list()
+        )
+        return ids
+
+    def split(self, unseen_after_ms: int) -> tuple[pl.LazyFrame, HoldoutComparison]:
+        """Return the past, and held-out events that were logged after that time."""
+        return split_for_comparison(self._events(), unseen_after_ms)
+
+    def write_directories(self, past: pl.LazyFrame, archive: Folder, of_store: ItemsById) -> None:
+        """Write the data directories. The store's item data override the table of items in the archive's folder."""
+        for name, events in (("past", past), ("all", self._events())):
+            directory = self.directory(name)
+            directory.mkdir(parents=True)
+            table = events.select(*COLUMNS, timestamp=pl.col("timestamp_us") / 1e6)
+            sink_parquet(table, directory / "interactions.parquet")
+            for suffix in SUFFIXES:
+                with suppress(FileNotFoundError):
+                    shutil.copy(archive.path(f"items{suffix}"), directory / f"items{suffix}")
+            put_over_file(directory, of_store)
+
+    def _events(self) -> pl.LazyFrame:
+        return pl.scan_parquet(sorted(self._pieces.iterdir()))

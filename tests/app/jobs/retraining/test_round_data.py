@@ -1,0 +1,155 @@
+"""A round's data, which are read in pieces, against whole tables of the same archive."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from app.jobs.retraining.round_data import COLUMNS, RoundData
+from model.config import EVENT_WEIGHTS
+from storage.archive import training_events
+from storage.archive.item_counts import effective_events
+from storage.archive.training_events import TrainingEvents
+from storage.archive.writer import ArchiveWriter, EventEntry
+from storage.folders.local_folder import LocalFolder
+from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo
+
+DAY_MS = 86_400_000
+DAYS = 4
+TYPES = ("click", "click", "purchase", "dislike", "seen-in-store", IMPRESSION)
+ALL = 10_000
+
+
+def random_log(seed: int, users: int = 9, entries: int = 240) -> list[EventEntry]:
+    """Events, most with times that others have, too, some undone, and some of merged users."""
+    rng = random.Random(seed)
+    ids = [f"u{number}" for number in range(users)]
+    found: list[EventEntry] = []
+    for seq in range(1, entries + 1):
+        user_id = rng.choice(ids) if rng.random() < 0.9 else f"once{seq}"
+        logged_ms = rng.randrange(DAYS * 1000) * DAY_MS // 1000
+        event = Event(
+            f"e{seq}",
+            user_id,
+            f"i{rng.randrange(20)}",
+            rng.choice(TYPES),
+            rng.choice([0, 1, 2, seq]) * 1_000_000,
+            None,
+            rng.choice([None, 2.5]),
+            order_id=rng.choice([None, "o1"]),
+        )
+        if event.type == IMPRESSION:
+            event = replace(event, item_id="", items=("i1", "i2"))
+        record: LogRecord = event
+        if rng.random() < 0.1:
+            record = Undo(user_id, f"e{rng.randrange(1, seq + 1)}", 0)
+        elif rng.random() < 0.01:
+            record = Merge(user_id, ids[0], 0)
+        found.append(
+            EventEntry(
+                rng.choice(["main", "main", "other"]),
+                ids.index(user_id) % 3 if user_id in ids else 0,
+                seq,
+                logged_ms,
+                record,
+            )
+        )
+    return found
+
+
+def archived(folder: Path, seed: int) -> TrainingEvents:
+    """Write the log to an archive, some entries at a time."""
+    log = random_log(seed)
+    with ArchiveWriter.open(folder) as writer:
+        for begin in range(0, len(log), 80):
+            some = log[begin : begin + 80]
+            writer.commit(some, dict.fromkeys(range(3), f"{some[-1].seq}-0"))
+    return TrainingEvents(folder, "main")
+
+
+def whole_table(folder: Path, days: int = DAYS) -> pl.DataFrame:
+    """Read the newest days at once."""
+    paths = sorted(folder.glob("tenant=main/day=*"))[-days:]
+    log = pl.scan_parquet([file for path in paths for file in path.glob("*.parquet")], hive_partitioning=False)
+    return effective_events(log).sort("user_id", "timestamp_us", "seq").select(training_events.COLUMNS).collect()
+
+
+class TestNewest:
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("piece_rows", [1, 30, ALL])
+    def test_events_in_pieces_are_those_of_the_whole_table(self, tmp_path: Path, seed: int, piece_rows: int) -> None:
+        events = archived(tmp_path, seed)
+        pieces = list(events.newest(ALL, piece_rows))
+        assert_frame_equal(pl.concat(pieces), whole_table(tmp_path))
+        users = [set(piece["user_id"]) for piece in pieces]
+        assert len(set().union(*users)) == sum(map(len, users)), "a user is in one piece"
+        assert (len(pieces) > 1) == (piece_rows < ALL)
+
+    def test_the_newest_whole_days_come_that_fit_and_at_least_one(self, tmp_path: Path) -> None:
+        events = archived(tmp_path, 0)
+        day_rows = [
+            sum(pl.scan_parquet(file).select(pl.len()).collect().item() for file in day.glob("*.parquet"))
+            for day in sorted(tmp_path.glob("tenant=main/day=*"))
+        ]
+        for max_rows, days in ((1, 1), (sum(day_rows[-2:]), 2), (sum(day_rows[-3:]) - 1, 2), (sum(day_rows), DAYS)):
+            assert_frame_equal(pl.concat(events.newest(max_rows, 30)), whole_table(tmp_path, days))
+
+    def test_what_is_archived_or_merged_meanwhile_changes_nothing(self, tmp_path: Path) -> None:
+        events = archived(tmp_path, 1)
+        expected = whole_table(tmp_path)
+        pieces = events.newest(ALL, 30)
+        found = [next(pieces)]
+        records: list[LogRecord] = [Event("x", "u8", "i1", "click", 5, None), Undo("u8", "e9", 0), Merge("u7", "u8", 0)]
+        with ArchiveWriter.open(tmp_path) as writer:
+            later = [
+                EventEntry("main", number % 4, 1_000 + number, DAY_MS * number // 3, record)
+                for number, record in enumerate(records)
+            ]
+            writer.commit(later, dict.fromkeys(range(4), "1003-0"))
+            writer.compact("2026-01-01")
+        assert_frame_equal(pl.concat([*found, *pieces]), expected)
+
+    def test_an_archive_without_events_has_an_empty_piece(self, tmp_path: Path) -> None:
+        with ArchiveWriter.open(tmp_path):
+            pass
+        (piece,) = TrainingEvents(tmp_path, "main").newest(ALL)
+        assert (piece.columns, len(piece)) == ([*training_events.COLUMNS], 0)
+
+
+@pytest.fixture(params=[30, ALL])
+def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = TrainingEvents.newest
+    monkeypatch.setattr(TrainingEvents, "newest", lambda events, rows: newest(events, rows, request.param))
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("seed", range(3))
+def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, seed: int) -> None:
+    """In the same order, without the types that have no weight, which are counted if nobody knows them."""
+    events, data = archived(tmp_path / "archive", seed), RoundData(tmp_path / "round")
+    assert not data.exist()
+    log = whole_table(tmp_path / "archive")
+    known = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
+    table = log.filter(pl.col("type").is_in(known))
+    assert data.read(events, ALL) == len(log.filter(pl.col("type") == "seen-in-store")) > 0
+    assert (data.exist(), data.count(), set(data.item_ids())) == (True, len(table), set(table["item_id"]))
+
+    seen_ms = 2 * DAY_MS
+    past, holdout = data.split(seen_ms)
+    end_us = max(
+        table["timestamp_us"].quantile(0.9, "lower") or 0,
+        table.filter(pl.col("logged_ms") > seen_ms)["timestamp_us"].quantile(0.05, "lower") or 0,
+    )
+    assert len(holdout) > 0
+    (tmp_path / "archive" / "items.csv").write_text("item_id,title\ni1,Tea\n")
+    data.write_directories(past, LocalFolder(tmp_path / "archive"), {"i2": {"title": "Cup"}})
+    for name, expected in (("past", table.filter(pl.col("timestamp_us") < end_us)), ("all", table)):
+        made = pl.read_parquet(data.directory(name) / "interactions.parquet")
+        assert_frame_equal(made, expected.select(*COLUMNS, timestamp=pl.col("timestamp_us") / 1e6))
+        titles = pl.read_parquet(data.directory(name) / "items.parquet")
+        assert dict(titles.select("item_id", "title").iter_rows()) == {"i1": "Tea", "i2": "Cup"}
