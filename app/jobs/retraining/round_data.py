@@ -72,7 +72,8 @@ class RoundData:
         for name, events in (("past", past), ("all", self._events())):
             directory = self.directory(name)
             directory.mkdir(parents=True)
-            table = events.select(*COLUMNS, timestamp=pl.col("timestamp_us") / 1e6)
+            # polars divides a lone row, and multiplies several by the inverse, which may be rounded otherwise
+            table = events.select(*COLUMNS, timestamp=pl.col("timestamp_us") * 1e-6)
             sink_parquet(table, directory / "interactions.parquet")
             for suffix in SUFFIXES:
                 with suppress(FileNotFoundError):

@@ -150,6 +150,6 @@ def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, 
     data.write_directories(past, LocalFolder(tmp_path / "archive"), {"i2": {"title": "Cup"}})
     for name, expected in (("past", table.filter(pl.col("timestamp_us") < end_us)), ("all", table)):
         made = pl.read_parquet(data.directory(name) / "interactions.parquet")
-        assert_frame_equal(made, expected.select(*COLUMNS, timestamp=pl.col("timestamp_us") / 1e6))
+        assert_frame_equal(made, expected.select(*COLUMNS, timestamp=pl.col("timestamp_us") / 1e6), check_exact=True)
         titles = pl.read_parquet(data.directory(name) / "items.parquet")
         assert dict(titles.select("item_id", "title").iter_rows()) == {"i1": "Tea", "i2": "Cup"}
