@@ -17,7 +17,7 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
-from app.http.lingering_transport import LingeringTransport
+from app.http.connection.lingering_transport import LingeringTransport
 
 if TYPE_CHECKING:
     from app.http.middleware.plain_requests import PlainRequests

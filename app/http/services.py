@@ -17,7 +17,7 @@ from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
 from app.http.auth.seal_keys import SealKeyring
 from app.http.auth.sealed_states import StateSealer
-from app.http.lingering_transport import LingeringTransport
+from app.http.connection.lingering_transport import LingeringTransport
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
 from app.recommendation.fair_thread import FairThread

@@ -1,0 +1,1 @@
+"""What lies between the HTTP protocol and a connection: how it closes."""
