@@ -32,7 +32,7 @@ from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress
 from app.http.middleware.plain_requests import PlainRequests
 from app.http.middleware.request_metrics import RequestRecorder, RequestTimer
 from app.http.middleware.request_path import RequestPath
-from app.http.protocol import LimitedHttpProtocol
+from app.http.protocol import new_connection
 from app.http.routes import (
     admin,
     client,
@@ -180,6 +180,8 @@ def serve(settings: Settings) -> None:
     _warn_without_keys(settings)
     for line in banner(settings, models):
         logger.info("%s", line)
+    if settings.tls_files is not None:
+        logging.getLogger("uvicorn.error").addFilter(_say_https)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
@@ -187,7 +189,7 @@ def serve(settings: Settings) -> None:
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,  # nothing reads a client's address
-        "http": LimitedHttpProtocol,
+        "http": new_connection,
         "ws": "none",
         "lifespan": "on",
         "timeout_graceful_shutdown": settings.shutdown_timeout_s,
@@ -200,6 +202,13 @@ def serve(settings: Settings) -> None:
             share_metrics(Path(directory))
             config = uvicorn.Config(f"{__name__}:create_worker_app", factory=True, workers=settings.workers, **options)
             Workers(config, [config.bind_socket()]).run()
+
+
+def _say_https(record: logging.LogRecord) -> bool:
+    """Correct the address that uvicorn logs: it does not know that the protocol has TLS (logging.Filter)."""
+    if record.msg.startswith("Uvicorn running on ") and isinstance(record.args, tuple):
+        record.args = ("https", *record.args[1:])
+    return True
 
 
 class Workers(Multiprocess):
@@ -220,7 +229,8 @@ def banner(settings: Settings, models: Mapping[str, ServedModel]) -> Iterator[st
     """Yield what an operator asks first of a service: version, address, keys, store, and the model of each tenant."""
     processes = "one process" if settings.workers == 1 else f"{settings.workers} processes"
     port = settings.port or "any free port"
-    yield f"lisarec {own_version()} on http://{settings.host}:{port}, {processes}, device {settings.device}"
+    url = f"{settings.scheme}://{settings.host}:{port}"
+    yield f"lisarec {own_version()} on {url}, {processes}, device {settings.device}"
     keys = "no API keys" if settings.keys_file is None else f"API keys from '{settings.keys_file}'"
     yield f"{keys}; store: {settings.store_name}"
     for tenant, served in models.items():

@@ -25,7 +25,7 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 # Variables with the same prefix that are no settings: of the compose file, the load balancer, clients, tests, and the
 # limits of `lisarec retrain`, whose options read them.
 NAMES_OF_OTHERS = (
-    "APP APP_MEMORY APP_PORT BIND CPUS DATA DNS FORWARDED_FOR_FROM GRAFANA_PUBLISH HAPROXY_MEMORY KAFKA_BROKERS "
+    "APP APP_CA APP_MEMORY APP_PORT BIND CPUS DATA DNS FORWARDED_FOR_FROM GRAFANA_PUBLISH HAPROXY_MEMORY KAFKA_BROKERS "
     "KAFKA_GROUP KAFKA_LOG_TOPIC KAFKA_PROPERTIES KAFKA_TOPIC KEEP_EVERY_S KEEP_REPLICAS KEEP_TAIL KEY MAXMEMORY "
     "MAX_CONNECTIONS MAX_CONNECTIONS_PER_SOURCE MAX_REPLICAS MAX_REQUESTS_PER_REPLICA "
     "METRICS_BIND METRICS_DAYS MODEL OWN_REDIS PROXY_PROTOCOL_FROM PUBLISH REDIS_MAXMEMORY REDIS_MEMORY REDIS_SERVERS "
@@ -152,6 +152,14 @@ class Settings(StoreSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 chooses a free port.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that ranks items.")
+    tls_certificate: Path | None = Field(
+        None,
+        description="PEM file of the service's certificate, followed by those of its authorities. "
+        "Default: the service has no TLS.",
+    )
+    tls_key: Path | None = Field(
+        None, description="PEM file of the key of this certificate, without passphrase. It may be the same file."
+    )
 
     insecure: bool = Field(False, description="Accept requests from other machines without API keys.")
     tenants: dict[Name, PlaceSetting] = Field(
@@ -215,6 +223,15 @@ class Settings(StoreSettings):
         return self
 
     @model_validator(mode="after")
+    def _certificate_and_key_or_none(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = ("key", "certificate") if self.tls_certificate is None else ("certificate", "key")
+            raise ValueError(
+                f"--tls-{given} needs --tls-{missing}; pass both or none (LISAREC_TLS_CERTIFICATE, LISAREC_TLS_KEY)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tenants_are_apart(self) -> Self:
         if self.tenants and self.keys_file is None:
             raise ValueError("several tenants need API keys, which identify the tenant of a request; pass --keys FILE")
@@ -229,6 +246,18 @@ class Settings(StoreSettings):
                 "otherwise a key of one tenant could activate the other tenant's models"
             )
         return self
+
+    @property
+    def tls_files(self) -> tuple[Path, Path] | None:
+        """The files of the certificate and its key; None without TLS."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return self.tls_certificate, self.tls_key
+
+    @property
+    def scheme(self) -> str:
+        """How URLs of the service begin."""
+        return "http" if self.tls_files is None else "https"
 
     @property
     def model_dirs(self) -> dict[str, Place | None]:

@@ -30,6 +30,12 @@ class ProcessOptions:
     port: Annotated[int | None, typer.Option(help="Port to listen on. 0 chooses a free port.")] = None
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None
     device: Annotated[Device | None, typer.Option(help="Device that ranks items.")] = None
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM file of a certificate, to serve HTTPS.", metavar="FILE")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key, without passphrase.", metavar="FILE")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Iterable
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Self
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
 from app.http.connection.lingering_transport import LingeringTransport
+from app.http.connection.tls import TlsProtocol
 
 if TYPE_CHECKING:
     from app.http.middleware.plain_requests import PlainRequests
@@ -27,6 +29,13 @@ BODY_GRACE_S = 5.0  # for the app to respond that the body is late
 MAX_HEADERS = 100
 NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
 MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
+
+
+def new_connection(**options: Any) -> asyncio.BaseProtocol:
+    """Return the protocol of a new connection, for uvicorn; it has TLS if the service has a certificate."""
+    http = LimitedHttpProtocol(**options)
+    tls: SSLContext | None = options["app_state"]["services"].tls
+    return http if tls is None else TlsProtocol(http, tls)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -66,6 +75,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self in self.connections:  # the TLS handshake is complete
+            self.scheme = "https"
+            self.transport.encrypt(transport)
+            return
         patience_s = self._limits.answer_timeout_s
         super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, patience_s))
         if len(self.connections) > self._limits.max_open_connections:

@@ -1,6 +1,7 @@
 """The services that the lifespan provides to every request: one per tenant, and the parts that all tenants share."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from app.http.auth.rate_limit import RateLimiter
 from app.http.auth.seal_keys import SealKeyring
 from app.http.auth.sealed_states import StateSealer
 from app.http.connection.lingering_transport import LingeringTransport
+from app.http.connection.tls import server_context
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
 from app.recommendation.fair_thread import FairThread
@@ -45,6 +47,7 @@ class Services:
     rate_limiter: RateLimiter
     shared_thread: FairThread
     sealer: StateSealer | None  # None: there are no seal keys, and visitors cannot keep their states themselves
+    tls: ssl.SSLContext | None = None  # None: there is no certificate, and connections have no TLS
     draining: bool = False
     # by key and kind, while a call holds the lock or waits for it
     large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -87,8 +90,9 @@ async def open_services(
 ) -> AsyncIterator[Services]:
     """Open the stores and engines of all tenants; on exit, finish the accepted requests and close them.
 
-    raises  KeysFileError, SealKeysError, StorageError, ValueError  when the keys or a store cannot be used
+    raises  KeysFileError, SealKeysError, StorageError, ValueError  when keys, certificate or a store cannot be used
     """
+    tls = server_context(*settings.tls_files) if settings.tls_files else None
     keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
     seal_keys = settings.seal_keys_file
     sealer = None if seal_keys is None else StateSealer(SealKeyring(seal_keys), settings.sealed_state_days)
@@ -110,7 +114,7 @@ async def open_services(
             )
             for tenant, artifact in artifacts.items()
         }
-        services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared, sealer)
+        services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared, sealer, tls)
         logs = {tenant: service.store.audit for tenant, service in by_tenant.items()}
         following = [] if keyring is None else [follow_keys(keyring, logs)]
         async with in_background(_sample(services), _sample_archive(services), *following):

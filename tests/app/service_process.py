@@ -35,9 +35,9 @@ class Process:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file)
 
     def wait_until_ready(self) -> None:
-        port = self._wait_for_line(r"running on http://127\.0\.0\.1:(\d+)")[1]
+        scheme, port = self._wait_for_line(r"running on (https?)://127\.0\.0\.1:(\d+)").groups()
         self.address = ("127.0.0.1", int(port))
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"{scheme}://127.0.0.1:{port}"
         self._wait_for_line("startup complete")
 
     def _wait_for_line(self, pattern: str) -> re.Match[str]:

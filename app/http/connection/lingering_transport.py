@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
+MAX_BUFFERED_BYTES = 64 << 10  # of each direction of a TLS connection, as of one without TLS
 MAX_DISCARDED_BYTES = 64 << 20  # of a rejected request that the client is still sending
 
 
@@ -26,12 +27,18 @@ class LingeringTransport(asyncio.Transport):
 
     def __init__(self, transport: asyncio.Transport, is_sending: Callable[[], bool], patience_s: float) -> None:
         super().__init__()
-        self._transport = transport
+        self._connection = self._transport = transport
         self._is_sending = is_sending
         self._patience_s = patience_s
         self._is_closing = False
         self._discarded_bytes = 0
         self._end: TimerHandle | None = None
+
+    def encrypt(self, transport: asyncio.Transport) -> None:
+        """Use a transport that encrypts what is sent over the connection, from now on."""
+        transport.set_write_buffer_limits(MAX_BUFFERED_BYTES)
+        transport.set_read_buffer_limits(MAX_BUFFERED_BYTES)  # type: ignore[attr-defined]
+        self._transport = transport
 
     @override
     def close(self) -> None:
@@ -39,23 +46,30 @@ class LingeringTransport(asyncio.Transport):
         if self.is_closing():
             return
         self._is_closing = True
-        self._end = asyncio.get_running_loop().call_later(self._patience_s, self._transport.abort)
+        self._end = asyncio.get_running_loop().call_later(self._patience_s, self._connection.abort)
         if self._is_sending():
             self._transport.resume_reading()
-            self._transport.write_eof()
+            if self._transport.can_write_eof():  # with TLS, `Connection: close` alone tells the client
+                self._transport.write_eof()
         else:
-            self._transport.close()
+            self._close()
 
     def close_both_sides(self) -> None:
         """Close the connection without waiting for the client."""
         self._is_closing = True
-        self._transport.close()
+        self._close()
+
+    def _close(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.close()
+        if self._transport is not self._connection and self._transport.get_write_buffer_size() == 0:
+            self._connection.close()  # without waiting for the client's end of TLS
 
     def discard(self, data: bytes) -> None:
         """Discard data that arrived after `close`, and abort the connection after MAX_DISCARDED_BYTES."""
         self._discarded_bytes += len(data)
         if self._discarded_bytes > MAX_DISCARDED_BYTES:
-            self._transport.abort()
+            self._connection.abort()
 
     def closed(self) -> None:
         """Record that the connection is closed."""
@@ -70,7 +84,7 @@ class LingeringTransport(asyncio.Transport):
     @override
     def abort(self) -> None:
         self._is_closing = True
-        self._transport.abort()
+        self._connection.abort()
 
     @override
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
@@ -89,4 +103,4 @@ class LingeringTransport(asyncio.Transport):
 
     @override
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
+        return self._connection.get_extra_info(name, default)

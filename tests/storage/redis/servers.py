@@ -73,12 +73,12 @@ def new_node(timeout_ms: int, *options: str, name: str = "redis-server") -> Redi
     return RedisServer(_binary(name), *options, make_command=node_command, port=free_node_port())
 
 
-def make_certificate(directory: Path) -> tuple[Path, list[str]]:
-    """Make a certificate of this machine that signs itself; return it, and the options of a server that shows it."""
+def make_certificate(directory: Path, names: str = "IP:127.0.0.1") -> tuple[Path, list[str]]:
+    """Make a certificate, of this machine unless told otherwise, that signs itself; return it, and the options of a server that shows it."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=redis"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*new_key.split(), *names], check=True, capture_output=True)
+    rest = ["-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*new_key.split(), *rest], check=True, capture_output=True)
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
     return certificate, [*files, "--tls-auth-clients", "no"]
 

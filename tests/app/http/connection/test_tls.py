@@ -1,0 +1,204 @@
+"""HTTPS of the service itself: what holds for plain connections holds for these, from the first byte of the handshake."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from app.http.connection.tls import server_context
+from app.http.protocol import MAX_PIPELINED
+from app.main import serve
+from app.settings import Settings
+from benchmarks.harness.service_process import free_port
+from tests.app.service_process import Process
+from tests.storage.redis.servers import make_certificate
+from tests.waiting import PATIENCE_S, wait_until
+
+MAX_CONNECTIONS = 20
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+HELLO_BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+EVENT = b'{"event_id": "slow", "user_id": "slow", "item_id": "item-1"}'
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))[0]
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, certificate: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    directory = tmp_path_factory.mktemp("server")
+    settings = {"data_dir": directory, "max_open_connections": MAX_CONNECTIONS, **tls(certificate)}
+    process = Process(directory / "log", model_dir=model_dir, **settings)
+    process.wait_until_ready()
+    yield process
+    process.kill()
+    assert "Traceback" not in process.log()
+
+
+def tls(certificate: Path) -> dict[str, object]:
+    return {"tls_certificate": certificate, "tls_key": certificate.with_name("key.pem")}
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate))
+
+
+def connect(server: Process, certificate: Path) -> ssl.SSLSocket:
+    plain = socket.create_connection(server.address, timeout=PATIENCE_S)
+    return trusting(certificate).wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def received(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection or resets it."""
+    answer = b""
+    with suppress(ConnectionResetError):
+        while chunk := connection.recv(65_536):
+            answer += chunk
+    return answer
+
+
+def test_users_are_served_by_tls_and_without_it_nobody(server: Process, certificate: Path) -> None:
+    assert server.url.startswith("https://")
+    with httpx.Client(base_url=server.url, verify=trusting(certificate)) as client:
+        assert client.post("/v1/events", json={"user_id": "ada", "item_id": "item-1"}).status_code == 200
+        assert client.get("/v1/users/ada/recommendations").json()["items"]
+        assert client.get("/v1/users/ada").json()["event_count"] == 1
+    with pytest.raises(httpx.TransportError):
+        httpx.get(server.url.replace("https", "http"))
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(server.url)
+    assert server_context(*tls(certificate).values()).minimum_version is ssl.TLSVersion.TLSv1_2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_who_reads_nothing_before_everything_is_sent_gets_the_413(
+    server: Process, certificate: Path, is_declared: bool
+) -> None:
+    chunks = [b" " * 65_536] * 480
+    for _ in range(5):
+        client = http.client.HTTPSConnection(*server.address, timeout=PATIENCE_S, context=trusting(certificate))
+        client.request("POST", "/v1/events", b"".join(chunks) if is_declared else iter(chunks))
+        answer = client.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "body_too_large")
+        client.close()
+
+
+def test_answers_come_in_order_and_the_refusal_last(server: Process, certificate: Path) -> None:
+    requests = b"GET /v1/model HTTP/1.1\r\nHost: x\r\n\r\n" * (2 + MAX_PIPELINED)
+    with connect(server, certificate) as connection:
+        connection.sendall(requests)
+        answers = received(connection)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * (1 + MAX_PIPELINED) + [b"400"]
+    assert b'"too_many_pipelined"' in answers
+
+
+def test_a_head_without_end_is_refused(server: Process, certificate: Path) -> None:
+    with connect(server, certificate) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("begin", [b"", HELLO_BEGUN])
+def test_connections_that_shake_no_hands_shut_nobody_out(server: Process, certificate: Path, begin: bytes) -> None:
+    """They make room for new ones, like those that send no request; one whose request is at work does not."""
+    with ExitStack() as stack:
+        at_work = stack.enter_context(connect(server, certificate))
+        at_work.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(EVENT))
+        for _ in range(5 * MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE_S)).sendall(begin)
+        for _ in range(5):
+            with connect(server, certificate) as connection:
+                connection.sendall(HEALTH)
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: open_connections(server) <= MAX_CONNECTIONS)
+        at_work.sendall(EVENT)
+        assert at_work.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+def open_connections(server: Process) -> int:
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(one.status == psutil.CONN_ESTABLISHED for one in connections)
+
+
+@pytest.mark.parametrize("begin", [b"", HELLO_BEGUN])
+def test_a_handshake_has_the_time_of_a_head(launch: Callable[..., Process], certificate: Path, begin: bytes) -> None:
+    process = launch(head_timeout_s=0.5, **tls(certificate))
+    with socket.create_connection(process.address, timeout=PATIENCE_S) as connection:
+        connection.sendall(begin)
+        assert received(connection) == b""
+    with connect(process, certificate) as connection:  # what follows the handshake has the rest of the time
+        connection.sendall(b"GET")
+        assert received(connection) == b""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_answers_what_was_accepted_and_waits_for_nobody_else(
+    launch: Callable[..., Process], certificate: Path, workers: int
+) -> None:
+    limits = {"drain_s": 0, "shutdown_timeout_s": 600, "body_timeout_s": PATIENCE_S, "head_timeout_s": PATIENCE_S}
+    process = launch(workers=workers, port=free_port(), **limits, **tls(certificate))
+    with ExitStack() as stack:
+        idle = stack.enter_context(connect(process, certificate))
+        idle.sendall(HEALTH)
+        assert idle.recv(65_536).startswith(b"HTTP/1.1 200")
+        stack.enter_context(socket.create_connection(process.address))
+        slow = stack.enter_context(connect(process, certificate))
+        slow.sendall(
+            b"POST /v1/events HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(EVENT)
+        )
+        assert slow.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        process.terminate()
+        while idle.recv(65_536):
+            pass
+        slow.sendall(EVENT)
+        assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert process.exit_code() == 0, process.log()
+    assert "Traceback" not in process.log()
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ("missing", "cannot read '.*cert.pem' .No such file"),
+        ("of another", "the key belongs to another certificate"),
+        ("garbage", "they must be PEM files"),
+        ("encrypted", "the key must have no passphrase"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_named_at_the_start(
+    model_dir: Path, certificate: Path, tmp_path: Path, problem: str, message: str
+) -> None:
+    own, key = shutil.copy(certificate, tmp_path / "cert.pem"), certificate.with_name("key.pem")
+    match problem:
+        case "missing":
+            own.unlink()
+        case "of another":
+            make_certificate(tmp_path)
+        case "garbage":
+            own.write_text("of no use")
+        case "encrypted":
+            key = tmp_path / "encrypted.pem"
+            encrypt = ["openssl", "pkey", "-in", certificate.with_name("key.pem"), "-aes256", "-passout", "pass:secret"]
+            subprocess.run([*encrypt, "-out", key], check=True, timeout=PATIENCE_S)
+    settings: dict[str, Any] = {"tls_certificate": own, "tls_key": key}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ValueError, match=message):
+            serve(Settings(model_dir=model_dir, data_dir=tmp_path, port=0, **settings))
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
