@@ -206,7 +206,7 @@ def serve(settings: Settings) -> None:
 
 def _say_https(record: logging.LogRecord) -> bool:
     """Correct the address that uvicorn logs: it does not know that the protocol has TLS (logging.Filter)."""
-    if record.msg.startswith("Uvicorn running on ") and isinstance(record.args, tuple):
+    if str(record.msg).startswith("Uvicorn running on ") and isinstance(record.args, tuple):
         record.args = ("https", *record.args[1:])
     return True
 

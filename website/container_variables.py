@@ -64,6 +64,7 @@ GROUPS = {  # headings, and what the variables below them mean; of a setting, wh
         "LISAREC_METRICS_BIND": "Address of the load balancer's metrics for Prometheus.",
         "LISAREC_DNS": "Name server, as ADDRESS:PORT.",
         "LISAREC_APP": "Name that resolves to all replicas.",
+        "LISAREC_APP_CA": "File of the authorities whose certificates the replicas show; they must name LISAREC_APP. Default: replicas have no TLS.",
         "LISAREC_APP_PORT": "Port of the replicas.",
         "LISAREC_MAX_REPLICAS": "Maximum number of replicas that are found.",
         "LISAREC_MAX_CONNECTIONS": "Maximum number of connections of all clients. Each may take 0.8 MiB of LISAREC_HAPROXY_MEMORY.",

@@ -43,7 +43,7 @@ GROUPS = {  # headings, and beginnings of the names below them; the first match 
     "Limits": ("max_", "new_users", "state_ttl", "sealed_state"),
     "Timeouts and shutdown": ("head_timeout", "body_timeout", "answer_timeout", "drain", "shutdown"),
     "Logging": ("log_", "slow_request"),
-    "Address and processes": ("host", "port", "workers", "device"),
+    "Address and processes": ("host", "port", "workers", "device", "tls_"),
     "Models, data and archive": ("",),
 }
 KINDS = {bool: "`true` or `false`", int: "integer", float: "number", str: "text", Path: "path"}

@@ -75,10 +75,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if self in self.connections:  # the TLS handshake is complete
-            self.scheme = "https"
-            self.transport.encrypt(transport)
-            return
         patience_s = self._limits.answer_timeout_s
         super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, patience_s))
         if len(self.connections) > self._limits.max_open_connections:

@@ -195,7 +195,8 @@ class Topology:
                 raise RuntimeError(f"replica {replica.address} ended with {status}")
 
     def _wait_until_ready(self, replica: Replica) -> None:
-        _wait_for(lambda: is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
+        scheme = "https" if "LISAREC_TLS_CERTIFICATE" in self._environment else "http"
+        _wait_for(lambda: is_ready(f"{scheme}://{replica.address}:{self.replica_port}"), replica.process)
 
 
 def replica_command(model: Path, store_options: Sequence[str], address: IPv4Address, port: int) -> list[str]:

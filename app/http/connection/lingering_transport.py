@@ -18,7 +18,8 @@ class LingeringTransport(asyncio.Transport):
 
     Closing a socket with unread data resets the connection, and the client loses the part of the response that it has
     not read yet. So at first only the service's side is closed; the client closes the other side when it has read the
-    response. The connection is aborted after `patience_s` or MAX_DISCARDED_BYTES, because a client may never close it.
+    response. (asyncio closes no side of TLS alone: there the response's `Connection: close` tells the client.) The
+    connection is aborted after `patience_s` or MAX_DISCARDED_BYTES, because a client may never close it.
 
     transport   the transport of the connection
     is_sending  returns whether the client may still be sending a request
@@ -49,7 +50,7 @@ class LingeringTransport(asyncio.Transport):
         self._end = asyncio.get_running_loop().call_later(self._patience_s, self._connection.abort)
         if self._is_sending():
             self._transport.resume_reading()
-            if self._transport.can_write_eof():  # with TLS, `Connection: close` alone tells the client
+            if self._transport.can_write_eof():
                 self._transport.write_eof()
         else:
             self._close()

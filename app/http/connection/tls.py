@@ -10,6 +10,8 @@ from pathlib import Path
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.http.connection.lingering_transport import LingeringTransport
+
 
 class CertificateError(ValueError):
     """The certificate or its key cannot be used; the message names the files."""
@@ -52,7 +54,8 @@ class TlsProtocol(SSLProtocol):
     max_size = 64 << 10  # bytes of the buffer that each connection has for reading
 
     def __init__(self, http: HttpToolsProtocol, context: ssl.SSLContext) -> None:
-        super().__init__(asyncio.get_running_loop(), http, context, waiter=None, server_side=True)  # type: ignore[arg-type]
+        loop, handshake = asyncio.get_running_loop(), Handshake(http)
+        super().__init__(loop, handshake, context, waiter=None, server_side=True)  # type: ignore[arg-type]
         self._http = http
 
     @override
@@ -65,3 +68,17 @@ class TlsProtocol(SSLProtocol):
         super().connection_lost(exc)
         if self._http.scheme != "https":  # the base class knows only of connections after their handshake
             self._http.connection_lost(exc)  # type: ignore[arg-type]
+
+
+class Handshake(asyncio.Protocol):
+    """Gives way to the HTTP protocol, which has the connection already, when a handshake is complete."""
+
+    def __init__(self, http: HttpToolsProtocol) -> None:
+        self._http = http
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        assert isinstance(self._http.transport, LingeringTransport)
+        self._http.transport.encrypt(transport)
+        self._http.scheme = "https"
+        transport.set_protocol(self._http)

@@ -386,6 +386,7 @@ def test_sizes_are_binary_however_they_are_written(text: str, size: int) -> None
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
         (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
         (["serve", "--model", "m", "--insecure", "--keys", "k"], "omit one of them"),
+        (["serve", "--model", "m", "--tls-certificate", "c"], "--tls-certificate needs --tls-key"),
         (["keys", "add", "--scope", "fly"], "recs:read"),
         (["fly"], "fly"),
     ],

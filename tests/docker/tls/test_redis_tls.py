@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -11,9 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -24,7 +21,6 @@ from redis.retry import Retry
 from app.settings import PREFIX
 from benchmarks.harness import compose
 from benchmarks.harness.compose import (
-    MAKE_SECRETS,
     REDIS_CONFIG,
     REDIS_LOAD_USERS,
     ROOT,
@@ -39,42 +35,15 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import program
 from storage.redis.connections.nodes import ReplicaAcks
 from tests.app.conftest import Client
+from tests.docker.tls.merged import merged, mounts, run_make_secrets
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import make_certificate
 from tests.storage.redis.stores import PATIENT, opened, until_applied
 from tests.waiting import PATIENCE_S, wait_until
 
 KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
-IN_DOTENV = "COMPOSE_FILE=docker-compose.yml:docker/tls.yml\n"
 URL = "rediss://lisarec@redis:6379/0?ssl_ca_certs=/secrets/redis.crt"
 HOST = "localhost"  # in place of `redis` and `redis-1` to `redis-6`
-
-
-@cache
-def merged() -> Any:
-    """Return docker-compose.yml as the line in .env and docker/cluster.env change it."""
-    if shutil.which("docker-compose") is None:
-        pytest.skip("Docker Compose is not installed")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "COMPOSE_"))}
-    with NamedTemporaryFile("w", suffix=".env") as dotenv:
-        dotenv.write(IN_DOTENV)
-        dotenv.flush()
-        files = ["--env-file", dotenv.name, "--env-file", "docker/cluster.env"]
-        done = subprocess.run(
-            ["docker-compose", *files, "--profile", "*", "config", "--format", "json"],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def mounts(service: str) -> dict[str, str]:
-    """Return what is mounted where, by place."""
-    return {volume["target"]: volume["source"] for volume in merged()["services"][service]["volumes"]}
 
 
 def test_every_client_gets_the_url_and_every_redis_the_certificate() -> None:
@@ -100,18 +69,17 @@ def test_every_client_gets_the_url_and_every_redis_the_certificate() -> None:
         assert (shell, script.split()) == (plain_shell, f"{plain_script} {announced}".split())
         assert by_tls[name]["hostname"] == name
         assert by_tls[name]["networks"]["back"] == {"aliases": ["redis"]}
-    assert set(by_tls["secrets"]["command"]) == {"redis", *nodes}
+    assert set(by_tls["secrets"]["command"]) == {"/tls", "redis", *nodes}
 
 
-def run_make_secrets(directory: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    folders = [directory / name for name in ("secrets", "acl", "given")]
-    for folder in folders:
-        folder.mkdir(exist_ok=True)
-    return subprocess.run([MAKE_SECRETS, *folders, *names], capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-def test_a_certificate_is_made_once_or_taken_with_its_key(tmp_path: Path) -> None:
-    trusted, own, given = tmp_path / "secrets" / "redis.crt", tmp_path / "acl" / "redis.pem", tmp_path / "given"
+@pytest.mark.parametrize(
+    ("name", "trusted_in", "own_in", "names", "mode"),
+    [("redis", "secrets", "acl", ["redis", "redis-1"], 0o444), ("app", "tls", "tls", ["app"], 0o400)],
+)
+def test_a_certificate_is_made_once_or_taken_with_its_key(
+    tmp_path: Path, name: str, trusted_in: str, own_in: str, names: list[str], mode: int
+) -> None:
+    trusted, own, given = tmp_path / trusted_in / f"{name}.crt", tmp_path / own_in / f"{name}.pem", tmp_path / "given"
 
     def made() -> tuple[str, str]:
         assert run_make_secrets(tmp_path, "redis", "redis-1").returncode == 0
@@ -122,42 +90,44 @@ def test_a_certificate_is_made_once_or_taken_with_its_key(tmp_path: Path) -> Non
     assert first[0] in first[1]
     assert "PRIVATE KEY" in first[1]
     shown = subprocess.run(["openssl", "x509", "-in", trusted, "-noout", "-text"], capture_output=True, text=True)
-    assert re.findall(r"DNS:([\w-]+)", shown.stdout) == ["redis", "redis-1"]
+    assert re.findall(r"DNS:([\w-]+)", shown.stdout) == names
+    assert (trusted.stat().st_mode & 0o777, own.stat().st_mode & 0o777) == (0o444, mode)
 
     certificate, _ = make_certificate(tmp_path)
-    for name, source in (("redis.crt", certificate), ("redis.key", tmp_path / "key.pem")):
-        shutil.copy(source, given / name)
+    for suffix, source in ((".crt", certificate), (".key", tmp_path / "key.pem")):
+        shutil.copy(source, given / f"{name}{suffix}")
     second = made()
     assert second[0] == certificate.read_text()
-    assert second[1].endswith((given / "redis.key").read_text())
-    assert not trusted.with_suffix(".key").exists()  # the services need none
-    for name in ("redis.crt", "redis.key"):
-        (given / name).unlink()
+    assert second[1].endswith((given / f"{name}.key").read_text())
+    assert not list(tmp_path.glob(f"secrets/{name}.key"))  # the services need none
+    for suffix in (".crt", ".key"):
+        (given / f"{name}{suffix}").unlink()
     assert second == made()
 
 
-@pytest.mark.parametrize("given", ["only redis.crt", "only redis.key", "of another", "garbage"])
-def test_half_a_certificate_is_refused_and_changes_nothing(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("name", ["redis", "app"])
+@pytest.mark.parametrize("given", ["only .crt", "only .key", "of another", "garbage"])
+def test_half_a_certificate_is_refused_and_changes_nothing(tmp_path: Path, given: str, name: str) -> None:
     certificate, _ = make_certificate(tmp_path)
     (tmp_path / "given").mkdir()
-    shutil.copy(certificate, tmp_path / "given" / "redis.crt")
+    shutil.copy(certificate, tmp_path / "given" / f"{name}.crt")
     if given == "of another":
         make_certificate(tmp_path)
-    shutil.copy(tmp_path / "key.pem", tmp_path / "given" / "redis.key")
+    shutil.copy(tmp_path / "key.pem", tmp_path / "given" / f"{name}.key")
     for file in (tmp_path / "given").iterdir():
         if given == "garbage":
             file.write_text("of no use")
-        elif given.startswith("only") and file.name not in given:
+        elif given.startswith("only") and file.suffix not in given:
             file.unlink()
     refused = run_make_secrets(tmp_path, "redis")
     assert refused.returncode != 0
-    assert str(tmp_path / "given" / "redis.") in refused.stderr
-    assert not list((tmp_path / "acl").iterdir())
+    assert str(tmp_path / "given" / f"{name}.") in refused.stderr
+    assert not [*(tmp_path / "acl").iterdir(), *(tmp_path / "tls").iterdir()]
 
 
 def turn_on_tls(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands and redis-cli be those of the containers, from now on, and the certificate name this machine."""
-    assert run_make_secrets(directory, *merged()["services"]["secrets"]["command"], HOST).returncode == 0
+    assert run_make_secrets(directory, *merged()["services"]["secrets"]["command"][1:], HOST).returncode == 0
     (files := directory / "files").mkdir()
     for place in ("/etc/redis.conf", "/usr/local/sbin/redis-cli"):
         text = Path(mounts("redis-1")[place]).read_text()

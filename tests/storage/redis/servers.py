@@ -74,7 +74,7 @@ def new_node(timeout_ms: int, *options: str, name: str = "redis-server") -> Redi
 
 
 def make_certificate(directory: Path, names: str = "IP:127.0.0.1") -> tuple[Path, list[str]]:
-    """Make a certificate, of this machine unless told otherwise, that signs itself; return it, and the options of a server that shows it."""
+    """Make a certificate that signs itself; return it, and the options of a server that shows it."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=redis"
     rest = ["-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(certificate)]

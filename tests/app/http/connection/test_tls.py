@@ -1,4 +1,4 @@
-"""HTTPS of the service itself: what holds for plain connections holds for these, from the first byte of the handshake."""
+"""HTTPS of the service itself: what holds for plain connections holds for these, and for their handshakes."""
 
 from __future__ import annotations
 
@@ -58,8 +58,12 @@ def trusting(certificate: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificate))
 
 
-def connect(server: Process, certificate: Path) -> ssl.SSLSocket:
-    plain = socket.create_connection(server.address, timeout=PATIENCE_S)
+def connect(server: Process, certificate: Path, receive_bytes: int = 0) -> ssl.SSLSocket:
+    plain = socket.socket()
+    plain.settimeout(PATIENCE_S)
+    if receive_bytes:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    plain.connect(server.address)
     return trusting(certificate).wrap_socket(plain, server_hostname="127.0.0.1")
 
 
@@ -102,9 +106,23 @@ def test_answers_come_in_order_and_the_refusal_last(server: Process, certificate
     requests = b"GET /v1/model HTTP/1.1\r\nHost: x\r\n\r\n" * (2 + MAX_PIPELINED)
     with connect(server, certificate) as connection:
         connection.sendall(requests)
-        answers = received(connection)
+        answers = b""
+        while b'"too_many_pipelined"' not in answers:
+            chunk = connection.recv(65_536)
+            assert chunk, answers
+            answers += chunk
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * (1 + MAX_PIPELINED) + [b"400"]
-    assert b'"too_many_pipelined"' in answers
+
+
+def test_a_slow_reader_gets_all_before_the_connection_closes(server: Process, certificate: Path) -> None:
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    with connect(server, certificate, receive_bytes=4_096) as connection:
+        connection.sendall(request * (MAX_PIPELINED - 1) + request.replace(b"Host", b"Connection: close\r\nHost"))
+        answers = received(connection)
+    lengths = [int(length) for length in re.findall(rb"\ncontent-length: (\d+)", answers)]
+    heads = [head + b"\r\n\r\n" for head in re.findall(rb"HTTP/1\.1 200.*?(?=\r\n\r\n)", answers, re.DOTALL)]
+    assert len(lengths) == len(heads) == MAX_PIPELINED
+    assert len(answers) == sum(lengths) + sum(map(len, heads))
 
 
 def test_a_head_without_end_is_refused(server: Process, certificate: Path) -> None:
@@ -171,6 +189,13 @@ def test_sigterm_answers_what_was_accepted_and_waits_for_nobody_else(
     assert "Traceback" not in process.log()
 
 
+@pytest.mark.parametrize(("given", "missing"), [("certificate", "key"), ("key", "certificate")])
+def test_a_certificate_needs_a_key_and_a_key_a_certificate(tmp_path: Path, given: str, missing: str) -> None:
+    settings: dict[str, Any] = {f"tls_{given}": tmp_path / "file"}
+    with pytest.raises(ValueError, match=f"--tls-{given} needs --tls-{missing}; pass both or none"):
+        Settings(**settings)
+
+
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
@@ -183,7 +208,8 @@ def test_sigterm_answers_what_was_accepted_and_waits_for_nobody_else(
 def test_a_certificate_that_cannot_be_used_is_named_at_the_start(
     model_dir: Path, certificate: Path, tmp_path: Path, problem: str, message: str
 ) -> None:
-    own, key = shutil.copy(certificate, tmp_path / "cert.pem"), certificate.with_name("key.pem")
+    own, key = tmp_path / "cert.pem", certificate.with_name("key.pem")
+    shutil.copy(certificate, own)
     match problem:
         case "missing":
             own.unlink()
@@ -193,8 +219,16 @@ def test_a_certificate_that_cannot_be_used_is_named_at_the_start(
             own.write_text("of no use")
         case "encrypted":
             key = tmp_path / "encrypted.pem"
-            encrypt = ["openssl", "pkey", "-in", certificate.with_name("key.pem"), "-aes256", "-passout", "pass:secret"]
-            subprocess.run([*encrypt, "-out", key], check=True, timeout=PATIENCE_S)
+            encrypt = [
+                "openssl",
+                "pkey",
+                "-in",
+                str(certificate.with_name("key.pem")),
+                "-aes256",
+                "-passout",
+                "pass:secret",
+            ]
+            subprocess.run([*encrypt, "-out", str(key)], check=True, timeout=PATIENCE_S)
     settings: dict[str, Any] = {"tls_certificate": own, "tls_key": key}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
