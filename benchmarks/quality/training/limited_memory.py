@@ -3,7 +3,7 @@
 The events are copied to Parquet before, which a limited training reads piece by piece. Exit status 1 where a file
 differs. What the training costs is of no interest here: `memory.py` measures it.
 
-    python -m benchmarks.quality.training.limited_memory --data $LISAREC_DATA/beauty --memory 1.5GiB
+    python -m benchmarks.quality.training.limited_memory --data $LISAREC_DATA/beauty --memory 2GiB
 """
 
 from __future__ import annotations
