@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Iterable
-from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Self
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -34,8 +33,10 @@ MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progr
 def new_connection(**options: Any) -> asyncio.BaseProtocol:
     """Return the protocol of a new connection, for uvicorn; it has TLS if the service has a certificate."""
     http = LimitedHttpProtocol(**options)
-    tls: SSLContext | None = options["app_state"]["services"].tls
-    return http if tls is None else TlsProtocol(http, tls)
+    services: Services = options["app_state"]["services"]
+    if services.tls is None:
+        return http
+    return TlsProtocol(http, services.tls, services.settings.head_timeout_s, services.settings.answer_timeout_s)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

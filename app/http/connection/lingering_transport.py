@@ -9,7 +9,9 @@ from typing import Any
 
 from typing_extensions import override
 
-MAX_BUFFERED_BYTES = 64 << 10  # of each direction of a TLS connection, as of one without TLS
+MAX_BUFFERED_BYTES = 64 << 10  # that were received by TLS, as without TLS
+PIECE_BYTES = 64 << 10
+UNLIMITED = 1 << 62
 MAX_DISCARDED_BYTES = 64 << 20  # of a rejected request that the client is still sending
 
 
@@ -37,7 +39,7 @@ class LingeringTransport(asyncio.Transport):
 
     def encrypt(self, transport: asyncio.Transport) -> None:
         """Use a transport that encrypts what is sent over the connection, from now on."""
-        transport.set_write_buffer_limits(MAX_BUFFERED_BYTES)
+        transport.set_write_buffer_limits(UNLIMITED)  # the connection's own limit holds
         transport.set_read_buffer_limits(MAX_BUFFERED_BYTES)  # type: ignore[attr-defined]
         self._transport = transport
 
@@ -89,8 +91,13 @@ class LingeringTransport(asyncio.Transport):
 
     @override
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        if not self._is_closing:
+        if self._is_closing:
+            return
+        if self._transport is self._connection:
             self._transport.write(data)
+            return
+        for begin in range(0, len(data), PIECE_BYTES):  # TLS keeps as much memory as the largest write took
+            self._transport.write(memoryview(data)[begin : begin + PIECE_BYTES])
 
     @override
     def pause_reading(self) -> None:

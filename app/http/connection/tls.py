@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.http.connection.lingering_transport import LingeringTransport
 
+LATER_S = 1.0
+
 
 class CertificateError(ValueError):
     """The certificate or its key cannot be used; the message names the files."""
@@ -53,15 +55,42 @@ class TlsProtocol(SSLProtocol):
 
     max_size = 64 << 10  # bytes of the buffer that each connection has for reading
 
-    def __init__(self, http: HttpToolsProtocol, context: ssl.SSLContext) -> None:
-        loop, handshake = asyncio.get_running_loop(), Handshake(http)
-        super().__init__(loop, handshake, context, waiter=None, server_side=True)  # type: ignore[arg-type]
+    def __init__(
+        self, http: HttpToolsProtocol, context: ssl.SSLContext, head_timeout_s: float, answer_timeout_s: float
+    ) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            Handshake(http),
+            context,
+            waiter=None,  # type: ignore[arg-type]
+            server_side=True,
+            # the HTTP protocol ends both before
+            ssl_handshake_timeout=head_timeout_s + LATER_S,  # type: ignore[arg-type]
+            ssl_shutdown_timeout=answer_timeout_s + LATER_S,
+        )
         self._http = http
+        self._is_paused = False
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._http.connection_made(transport)  # type: ignore[arg-type]
         super().connection_made(transport)
+
+    @override
+    def pause_writing(self) -> None:
+        """Record that the connection is full. The base class would not tell, since it encrypts a response at once."""
+        super().pause_writing()
+        self._is_paused = True
+        if self._http.scheme == "https":
+            self._http.pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        """Send what has been encrypted meanwhile, after which the connection may be full again."""
+        self._is_paused = False
+        super().resume_writing()
+        if not self._is_paused and self._http.scheme == "https":
+            self._http.resume_writing()
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:

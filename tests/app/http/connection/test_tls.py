@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
+import secrets
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import psutil
 import pytest
 
-from app.http.connection.tls import server_context
+from app.http.connection.lingering_transport import LingeringTransport
+from app.http.connection.tls import TlsProtocol, server_context
 from app.http.protocol import MAX_PIPELINED
 from app.main import serve
 from app.settings import Settings
@@ -59,12 +63,12 @@ def trusting(certificate: Path) -> ssl.SSLContext:
 
 
 def connect(server: Process, certificate: Path, receive_bytes: int = 0) -> ssl.SSLSocket:
-    plain = socket.socket()
+    context, plain = trusting(certificate), socket.socket()
     plain.settimeout(PATIENCE_S)
     if receive_bytes:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     plain.connect(server.address)
-    return trusting(certificate).wrap_socket(plain, server_hostname="127.0.0.1")
+    return context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
 def received(connection: socket.socket) -> bytes:
@@ -155,13 +159,63 @@ def open_connections(server: Process) -> int:
 
 @pytest.mark.parametrize("begin", [b"", HELLO_BEGUN])
 def test_a_handshake_has_the_time_of_a_head(launch: Callable[..., Process], certificate: Path, begin: bytes) -> None:
-    process = launch(head_timeout_s=0.5, **tls(certificate))
+    process, begin_s = launch(head_timeout_s=0.5, **tls(certificate)), time.monotonic()
     with socket.create_connection(process.address, timeout=PATIENCE_S) as connection:
         connection.sendall(begin)
         assert received(connection) == b""
-    with connect(process, certificate) as connection:  # what follows the handshake has the rest of the time
+    assert time.monotonic() - begin_s < 50  # asyncio's own limit is 60 s
+
+
+def test_a_head_has_the_time_that_the_handshake_leaves(launch: Callable[..., Process], certificate: Path) -> None:
+    process = launch(head_timeout_s=4.0, **tls(certificate))
+    with connect(process, certificate) as connection:
         connection.sendall(b"GET")
         assert received(connection) == b""
+
+
+class Slow(asyncio.Protocol):
+    """Answers whatever comes with the same bytes, and notes when it is told to pause."""
+
+    scheme = "http"
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.told: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = LingeringTransport(cast("asyncio.Transport", transport), lambda: False, 30.0)
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(self.answer)
+
+    def pause_writing(self) -> None:
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        self.told.append("resume")
+
+
+def test_an_answer_that_is_not_read_pauses_the_protocol_as_without_tls(certificate: Path) -> None:
+    """So the time for the client to read it begins."""
+
+    async def answered() -> None:
+        http, context = Slow(secrets.token_bytes(8 << 20)), server_context(*tls(certificate).values())  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: TlsProtocol(cast("Any", http), context, 10.0, 30.0), "127.0.0.1")
+        host, port = server.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(host, port, ssl=trusting(certificate), limit=1024)
+        writer.write(b"x")
+        async with asyncio.timeout(PATIENCE_S):
+            while not http.told:
+                await asyncio.sleep(0.01)
+            assert http.told == ["pause"]
+            assert await reader.readexactly(len(http.answer)) == http.answer
+            while http.told[-1] != "resume":
+                await asyncio.sleep(0.01)
+        writer.close()
+        server.close()
+
+    asyncio.run(answered())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -185,7 +239,9 @@ def test_sigterm_answers_what_was_accepted_and_waits_for_nobody_else(
             pass
         slow.sendall(EVENT)
         assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
+        answered_s = time.monotonic()
         assert process.exit_code() == 0, process.log()
+        assert time.monotonic() - answered_s < 25  # asyncio would close a connection with TLS within 30 s
     assert "Traceback" not in process.log()
 
 
