@@ -96,6 +96,7 @@ def test_a_certificate_is_made_once_or_taken_with_its_key(
     certificate, _ = make_certificate(tmp_path)
     for suffix, source in ((".crt", certificate), (".key", tmp_path / "key.pem")):
         shutil.copy(source, given / f"{name}{suffix}")
+    (tmp_path / "secrets" / f"{name}.key").write_text("as it was copied before TLS was on")
     second = made()
     assert second[0] == certificate.read_text()
     assert second[1].endswith((given / f"{name}.key").read_text())
