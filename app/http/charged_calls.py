@@ -27,6 +27,7 @@ from app.recommendation.cost import (
     log_charge,
     scenario_charge,
     update_charge,
+    user_properties_charge,
     vector_numbers,
 )
 from app.recommendation.state_reader import log_queries
@@ -274,7 +275,7 @@ async def put_user_properties(services: Services, caller: Caller, user_id: str, 
 
     raises  TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests, and as `property_types.put_user_properties`
     """
-    await charge(services, caller, update_charge([body]))
+    await charge(services, caller, user_properties_charge(body))
     store, key = services.by_tenant[caller.tenant].store, caller.key
     if key is not None and await _is_unknown(store, caller.tenant, user_id):
         await services.rate_limiter.count_new_users(key, services.settings.new_users_per_hour, 1)

@@ -47,6 +47,7 @@ ARCHIVED_FILE = 5  # plain requests per archive file that contains a user's log
 UPDATED_ITEMS = 25
 UPDATED_CATEGORIES = 50  # categories and properties of all updated items together, per plain request
 UPDATED_NUMBERS = 1_000  # numbers of their vectors per plain request
+USER_PROPERTIES = 4  # more, for properties of a user, which are read before and after
 CORRECTED_EVENTS = 25  # events that an undo, a merge or an erasure processes, per plain request
 LOADED_MODEL = 500
 SCENARIOS = 10  # plain requests for listing or changing scenarios, or listing the versions of one
@@ -160,6 +161,11 @@ def update_charge(items: Sequence[object]) -> int:
     labels = sum(len(one) for one in fields if isinstance(one, list | dict))
     numbers = vector_numbers(items) // UPDATED_NUMBERS
     return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES + numbers
+
+
+def user_properties_charge(body: object) -> int:
+    """Return the cost of setting properties of a user, from the parsed body, valid or not."""
+    return USER_PROPERTIES + update_charge([body])
 
 
 def vector_numbers(items: Sequence[object]) -> int:
