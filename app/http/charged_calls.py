@@ -143,11 +143,7 @@ async def recommend_body(services: Services, caller: Caller, body: object) -> by
 
 
 async def _recommend_parsed(
-    services: Services,
-    caller: Caller,
-    parsed: RecommendationBatch | RecommendationRequest,
-    *,
-    has_turn: bool = False,
+    services: Services, caller: Caller, parsed: RecommendationBatch | RecommendationRequest, *, has_turn: bool = False
 ) -> bytes:
     if isinstance(parsed, RecommendationBatch):
         answers = await _recommend_as_json(services, caller, parsed.requests, has_turn=has_turn)
@@ -267,7 +263,8 @@ async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:
     if (limit := operation_limit(caller)) is not None:
         entries = await service.store.erasure_length(caller.tenant, user_id, limit=limit * CORRECTED_EVENTS)
         await charge_operation(services, caller, correction_charge(entries))
-    return await service.users.erase(user_id)
+    async with services.turn_of(caller.requester.flow, "write"):
+        return await service.users.erase(user_id)
 
 
 async def put_user_properties(services: Services, caller: Caller, user_id: str, body: object) -> UserProperties:

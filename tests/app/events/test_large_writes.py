@@ -1,4 +1,4 @@
-"""Writes of many events or items: a key has one at work at a time, and small ones do not wait for them."""
+"""Writes of many events or items, and corrections: a key has one at work at a time, and small ones do not wait."""
 
 from __future__ import annotations
 
@@ -78,6 +78,37 @@ def test_large_writes_of_a_key_take_turns_and_small_ones_pass_them(
     client.runner.run(law())
     assert held.most == 1
     assert sorted(held.sizes) == [SMALL] * 5 + [LARGE] * 5
+
+
+@pytest.mark.parametrize("correction", ["erase", "undo", "merge"])
+def test_corrections_of_a_key_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
+    """Each goes through a whole log."""
+    held, users = Held(), client.service.users
+    correct = getattr(users, correction)
+
+    async def corrected(*args: Any) -> Any:
+        async with held.counting(LARGE):
+            return await correct(*args)
+
+    monkeypatch.setattr(users, correction, corrected)
+
+    def call(n: int) -> Any:
+        if correction == "erase":
+            return client.http.delete(f"/v1/users/user-{n}")
+        if correction == "undo":
+            return client.http.delete(f"/v1/users/user-{n}/events/logged-{n}")
+        return client.http.post(f"/v1/users/user-{n}/merge", json={"from": f"user-{n + 5}"})
+
+    async def law() -> None:
+        await client.http.post("/v1/events", json=events("logged", 10))
+        corrections = [asyncio.create_task(call(n)) for n in range(5)]
+        await until(lambda: held.at_work == 1)
+        assert (await client.http.post("/v1/events", json=events("small", SMALL))).status_code == 200
+        held.may_go.set()
+        assert all(answer.is_success for answer in await asyncio.gather(*corrections))
+
+    client.runner.run(law())
+    assert (held.most, len(held.sizes)) == (1, 5)
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/items"])
