@@ -181,14 +181,15 @@ class Oracle:
                     own.pop(step.name, None)
             held.pop(step.name, None)
             return True
+        if step.value is not None:
+            given = next(name for name, value in VALUES.items() if value == step.value)
+            if held.setdefault(step.name, given) != given:
+                return False
         own = self.values.setdefault((step.owner, step.of), {})
         if step.value is None:
             own.pop(step.name, None)
-            return True
-        given = next(name for name, value in VALUES.items() if value == step.value)
-        if held.setdefault(step.name, given) != given:
-            return False
-        own[step.name] = step.value
+        else:
+            own[step.name] = step.value
         return True
 
 
