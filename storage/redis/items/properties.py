@@ -142,11 +142,20 @@ def require_held(types: TypeChanges, reply: Any) -> None:
 
 def properties_to_texts(properties: Mapping[str, PropertyValue | None]) -> str:
     """Return the JSON object of properties for PUT_ITEMS."""
-    texts = {
+    return json.dumps(_texts(properties), ensure_ascii=False)
+
+
+def with_properties(stored: bytes, properties: Mapping[str, PropertyValue | None]) -> str:
+    """Return the stored JSON object after these properties are set, while none was ever removed from the catalogue."""
+    texts = json.loads(stored) | _texts(properties)
+    return json.dumps({name: text for name, text in texts.items() if text is not None}, ensure_ascii=False)
+
+
+def _texts(properties: Mapping[str, PropertyValue | None]) -> dict[str, str | None]:
+    return {
         name: None if value is None else json.dumps(property_to_json(value), ensure_ascii=False)
         for name, value in properties.items()
     }
-    return json.dumps(texts, ensure_ascii=False)
 
 
 def properties_from_texts(stored: str | bytes) -> dict[str, PropertyValue]:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -43,14 +44,23 @@ from storage.redis.items.properties import (
     properties_to_texts,
     register_tenant,
     require_held,
+    with_properties,
 )
 from storage.redis.items.vectors import require_taken
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
-from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
+from storage.redis.scripts.items import (
+    ADD_TALLIES,
+    ADD_VISITS,
+    PUT_ITEM_CODES,
+    PUT_ITEMS,
+    READ_ITEM_PROPERTIES,
+    READ_ITEMS,
+)
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 
+FEW_PROPERTIES = 1_000  # that a script merges with the stored ones, which blocks Redis for a millisecond
 VALUE_BYTES = 32  # for a small property's name and value
 ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
 VISIT_LIMITS: tuple[Argument, ...] = (
@@ -76,9 +86,11 @@ class RedisItems:
         """Set values of items in one step; raise StorageError for text that is not Unicode, or for rejected values."""
         types: dict[str, PropertyType] = {}
         encoded: list[Argument] = []
-        async for entry in in_slices(entries, lambda entry: 1 + len(entry.properties)):
+        stored = await self._stored_properties(tenant, entries)
+        pairs = list(zip(entries, chain(stored, repeat(b"")), strict=False))
+        async for entry, read in in_slices(pairs, lambda pair: 1 + len(pair[0].properties)):
             add_types_to_hold(types, "item", entry.properties)
-            encoded += _encode(entry)
+            encoded += _encode(entry, read)
         await register_tenant(self._session, tenant)
         wanted: PropertyTypes = {"item": types}
         args = [compact_json(wanted), MAX_PROPERTIES, *encoded]
@@ -87,6 +99,16 @@ class RedisItems:
         reply = await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True)
         require_taken(reply)
         require_held(wanted, reply)
+
+    async def _stored_properties(self, tenant: str, entries: Sequence[ItemEntry]) -> list[bytes]:
+        """Return the stored properties of the first entries if there are many to set, since Redis is slow to merge."""
+        if sum(len(entry.properties) for entry in entries) <= FEW_PROPERTIES:
+            return []
+        await self._session.require_open()
+        keys = [self._session.keys.items(tenant).parts[-1]]
+        ids = [_utf_8(entry.item_id) for entry in entries]
+        found: list[bytes] = await self._session.run(READ_ITEM_PROPERTIES, keys, [MAX_PAGE_BYTES, *ids])
+        return found
 
     async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
         """Set codes of items in one step."""
@@ -191,8 +213,8 @@ class RedisItems:
         return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
 
 
-def _encode(entry: ItemEntry) -> list[Argument]:
-    """Return the arguments of PUT_ITEMS for an item."""
+def _encode(entry: ItemEntry, stored: bytes) -> list[Argument]:
+    """Return the arguments of PUT_ITEMS for an item whose stored properties are known, or empty."""
     texts = (
         entry.item_id,
         "" if entry.title is None else f"={entry.title}",
@@ -201,8 +223,13 @@ def _encode(entry: ItemEntry) -> list[Argument]:
         properties_to_texts(entry.properties) if entry.properties else "{}",
     )
     vector = b"" if entry.vector is None else b"=" + entry.vector
+    becomes = with_properties(stored, entry.properties) if stored else ""
+    return [*map(_utf_8, texts), vector, stored, _utf_8(becomes)]
+
+
+def _utf_8(text: str) -> bytes:
     try:
-        return [*(text.encode() for text in texts), vector]
+        return text.encode()
     except UnicodeEncodeError as exc:
         raise StorageError(f"an item cannot be stored: {exc}") from exc
 

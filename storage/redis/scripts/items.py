@@ -53,17 +53,19 @@ return refused or cjson.encode(held)
 )
 
 # A value to set begins with "="; an empty argument leaves the value unchanged. Properties are a JSON object with the
-# JSON of each value as a text, or null. An empty vector removes the stored one. If a vector differs in size from the
-# stored ones, the reply is an empty text and both sizes.
+# JSON of each value as a text, or null. The caller may pass the properties that it has read, and what they become: if
+# they are still stored, the script need not decode them. An empty vector removes the stored one. If a vector differs in
+# size from the stored ones, the reply is an empty text and both sizes.
 PUT_ITEMS = Script(
     HOLD_TYPES
     + TAKE_DEAD_AWAY
     + f"local live = {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
     + """
 -- KEYS  version, changes, title, categories, available, properties, property-types, vectors, vector-bytes
--- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties, vector
+-- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties, vector,
+--       the properties that were read, and what they become
 local vector_bytes, has_vectors = tonumber(redis.call('GET', KEYS[9]) or '0'), false
-for arg = 3, #ARGV, 6 do
+for arg = 3, #ARGV, 8 do
     local given = #ARGV[arg + 5] - 1
     has_vectors = has_vectors or given >= 0
     if given > 0 then
@@ -75,9 +77,14 @@ local held, refused = hold_types(KEYS[7], ARGV[1], ARGV[2])
 if refused then return refused end
 local key_of = held.keys and held.keys.item or {}
 for name in pairs(held.item) do live[key_of[name] or name] = true end
-local function put_properties(item, patch)
+local function put_properties(item, patch, read, becomes)
     if patch == '{}' then return end
-    local properties = cjson.decode(redis.call('HGET', KEYS[6], item) or '{}')
+    local stored = redis.call('HGET', KEYS[6], item) or '{}'
+    if stored == read and not held.removals then
+        if becomes == '{}' then redis.call('HDEL', KEYS[6], item) else redis.call('HSET', KEYS[6], item, becomes) end
+        return
+    end
+    local properties = cjson.decode(stored)
     for name, value in pairs(cjson.decode(patch)) do
         if value == cjson.null then value = nil end
         properties[key_of[name] or name] = value
@@ -96,13 +103,13 @@ local function put_vector(item, vector)
         redis.call('HSET', KEYS[8], item, string.sub(vector, 2))
     end
 end
-for arg = 3, #ARGV, 6 do
+for arg = 3, #ARGV, 8 do
     redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
     for part = 1, 3 do
         local value = ARGV[arg + part]
         if value ~= '' then redis.call('HSET', KEYS[part + 2], ARGV[arg], string.sub(value, 2)) end
     end
-    put_properties(ARGV[arg], ARGV[arg + 4])
+    put_properties(ARGV[arg], ARGV[arg + 4], ARGV[arg + 6], ARGV[arg + 7])
     put_vector(ARGV[arg], ARGV[arg + 5])
 end
 if has_vectors then
@@ -115,6 +122,20 @@ end
 return 1
 """
 )
+
+# Returns stored properties of the first of these items, until they exceed the given bytes.
+READ_ITEM_PROPERTIES = Script("""
+-- KEYS  properties
+-- ARGV  bytes, item ids
+local found, size = {}, 0
+for arg = 2, #ARGV do
+    local stored = redis.call('HGET', KEYS[1], ARGV[arg]) or '{}'
+    size = size + #stored
+    if size > tonumber(ARGV[1]) then break end
+    found[#found + 1] = stored
+end
+return found
+""")
 
 PUT_ITEM_CODES = Script("""
 -- KEYS  version, code-changes, codes

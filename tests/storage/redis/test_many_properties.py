@@ -1,0 +1,120 @@
+"""Properties of many items at once, which the store merges with those that it has read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage.records import ItemEntry, PropertyValue
+from storage.redis.items import redis_items
+from storage.redis.scripts.items import PUT_ITEMS, READ_ITEM_PROPERTIES
+from storage.redis.store import RedisStore
+from tests.storage.oracles.properties import PATCHES, PROPERTIES
+from tests.storage.oracles.random_events import fresh_user
+from tests.storage.redis.overtaken import overtake
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import opened
+
+Values: TypeAlias = dict[str, Mapping[str, PropertyValue | None]]
+Patch: TypeAlias = tuple[str, Mapping[str, PropertyValue | None]]
+REMOVED = st.sampled_from(sorted(PROPERTIES))
+PATCH_OF = st.tuples(st.sampled_from(["tea", "cup", "pot"]), PATCHES)
+STEPS = st.lists(st.lists(PATCH_OF, min_size=1, max_size=4) | REMOVED, max_size=6)
+
+
+@pytest.fixture(autouse=True)
+def every_put_reads_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+
+
+async def properties(store: RedisStore, tenant: str = "main") -> Values:
+    changes = await store.item_changes(tenant, 0, 1000)
+    return {one.item_id: one.properties for one in changes.entries if isinstance(one, ItemEntry)}
+
+
+def with_patches(values: Values, patches: Sequence[Patch]) -> Values:
+    """The oracle: one patch after the other."""
+    for item_id, patch in patches:
+        own = {**values.get(item_id, {}), **patch}
+        values = {**values, item_id: {name: value for name, value in own.items() if value is not None}}
+    return values
+
+
+@given(STEPS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list[list[Patch] | str]) -> None:
+    async def law() -> None:
+        tenant, expected = fresh_user(), Values()
+        async with opened(server.url) as store:
+            for step in steps:
+                if isinstance(step, str):
+                    await store.properties.declare(tenant, {"item": {step: None}, "user": {}})
+                    expected = {of: {k: v for k, v in own.items() if k != step} for of, own in expected.items()}
+                else:
+                    await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in step])
+                    expected = with_patches(expected, step)
+                assert await properties(store, tenant) == expected
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_keep_what_another_process_sets_or_removes_in_between(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool
+) -> None:
+    async def law() -> None:
+        async with opened(server.url) as store, opened(server.url) as other:
+            await store.put_items("main", [ItemEntry("tea", properties={"price": 1.0, "brand": "Ada"})])
+            between: list[str] = []
+
+            async def work() -> None:
+                between.append("now")
+                if removed:
+                    await other.properties.declare("main", {"item": {"brand": None}, "user": {}})
+                else:
+                    await other.put_items("main", [ItemEntry("tea", properties={"brand": "Bob", "size": "L"})])
+
+            overtake(monkeypatch, PUT_ITEMS.sha, work)
+            monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+            await store.put_items("main", [ItemEntry("tea", properties={"price": 2.0})])
+            assert between == ["now"]
+            expected = {"price": 2.0} if removed else {"price": 2.0, "brand": "Bob", "size": "L"}
+            assert await properties(other) == {"tea": expected}
+
+    asyncio.run(law())
+
+
+def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def law() -> None:
+        async with opened(server.url) as store:
+            first: list[Patch] = [(f"item-{n}", {"brand": "x" * 100}) for n in range(20)]
+            second: list[Patch] = [(item_id, {"price": 1.0}) for item_id, _ in first]
+            monkeypatch.setattr(redis_items, "MAX_PAGE_BYTES", 1_000)
+            for patches in (first, second):
+                await store.put_items("main", [ItemEntry(of, properties=patch) for of, patch in patches])
+            monkeypatch.undo()
+            assert await properties(store) == with_patches({}, [*first, *second])
+
+    asyncio.run(law())
+
+
+def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def law() -> None:
+        async with opened(server.url) as store:
+            reads: list[str] = []
+
+            async def note() -> None:
+                reads.append("read")
+
+            overtake(monkeypatch, READ_ITEM_PROPERTIES.sha, note)
+            for few in (1, 0):
+                monkeypatch.setattr(redis_items, "FEW_PROPERTIES", few)
+                await store.put_items("main", [ItemEntry("tea", properties={"price": 1.0})])
+                assert reads == ["read"] * (1 - few)
+
+    asyncio.run(law())
