@@ -61,6 +61,8 @@ from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 
 FEW_PROPERTIES = 1_000  # that a script merges with the stored ones, which blocks Redis for a millisecond
+MERGED_BYTES = 1 << 20  # of stored properties that a script merges, which blocks Redis for some 10 milliseconds
+ITEM_ARGUMENTS = 8  # of PUT_ITEMS for an item
 VALUE_BYTES = 32  # for a small property's name and value
 ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
 VISIT_LIMITS: tuple[Argument, ...] = (
@@ -83,7 +85,10 @@ class RedisItems:
         self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """Set values of items in one step; raise StorageError for text that is not Unicode, or for rejected values."""
+        """Set values of items; raise StorageError for text that is not Unicode, or for rejected values.
+
+        They are set in one step, or in several if Redis has to merge many bytes of stored properties.
+        """
         types: dict[str, PropertyType] = {}
         encoded: list[Argument] = []
         stored = await self._stored_properties(tenant, entries)
@@ -93,12 +98,14 @@ class RedisItems:
             encoded += _encode(entry, read)
         await register_tenant(self._session, tenant)
         wanted: PropertyTypes = {"item": types}
-        args = [compact_json(wanted), MAX_PROPERTIES, *encoded]
+        limits: list[Argument] = [compact_json(wanted), MAX_PROPERTIES, MERGED_BYTES]
         keys = self._session.keys.items(tenant)
         of_items = [keys.version, keys.changes, *keys.parts, keys.property_types, keys.vectors, keys.vector_bytes]
-        reply = await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True)
-        require_taken(reply)
-        require_held(wanted, reply)
+        while encoded:
+            reply = await self._session.write(PUT_ITEMS, of_items, [*limits, *encoded], wait_for_replicas=True)
+            require_taken(reply)
+            require_held(wanted, reply)
+            del encoded[: reply * ITEM_ARGUMENTS]
 
     async def _stored_properties(self, tenant: str, entries: Sequence[ItemEntry]) -> list[bytes]:
         """Return the stored properties of the first entries if there are many to set, since Redis is slow to merge."""

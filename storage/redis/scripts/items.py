@@ -54,18 +54,20 @@ return refused or cjson.encode(held)
 
 # A value to set begins with "="; an empty argument leaves the value unchanged. Properties are a JSON object with the
 # JSON of each value as a text, or null. The caller may pass the properties that it has read, and what they become: if
-# they are still stored, the script need not decode them. An empty vector removes the stored one. If a vector differs in
-# size from the stored ones, the reply is an empty text and both sizes.
+# they are still stored, the script need not decode them. An empty vector removes the stored one. The reply is how many
+# of the items were set: the script stops when it has merged more than the given bytes of stored properties. If a vector
+# differs in size from the stored ones, the reply is an empty text and both sizes.
 PUT_ITEMS = Script(
     HOLD_TYPES
     + TAKE_DEAD_AWAY
     + f"local live = {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
     + """
 -- KEYS  version, changes, title, categories, available, properties, property-types, vectors, vector-bytes
--- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties, vector,
---       the properties that were read, and what they become
+-- ARGV  types by owner, most properties, bytes to merge; of each item: id, title, categories, available, properties,
+--       vector, the properties that were read, and what they become
 local vector_bytes, has_vectors = tonumber(redis.call('GET', KEYS[9]) or '0'), false
-for arg = 3, #ARGV, 8 do
+local done, merged = 0, 0
+for arg = 4, #ARGV, 8 do
     local given = #ARGV[arg + 5] - 1
     has_vectors = has_vectors or given >= 0
     if given > 0 then
@@ -84,6 +86,7 @@ local function put_properties(item, patch, read, becomes)
         if becomes == '{}' then redis.call('HDEL', KEYS[6], item) else redis.call('HSET', KEYS[6], item, becomes) end
         return
     end
+    merged = merged + #stored
     local properties = cjson.decode(stored)
     for name, value in pairs(cjson.decode(patch)) do
         if value == cjson.null then value = nil end
@@ -103,7 +106,8 @@ local function put_vector(item, vector)
         redis.call('HSET', KEYS[8], item, string.sub(vector, 2))
     end
 end
-for arg = 3, #ARGV, 8 do
+for arg = 4, #ARGV, 8 do
+    if merged > tonumber(ARGV[3]) then break end
     redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
     for part = 1, 3 do
         local value = ARGV[arg + part]
@@ -111,6 +115,7 @@ for arg = 3, #ARGV, 8 do
     end
     put_properties(ARGV[arg], ARGV[arg + 4], ARGV[arg + 6], ARGV[arg + 7])
     put_vector(ARGV[arg], ARGV[arg + 5])
+    done = done + 1
 end
 if has_vectors then
     if redis.call('HLEN', KEYS[8]) > 0 then
@@ -119,7 +124,7 @@ if has_vectors then
         redis.call('DEL', KEYS[9])
     end
 end
-return 1
+return done
 """
 )
 

@@ -1,4 +1,4 @@
-"""Properties of many items at once, which the store merges with those that it has read."""
+"""Properties of many items at once, which the store or Redis merges with those that are stored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage.errors import PropertyRefused
 from storage.records import ItemEntry, PropertyValue
 from storage.redis.items import redis_items
 from storage.redis.scripts.items import PUT_ITEMS, READ_ITEM_PROPERTIES
 from storage.redis.store import RedisStore
 from tests.storage.oracles.properties import PATCHES, PROPERTIES
 from tests.storage.oracles.random_events import fresh_user
-from tests.storage.redis.overtaken import overtake
+from tests.storage.redis.overtaken import BetweenCalls, overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import opened
 
@@ -27,9 +28,17 @@ PATCH_OF = st.tuples(st.sampled_from(["tea", "cup", "pot"]), PATCHES)
 STEPS = st.lists(st.lists(PATCH_OF, min_size=1, max_size=4) | REMOVED, max_size=6)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def every_put_reads_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+
+
+@pytest.fixture(params=["read first", "read first, in steps", "in steps"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "read first" in request.param:
+        monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+    if "in steps" in request.param:
+        monkeypatch.setattr(redis_items, "MERGED_BYTES", 2)
 
 
 async def properties(store: RedisStore, tenant: str = "main") -> Values:
@@ -45,6 +54,7 @@ def with_patches(values: Values, patches: Sequence[Patch]) -> Values:
     return values
 
 
+@pytest.mark.usefixtures("way")
 @given(STEPS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list[list[Patch] | str]) -> None:
@@ -63,6 +73,7 @@ def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list
     asyncio.run(law())
 
 
+@pytest.mark.usefixtures("every_put_reads_first")
 @pytest.mark.parametrize("removed", [False, True])
 def test_keep_what_another_process_sets_or_removes_in_between(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool
@@ -89,6 +100,7 @@ def test_keep_what_another_process_sets_or_removes_in_between(
     asyncio.run(law())
 
 
+@pytest.mark.usefixtures("every_put_reads_first")
 def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
         async with opened(server.url) as store:
@@ -116,5 +128,45 @@ def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.Monkey
                 monkeypatch.setattr(redis_items, "FEW_PROPERTIES", few)
                 await store.put_items("main", [ItemEntry("tea", properties={"price": 1.0})])
                 assert reads == ["read"] * (1 - few)
+
+    asyncio.run(law())
+
+
+def test_of_long_stored_ones_are_merged_in_steps_between_which_others_have_their_turn(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(server.url) as store, opened(server.url) as other:
+            long: list[Patch] = [(f"item-{n}", {"text": "x" * 900, "size": "L"}) for n in range(12)]
+            short: list[Patch] = [(item_id, {"price": 1.0}) for item_id, _ in long]
+            await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in long])
+            seen: list[int] = []
+
+            async def look() -> None:
+                seen.append(sum("price" in own for own in (await properties(other, tenant)).values()))
+
+            monkeypatch.setattr(redis_items, "MERGED_BYTES", 2_000)
+            with BetweenCalls(store, look):
+                await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in short])
+            assert sorted(set(seen)) == [0, 3, 6, 9]
+            assert await properties(other, tenant) == with_patches({}, [*long, *short])
+
+    asyncio.run(law())
+
+
+def test_a_value_that_is_refused_changes_nothing_though_there_would_be_steps(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(server.url) as store:
+            first: list[Patch] = [(f"item-{n}", {"size": "L"}) for n in range(3)]
+            await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in first])
+            monkeypatch.setattr(redis_items, "MERGED_BYTES", 2)
+            wrong = [{"price": 1.0}, {"price": 1.0}, {"size": 1.0}]
+            with pytest.raises(PropertyRefused):
+                await store.put_items(tenant, [ItemEntry(f"item-{n}", properties=wrong[n]) for n in range(3)])
+            assert await properties(store, tenant) == with_patches({}, first)
 
     asyncio.run(law())
