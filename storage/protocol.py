@@ -205,9 +205,8 @@ class ItemStore(Protocol):
     """Tenants' item values and item codes, with a version for each change."""
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """Apply these entries to their items, in order, in one atomic, durable step.
+        """Apply these entries to their items, in order, durably, in one atomic step or several short ones.
 
-        Redis takes several such steps, some items in each, where a single one would delay others for too long.
         Parts of an item that are None in its entry keep their values, as do properties that the entry does not name.
         Each item gets its own version, above all earlier ones. The call may be repeated.
 

@@ -245,7 +245,7 @@ async def user_events(services: Services, caller: Caller, user_id: str, query: U
 async def undo(services: Services, caller: Caller, user_id: str, event_id: str) -> Undone:
     """Charge the caller for folding the log again, and undo the event; raises as `UserData.undo`."""
     await _charge_correction(services, caller, [user_id])
-    async with services.turn_of(caller.requester.flow, "write"):  # undos of one user would contend for the log
+    async with services.turn_of(caller.requester.flow, "correct"):  # undos of one user would contend for the log
         return await services.by_tenant[caller.tenant].users.undo(user_id, event_id)
 
 
@@ -253,7 +253,7 @@ async def merge(services: Services, caller: Caller, user_id: str, body: object) 
     """Charge the caller for both logs, and merge the visitor that the body names; raises as `UserData.merge`."""
     visitor = visitor_of(body, user_id)
     await _charge_correction(services, caller, [user_id, visitor])
-    async with services.turn_of(caller.requester.flow, "write"):
+    async with services.turn_of(caller.requester.flow, "correct"):
         return await services.by_tenant[caller.tenant].users.merge(user_id, visitor)
 
 
@@ -263,7 +263,7 @@ async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:
     if (limit := operation_limit(caller)) is not None:
         entries = await service.store.erasure_length(caller.tenant, user_id, limit=limit * CORRECTED_EVENTS)
         await charge_operation(services, caller, correction_charge(entries))
-    async with services.turn_of(caller.requester.flow, "write"):
+    async with services.turn_of(caller.requester.flow, "correct"):
         return await service.users.erase(user_id)
 
 

@@ -30,7 +30,7 @@ from model.inference.captured_batches import SLOTS
 from storage.archive.manifest import archived_through_s
 from storage.errors import StorageUnavailable
 
-Kind = Literal["read", "write"]
+Kind = Literal["read", "write", "correct"]
 
 SAMPLE_EVERY_S = 1.0
 ASK_ARCHIVE_EVERY_S = 10.0  # the archive changes once a minute, and a bucket may take seconds to respond
@@ -68,7 +68,7 @@ class Services:
         return any(served.engine.is_lost for served in generations)
 
     def turn_of(self, key_id: str, kind: Kind) -> asyncio.Lock:
-        """Return the lock of a key's large calls, of which one that reads and one that writes can run at a time.
+        """Return the lock of a key's large calls, of which one of each kind can run at a time.
 
         Otherwise, the store would process all the writes together with those of other callers, and every response
         would wait for the event loop's work on all of the calls.

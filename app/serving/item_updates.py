@@ -1,4 +1,4 @@
-"""Item updates through the API: either all items of a request are updated, or none."""
+"""Item updates through the API: if one item of a request is invalid, none is updated."""
 
 from collections.abc import Mapping, Sequence
 

@@ -43,6 +43,7 @@ from storage.redis.corrections.repair import LogRepair
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.generations import RedisGenerations
 from storage.redis.items.audit import RedisAudit
+from storage.redis.items.item_writer import ItemWriter
 from storage.redis.items.order_counts import RedisOrders
 from storage.redis.items.properties import RedisProperties
 from storage.redis.items.redis_items import RedisItems
@@ -101,7 +102,7 @@ class RedisStore(UserStore):
         self._lost_users = lost_users = LostUsers(session, archive)
         self._corrections = RedisCorrections(session, self._log, archive, lost_users)
         self._repair = LogRepair(session, self._log, self._corrections)
-        self._erasure = RedisErasure(session, self._corrections)
+        self._erasure, self._item_writer = RedisErasure(session, self._corrections), ItemWriter(session)
         self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
         self._writer = EventWriter(
             session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
@@ -263,7 +264,7 @@ class RedisStore(UserStore):
 
     @override
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        await self._items.put(tenant, entries)
+        await self._item_writer.put(tenant, entries)
 
     @override
     async def put_item_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:

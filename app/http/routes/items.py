@@ -101,9 +101,10 @@ async def search_items(
 
 @router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
 async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) -> ItemsTaken:
-    """Update one item, or an array of up to 1,000: all of them durably, or none.
+    """Update one item, or an array of up to 1,000, durably.
 
-    Fields that you leave out keep their values, whether an earlier update set them or the model learned them.
+    If one item is invalid, none is updated. After a 503, some may be updated: send all of them again. Fields that you
+    leave out keep their values, whether an earlier update set them or the model learned them.
     """
     return await charged_calls.update_items(services, caller, body)
 

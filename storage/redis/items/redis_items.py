@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +14,6 @@ from storage.archive.item_counts import (
     add_counts,
     count_items_of_records,
 )
-from storage.errors import StorageError
 from storage.items.trends import (
     HALF_LIFE_S,
     LISTED_VISITORS,
@@ -28,41 +26,28 @@ from storage.items.trends import (
 )
 from storage.records import (
     MAX_PAGE_BYTES,
-    MAX_PROPERTIES,
     HeldProperties,
     ItemChanges,
     ItemCodes,
     ItemEntry,
-    PropertyType,
-    PropertyTypes,
     Tally,
-    add_types_to_hold,
 )
 from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.items.properties import (
     properties_from_texts,
-    properties_to_texts,
     register_tenant,
-    require_held,
-    with_properties,
 )
-from storage.redis.items.vectors import require_taken
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.scripts.items import (
     ADD_TALLIES,
     ADD_VISITS,
     PUT_ITEM_CODES,
-    PUT_ITEMS,
-    READ_ITEM_PROPERTIES,
     READ_ITEMS,
 )
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 
-FEW_PROPERTIES = 1_000  # that a script merges with the stored ones, which blocks Redis for a millisecond
-MERGED_BYTES = 1 << 20  # of stored properties that a script merges, which blocks Redis for some 10 milliseconds
-ITEM_ARGUMENTS = 8  # of PUT_ITEMS for an item
 VALUE_BYTES = 32  # for a small property's name and value
 ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
 VISIT_LIMITS: tuple[Argument, ...] = (
@@ -83,39 +68,6 @@ class RedisItems:
         self._session = session
         self._archive = archive
         self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
-
-    async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """Set values of items; raise StorageError for text that is not Unicode, or for rejected values.
-
-        They are set in one step, or in several if Redis has to merge many bytes of stored properties.
-        """
-        types: dict[str, PropertyType] = {}
-        encoded: list[Argument] = []
-        stored = await self._stored_properties(tenant, entries)
-        pairs = list(zip(entries, chain(stored, repeat(b"")), strict=False))
-        async for entry, read in in_slices(pairs, lambda pair: 1 + len(pair[0].properties)):
-            add_types_to_hold(types, "item", entry.properties)
-            encoded += _encode(entry, read)
-        await register_tenant(self._session, tenant)
-        wanted: PropertyTypes = {"item": types}
-        limits: list[Argument] = [compact_json(wanted), MAX_PROPERTIES, MERGED_BYTES]
-        keys = self._session.keys.items(tenant)
-        of_items = [keys.version, keys.changes, *keys.parts, keys.property_types, keys.vectors, keys.vector_bytes]
-        while encoded:
-            reply = await self._session.write(PUT_ITEMS, of_items, [*limits, *encoded], wait_for_replicas=True)
-            require_taken(reply)
-            require_held(wanted, reply)
-            del encoded[: reply * ITEM_ARGUMENTS]
-
-    async def _stored_properties(self, tenant: str, entries: Sequence[ItemEntry]) -> list[bytes]:
-        """Return the stored properties of the first entries if there are many to set, since Redis is slow to merge."""
-        if sum(len(entry.properties) for entry in entries) <= FEW_PROPERTIES:
-            return []
-        await self._session.require_open()
-        keys = [self._session.keys.items(tenant).parts[-1]]
-        ids = [_utf_8(entry.item_id) for entry in entries]
-        found: list[bytes] = await self._session.run(READ_ITEM_PROPERTIES, keys, [MAX_PAGE_BYTES, *ids])
-        return found
 
     async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
         """Set codes of items in one step."""
@@ -218,27 +170,6 @@ class RedisItems:
         after = 0 if archived is None else archived.manifest.seq(number)
         limit = MAX_NEWEST_ENTRIES // self._session.keys.partitions
         return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
-
-
-def _encode(entry: ItemEntry, stored: bytes) -> list[Argument]:
-    """Return the arguments of PUT_ITEMS for an item whose stored properties are known, or empty."""
-    texts = (
-        entry.item_id,
-        "" if entry.title is None else f"={entry.title}",
-        "" if entry.categories is None else f"={json.dumps(entry.categories)}",
-        "" if entry.available is None else f"={entry.available:d}",
-        properties_to_texts(entry.properties) if entry.properties else "{}",
-    )
-    vector = b"" if entry.vector is None else b"=" + entry.vector
-    becomes = with_properties(stored, entry.properties) if stored else ""
-    return [*map(_utf_8, texts), vector, stored, _utf_8(becomes)]
-
-
-def _utf_8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as exc:
-        raise StorageError(f"an item cannot be stored: {exc}") from exc
 
 
 def _size(item: tuple[Any, ...]) -> int:

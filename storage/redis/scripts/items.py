@@ -55,7 +55,7 @@ return refused or cjson.encode(held)
 # A value to set begins with "="; an empty argument leaves the value unchanged. Properties are a JSON object with the
 # JSON of each value as a text, or null. The caller may pass the properties that it has read, and what they become: if
 # they are still stored, the script need not decode them. An empty vector removes the stored one. The reply is how many
-# of the items were set: the script stops when it has merged more than the given bytes of stored properties. If a vector
+# of the items were set: the script stops when it has merged more than the given bytes of properties. If a vector
 # differs in size from the stored ones, the reply is an empty text and both sizes.
 PUT_ITEMS = Script(
     HOLD_TYPES
@@ -86,7 +86,7 @@ local function put_properties(item, patch, read, becomes)
         if becomes == '{}' then redis.call('HDEL', KEYS[6], item) else redis.call('HSET', KEYS[6], item, becomes) end
         return
     end
-    merged = merged + #stored
+    merged = merged + #stored + #patch
     local properties = cjson.decode(stored)
     for name, value in pairs(cjson.decode(patch)) do
         if value == cjson.null then value = nil end
@@ -128,10 +128,12 @@ return done
 """
 )
 
-# Returns stored properties of the first of these items, until they exceed the given bytes.
+# Returns stored properties of the first of these items, until they exceed the given bytes; none if a property was ever
+# removed, since then only PUT_ITEMS can merge them.
 READ_ITEM_PROPERTIES = Script("""
--- KEYS  properties
+-- KEYS  properties, property-types
 -- ARGV  bytes, item ids
+if cjson.decode(redis.call('GET', KEYS[2]) or '{}').removals then return {} end
 local found, size = {}, 0
 for arg = 2, #ARGV do
     local stored = redis.call('HGET', KEYS[1], ARGV[arg]) or '{}'

@@ -1,4 +1,4 @@
-"""Writes of many events or items, and corrections: a key has one at work at a time, and small ones do not wait."""
+"""Large writes and corrections: a key has one of each kind at work at a time, and small writes pass them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_large_writes_of_a_key_take_turns_and_small_ones_pass_them(
 
 @pytest.mark.parametrize("correction", ["erase", "undo", "merge"])
 def test_corrections_of_a_key_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
-    """Each goes through a whole log."""
+    """Each goes through a whole log. A large body of events does not wait for them."""
     held, users = Held(), client.service.users
     correct = getattr(users, correction)
 
@@ -103,7 +103,7 @@ def test_corrections_of_a_key_take_turns(client: Client, monkeypatch: pytest.Mon
         await client.http.post("/v1/events", json=events("logged", 10))
         corrections = [asyncio.create_task(call(n)) for n in range(5)]
         await until(lambda: held.at_work == 1)
-        assert (await client.http.post("/v1/events", json=events("small", SMALL))).status_code == 200
+        assert (await client.http.post("/v1/events", json=events("large", LARGE))).status_code == 200
         held.may_go.set()
         assert all(answer.is_success for answer in await asyncio.gather(*corrections))
 

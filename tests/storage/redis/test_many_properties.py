@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.errors import PropertyRefused
-from storage.records import ItemEntry, PropertyValue
-from storage.redis.items import redis_items
+from storage.errors import PropertyRefused, StorageUnavailable, VectorRefused
+from storage.items.vectors import encode
+from storage.records import ItemEntry, PropertyValue, TypeChanges
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command
+from storage.redis.items import item_writer
 from storage.redis.scripts.items import PUT_ITEMS, READ_ITEM_PROPERTIES
 from storage.redis.store import RedisStore
 from tests.storage.oracles.properties import PATCHES, PROPERTIES
 from tests.storage.oracles.random_events import fresh_user
 from tests.storage.redis.overtaken import BetweenCalls, overtake
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import opened
+from tests.storage.redis.stores import PATIENT, opened
 
 Values: TypeAlias = dict[str, Mapping[str, PropertyValue | None]]
 Patch: TypeAlias = tuple[str, Mapping[str, PropertyValue | None]]
@@ -30,15 +36,15 @@ STEPS = st.lists(st.lists(PATCH_OF, min_size=1, max_size=4) | REMOVED, max_size=
 
 @pytest.fixture
 def every_put_reads_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+    monkeypatch.setattr(item_writer, "FEW_PROPERTIES", 0)
 
 
 @pytest.fixture(params=["read first", "read first, in steps", "in steps"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "read first" in request.param:
-        monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+        monkeypatch.setattr(item_writer, "FEW_PROPERTIES", 0)
     if "in steps" in request.param:
-        monkeypatch.setattr(redis_items, "MERGED_BYTES", 2)
+        monkeypatch.setattr(item_writer, "MERGED_BYTES", 2)
 
 
 async def properties(store: RedisStore, tenant: str = "main") -> Values:
@@ -60,7 +66,7 @@ def with_patches(values: Values, patches: Sequence[Patch]) -> Values:
 def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list[list[Patch] | str]) -> None:
     async def law() -> None:
         tenant, expected = fresh_user(), Values()
-        async with opened(server.url) as store:
+        async with opened(server.url, **PATIENT) as store:
             for step in steps:
                 if isinstance(step, str):
                     await store.properties.declare(tenant, {"item": {step: None}, "user": {}})
@@ -79,7 +85,7 @@ def test_keep_what_another_process_sets_or_removes_in_between(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool
 ) -> None:
     async def law() -> None:
-        async with opened(server.url) as store, opened(server.url) as other:
+        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
             await store.put_items("main", [ItemEntry("tea", properties={"price": 1.0, "brand": "Ada"})])
             between: list[str] = []
 
@@ -91,7 +97,7 @@ def test_keep_what_another_process_sets_or_removes_in_between(
                     await other.put_items("main", [ItemEntry("tea", properties={"brand": "Bob", "size": "L"})])
 
             overtake(monkeypatch, PUT_ITEMS.sha, work)
-            monkeypatch.setattr(redis_items, "FEW_PROPERTIES", 0)
+            monkeypatch.setattr(item_writer, "FEW_PROPERTIES", 0)
             await store.put_items("main", [ItemEntry("tea", properties={"price": 2.0})])
             assert between == ["now"]
             expected = {"price": 2.0} if removed else {"price": 2.0, "brand": "Bob", "size": "L"}
@@ -103,10 +109,10 @@ def test_keep_what_another_process_sets_or_removes_in_between(
 @pytest.mark.usefixtures("every_put_reads_first")
 def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
-        async with opened(server.url) as store:
+        async with opened(server.url, **PATIENT) as store:
             first: list[Patch] = [(f"item-{n}", {"brand": "x" * 100}) for n in range(20)]
             second: list[Patch] = [(item_id, {"price": 1.0}) for item_id, _ in first]
-            monkeypatch.setattr(redis_items, "MAX_PAGE_BYTES", 1_000)
+            monkeypatch.setattr(item_writer, "READ_BYTES", 1_000)
             for patches in (first, second):
                 await store.put_items("main", [ItemEntry(of, properties=patch) for of, patch in patches])
             monkeypatch.undo()
@@ -117,7 +123,7 @@ def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monke
 
 def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
-        async with opened(server.url) as store:
+        async with opened(server.url, **PATIENT) as store:
             reads: list[str] = []
 
             async def note() -> None:
@@ -125,7 +131,7 @@ def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.Monkey
 
             overtake(monkeypatch, READ_ITEM_PROPERTIES.sha, note)
             for few in (1, 0):
-                monkeypatch.setattr(redis_items, "FEW_PROPERTIES", few)
+                monkeypatch.setattr(item_writer, "FEW_PROPERTIES", few)
                 await store.put_items("main", [ItemEntry("tea", properties={"price": 1.0})])
                 assert reads == ["read"] * (1 - few)
 
@@ -137,7 +143,7 @@ def test_of_long_stored_ones_are_merged_in_steps_between_which_others_have_their
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
-        async with opened(server.url) as store, opened(server.url) as other:
+        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
             long: list[Patch] = [(f"item-{n}", {"text": "x" * 900, "size": "L"}) for n in range(12)]
             short: list[Patch] = [(item_id, {"price": 1.0}) for item_id, _ in long]
             await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in long])
@@ -146,7 +152,7 @@ def test_of_long_stored_ones_are_merged_in_steps_between_which_others_have_their
             async def look() -> None:
                 seen.append(sum("price" in own for own in (await properties(other, tenant)).values()))
 
-            monkeypatch.setattr(redis_items, "MERGED_BYTES", 2_000)
+            monkeypatch.setattr(item_writer, "MERGED_BYTES", 2_000)
             with BetweenCalls(store, look):
                 await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in short])
             assert sorted(set(seen)) == [0, 3, 6, 9]
@@ -160,13 +166,77 @@ def test_a_value_that_is_refused_changes_nothing_though_there_would_be_steps(
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
-        async with opened(server.url) as store:
+        async with opened(server.url, **PATIENT) as store:
             first: list[Patch] = [(f"item-{n}", {"size": "L"}) for n in range(3)]
             await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in first])
-            monkeypatch.setattr(redis_items, "MERGED_BYTES", 2)
+            monkeypatch.setattr(item_writer, "MERGED_BYTES", 2)
             wrong = [{"price": 1.0}, {"price": 1.0}, {"size": 1.0}]
             with pytest.raises(PropertyRefused):
                 await store.put_items(tenant, [ItemEntry(f"item-{n}", properties=wrong[n]) for n in range(3)])
             assert await properties(store, tenant) == with_patches({}, first)
+
+    asyncio.run(law())
+
+
+@contextmanager
+def work_after(step: int, work: Callable[[], Awaitable[object]], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within the block, PUT_ITEMS merges one item at a time, and the work is done after so many steps."""
+    send, calls = RedisServers.send, count()
+
+    async def send_after(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
+        if any(PUT_ITEMS.sha in command.args[:2] for command in commands) and next(calls) == step:
+            await work()
+        return await send(servers, commands, **options)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(item_writer, "MERGED_BYTES", 2)
+        patches.setattr(RedisServers, "send", send_after)
+        yield
+    assert next(calls) > step
+
+
+def test_what_others_change_between_two_steps_asks_for_a_repetition(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
+            items = [ItemEntry(f"item-{n}", properties={"size": "L"}) for n in range(3)]
+            await store.put_items(tenant, items)
+            vectors = [*items, ItemEntry("tea", vector=encode([1.0, 2.0]))]
+            size: TypeChanges = {"item": {"size": None}}
+            again: TypeChanges = {"item": {"size": "number"}}
+
+            async def redeclare() -> None:
+                await other.properties.declare(tenant, size)
+                await other.properties.declare(tenant, again)
+
+            with work_after(1, redeclare, monkeypatch), pytest.raises(StorageUnavailable, match="send all of them"):
+                await store.put_items(tenant, items)
+            with pytest.raises(PropertyRefused):
+                await store.put_items(tenant, items)
+            await other.properties.declare(tenant, size)
+            put = partial(other.put_items, tenant, [ItemEntry("cup", vector=encode([1.0, 2.0, 3.0]))])
+            with work_after(1, put, monkeypatch), pytest.raises(StorageUnavailable, match="send all of them"):
+                await store.put_items(tenant, vectors)
+            with pytest.raises(VectorRefused):
+                await store.put_items(tenant, vectors)
+
+    asyncio.run(law())
+
+
+def test_a_property_that_is_removed_between_two_steps_stays_removed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
+            items = [ItemEntry("item-0", properties={"size": "L"})]
+            items += [ItemEntry(f"item-{n}", properties={"price": 1.0}) for n in (1, 2)]
+            remove = partial(other.properties.declare, tenant, {"item": {"size": None}})
+            with work_after(1, remove, monkeypatch):
+                await store.put_items(tenant, items)
+            assert (await store.properties.held(tenant)).types["item"] == {"price": "number"}
+            assert await properties(store, tenant) == {"item-0": {}, "item-1": {"price": 1.0}, "item-2": {"price": 1.0}}
 
     asyncio.run(law())
