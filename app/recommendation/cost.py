@@ -50,6 +50,7 @@ UPDATED_NUMBERS = 1_000  # numbers of their vectors per plain request
 USER_PROPERTIES = 4  # more, for properties of a user, which are read before and after
 CORRECTED_EVENTS = 25  # events that an undo, a merge or an erasure processes, per plain request
 LOADED_MODEL = 500
+OPERATION = 5  # plain requests for declaring types of properties, or ending an experiment
 SCENARIOS = 10  # plain requests for listing or changing scenarios, or listing the versions of one
 METRICS = 10
 

@@ -342,8 +342,14 @@ def operations() -> list[Call]:
             lambda number: {"name": f"n{number}", "shares": shares},
             cost.LOADED_MODEL * len(ARMS),
         ),
-        Call("end experiment", "DELETE", "/v1/admin/experiment"),
-        Call("declare types", "PUT", "/v1/admin/properties", lambda _: {"items": dict.fromkeys(PROPERTIES, "number")}),
+        Call("end experiment", "DELETE", "/v1/admin/experiment", None, cost.OPERATION),
+        Call(
+            "declare types",
+            "PUT",
+            "/v1/admin/properties",
+            lambda _: {"items": dict.fromkeys(PROPERTIES, "number")},
+            cost.OPERATION,
+        ),
         Call("objective", "POST", "/v1/recommendations", weighed, _charge([weighed(0)])),
         *scenario_calls(),
     ]

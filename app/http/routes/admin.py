@@ -8,7 +8,7 @@ from app.http.access import audit, charge, charge_operation, needs
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
-from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS
+from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS, OPERATION
 from app.schemas.fields import Name
 from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiment, Experiments
 from app.schemas.properties import DeclaredTypes, HeldTypes
@@ -44,7 +44,9 @@ PROPERTIES = json_request(
     responses=errors(400, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
-async def put_property_types(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
+async def put_property_types(
+    body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
+) -> HeldTypes:
     """Declare the types of properties of items and users, or remove properties. All changes are applied, or none.
 
     A property that is not declared takes the type of its first value. A type never changes: declaring another type is a
@@ -52,6 +54,7 @@ async def put_property_types(body: JsonBody, service: ServiceDep, caller: Caller
     in every process within one second; the name can then have another type. Removing a property that a scenario names
     is a 409.
     """
+    await charge_operation(services, caller, OPERATION)
     held = await declare_types(service.store, service.scenarios, caller.tenant, body)
     service.switcher.hold(held)
     return shown_types(held)
@@ -114,6 +117,7 @@ async def get_experiment(service: ServiceDep) -> Experiments:
 @router.delete("/v1/admin/experiment", dependencies=[NO_QUERY])
 async def end_experiment(service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
     """End the experiment. All users get the active model again."""
+    await charge_operation(services, caller, OPERATION)
     await service.switcher.end_experiment()
     await audit(services, caller, "experiment.end")
     return Experiments(experiment=None)
