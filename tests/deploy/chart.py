@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -61,6 +62,8 @@ BUCKETS = {
     },
 }
 CLUSTER = {"redis": {"cluster": {"primaries": 3}}}
+TLS = {"app": {"tlsSecret": "app-tls"}, "redis": {"tlsSecret": "redis-tls"}, **PUBLISH}
+TLS_CLUSTER = {**TLS, "redis": {"tlsSecret": "redis-tls", "cluster": {"primaries": 3}}}
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -69,6 +72,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "a Redis without a password": OPEN_REDIS,
     "buckets": BUCKETS,
     "a cluster": CLUSTER,
+    "TLS": {**TLS, "monitoring": {"enabled": True}},
+    "TLS and a cluster": TLS_CLUSTER,
 }
 
 
@@ -114,6 +119,12 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
         if template is not None:
             found[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template["spec"]
     return found
+
+
+def secret(name: str, files: Mapping[str, bytes]) -> Manifest:
+    """A Secret as the operator makes it."""
+    data = {entry: base64.b64encode(content).decode() for entry, content in files.items()}
+    return {"kind": "Secret", "metadata": {"name": name}, "data": data}
 
 
 def environment_of(container: Manifest) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address
@@ -16,14 +15,16 @@ import httpx
 from app.http.auth import keys
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import NameServer, program
-from tests.deploy.chart import NAMESPACE, RELEASE, named, pods, render
-from tests.deploy.kubelet import Place, Pod, wait_until_ready
+from tests.deploy.chart import NAMESPACE, RELEASE, Manifest, named, pods, render, secret
+from tests.deploy.kubelet import Place, Pod, scheme_of, wait_until_ready
 from tests.waiting import PATIENCE_S, wait_until
 
 # How late others learn that a pod comes or ends: the name server, whose answers live for some seconds, and those that
 # send requests. A cluster's are longer; so are the times that the chart waits by default.
 NAMES_LATE_S = 1.0
 ENDPOINTS_LATE_S = 2.0
+# by which the pods reach Redis, without and with TLS
+REDIS_NAMES = (f"{RELEASE}-redis:6379", f"{RELEASE}-redis.{NAMESPACE}.svc.cluster.local:6379")
 
 
 class ClusterNames(NameServer):
@@ -37,7 +38,13 @@ class ClusterNames(NameServer):
 class Cluster:
     """A release whose pods are processes; `start` makes its Redis, balancers and replicas."""
 
-    def __init__(self, root: Path, models: Path, values: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        models: Path,
+        values: Mapping[str, Any],
+        secrets: Mapping[str, Manifest] = MappingProxyType({}),
+    ) -> None:
         self.manifests = render(values)
         self.specs = pods(self.manifests)
         self.names = ClusterNames()
@@ -48,11 +55,13 @@ class Cluster:
         self.ended: list[Pod] = []
         self.endpoints: set[str] = set()  # of the balancer's Service, as those that send requests know them
         self.keys, self.models = root / "keys", models
+        self.secrets = dict(secrets)  # of the operator, beside that of the keys
         self.headers = {"authorization": f"Bearer {self.add_key()}"}
         self._root = root
         self._count = 0
         self._app_port, self._redis_port = free_port(), free_port()
-        self._redis_address = {f"{RELEASE}-redis:6379": f"127.0.0.1:{self._redis_port}"}
+        self._redis_address = dict.fromkeys(REDIS_NAMES, f"127.0.0.1:{self._redis_port}")
+        self._redis_by_tls = bool(values.get("redis", {}).get("tlsSecret"))
         self._volumes = {"models": models, "archive": root / "archive", "data": root / "data"}
         for folder in ("archive", "data"):
             (root / folder).mkdir()
@@ -81,7 +90,7 @@ class Cluster:
             "redis",
             ports={"redis": self._redis_port},
             replacements=commands,
-            arguments=("--bind", "127.0.0.1", "--port", str(self._redis_port)),
+            arguments=("--bind", "127.0.0.1", "--tls-port" if self._redis_by_tls else "--port", str(self._redis_port)),
         )
         wait_until_ready(self.redis)
         return self.redis
@@ -193,16 +202,15 @@ class Cluster:
         arguments: Sequence[str] = (),
     ) -> Pod:
         root = Path(mkdtemp(prefix=f"{component}-", dir=self._root))
-        data = {"keys": base64.b64encode(self.keys.read_bytes()).decode()}
-        of_the_operator = {"kind": "Secret", "metadata": {"name": "lisarec-keys"}, "data": data}
-        objects = [*self.manifests, of_the_operator]
+        of_the_keys = secret("lisarec-keys", {"keys": self.keys.read_bytes()})
+        objects = [*self.manifests, of_the_keys, *self.secrets.values()]
         place = Place(root, address, ports, variables, replacements, arguments, objects, self._volumes)
         return Pod(self.specs[component], place)
 
 
 def url_of(pod: Pod) -> str:
     """Where the pod answers requests."""
-    return f"http://{pod.place.address}:{pod.place.ports['http']}"
+    return f"{scheme_of(pod.container['readinessProbe'])}://{pod.place.address}:{pod.place.ports['http']}"
 
 
 def later(after_s: float, action: Callable[..., object], *arguments: object) -> None:

@@ -30,6 +30,7 @@ from tests.waiting import POLL_EVERY_S, wait_until
 
 IMAGE_VARIABLES = dict(re.findall(r"(LISAREC_\w+)=(\S+)", (ROOT / "docker" / "Dockerfile").read_text()))
 STOP_SIGNALS = {"haproxy": signal.SIGUSR1}  # of images; others have TERM
+OWN_FOLDERS = ("/usr/local/sbin", "/usr/local/bin")  # where the chart mounts programs; first in the images' PATH
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 DEFAULTS = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3, "successThreshold": 1}
 
@@ -146,15 +147,16 @@ class Pod:
             volume = volumes.get(mount["name"], {})
             if "subPath" in mount:
                 config = self._object("ConfigMap", volume["configMap"]["name"])
-                target.write_text(config["data"][mount["subPath"]])
+                target.write_text(replaced(config["data"][mount["subPath"]], self._places()))
                 target.chmod(volume["configMap"]["defaultMode"])
             elif "configMap" in volume:
                 files = self._object("ConfigMap", volume["configMap"]["name"])["data"]
                 write_atomically(target, {name: text.encode() for name, text in files.items()}, 0o644)
             elif "secret" in volume:
                 data = self._object("Secret", volume["secret"]["secretName"])["data"]
-                names = [item["key"] for item in volume["secret"].get("items", ())] or data
-                files = {name: base64.b64decode(data[name]) for name in names}
+                all_of_it = [{"key": name, "path": name} for name in data]
+                items = volume["secret"].get("items", all_of_it)
+                files = {item["path"]: base64.b64decode(data[item["key"]]) for item in items}
                 write_atomically(target, files, volume["secret"]["defaultMode"])
             elif "emptyDir" in volume:
                 target.mkdir(exist_ok=True)
@@ -167,13 +169,12 @@ class Pod:
 
     def _translated(self, text: str) -> str:
         """Put places of this machine where those of the container stand."""
-        paths = {
-            mount["mountPath"]: f"{self.place.root}{mount['mountPath']}" for mount in self.container["volumeMounts"]
-        }
-        replacements = {**paths, **self.place.replacements}
-        longest_first = sorted(replacements, key=len, reverse=True)
-        found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(word)}(?![\w-])" for word in longest_first))
-        return found.sub(lambda word: replacements[word[0]], text)
+        return replaced(text, {**self._places(), **self.place.replacements})
+
+    def _places(self) -> dict[str, str]:
+        """The place on this machine of each that the container has mounted."""
+        mounts = self.container["volumeMounts"]
+        return {mount["mountPath"]: f"{self.place.root}{mount['mountPath']}" for mount in mounts}
 
     def _command_of(self, container: Manifest) -> list[str]:
         command = [*container.get("command", ()), *container.get("args", ())]
@@ -183,7 +184,7 @@ class Pod:
 
     def _environment(self, container: Manifest) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
-        folders = [f"{self.place.root}/usr/local/bin", inherited["PATH"], "/usr/sbin"]
+        folders = [*(f"{self.place.root}{folder}" for folder in OWN_FOLDERS), inherited["PATH"], "/usr/sbin"]
         given = IMAGE_VARIABLES if "lisarec" in container["image"] else {}
         given = {**given, **(environment_of(container) if "env" in container else {})}
         translated = {name: self._translated(value) for name, value in given.items()}
@@ -247,15 +248,29 @@ class Pod:
             return False
         get = probe["httpGet"]
         with suppress(httpx.TransportError):
-            url = f"http://{self.place.address}:{self.place.ports[get['port']]}{get['path']}"
+            url = f"{scheme_of(probe)}://{self.place.address}:{self.place.ports[get['port']]}{get['path']}"
             return 200 <= fetch(url, timeout_s).status_code < 400
         return False
 
 
+def scheme_of(probe: Manifest) -> str:
+    """Whether a probe asks by TLS: `https` or `http`."""
+    return str(probe["httpGet"].get("scheme", "HTTP")).lower()
+
+
+def replaced(text: str, replacements: Mapping[str, str]) -> str:
+    """The text with each of the words replaced where it is not part of another one."""
+    longest_first = sorted(replacements, key=len, reverse=True)
+    found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(word)}(?![\w-])" for word in longest_first))
+    return found.sub(lambda word: replacements[word[0]], text)
+
+
 def program_of(name: str, path: str) -> str:
     """The program of a pod's own files, else that of this machine."""
-    own = Path(path.partition(os.pathsep)[0]) / name
-    return str(own) if own.exists() else program(name)
+    for folder in path.split(os.pathsep)[: len(OWN_FOLDERS)]:
+        if (own := Path(folder) / name).exists():
+            return str(own)
+    return program(name)
 
 
 def wait_until_ready(*pods: Pod) -> None:

@@ -86,6 +86,10 @@ def test_an_older_cluster_is_refused() -> None:
         ({"redis": {"url": "localhost:6379"}}, "/redis/url"),
         ({"redis": {"cluster": {"primaries": 2}}}, "/redis/cluster/primaries"),
         ({"redis": {"cluster": {"primaries": 3}, "url": "redis://a"}}, "redis.url names another Redis, and"),
+        (
+            {"redis": {"tlsSecret": "redis-tls", "url": "redis://a"}},
+            "redis.url names another Redis, and redis.tlsSecret",
+        ),
         ({"storage": {"archive": {"url": "https://shop/archive"}}}, "/storage/archive/url"),
         ({"ingress": {"enabled": True, "host": "a.example"}}, "ingress.tlsSecret is the Secret of the certificate"),
         ({"ingress": {"enabled": True, "tlsSecret": "a"}}, "ingress.host is the name of your service"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -15,11 +16,23 @@ import redis
 
 from benchmarks.harness.redis_cluster import free_node_port, is_whole
 from benchmarks.harness.topology import program
-from tests.deploy.chart import CLUSTER, RELEASE, environment_of, named, peers, pods, render, rendered_variant
+from tests.deploy.certificates import Authority, answers_without_tls
+from tests.deploy.chart import (
+    CLUSTER,
+    RELEASE,
+    TLS_CLUSTER,
+    environment_of,
+    named,
+    peers,
+    pods,
+    render,
+    rendered_variant,
+)
 from tests.deploy.kubelet import Place, Pod, wait_until_ready
 from tests.storage.redis.servers import find_servers
 from tests.waiting import wait_until
 
+HOST = re.compile(r"[\w-]+\.lisarec-redis-node\.[\w.]+")
 VALUES = {"redis": {"cluster": {"primaries": 3, "replicas": 2}}}
 
 
@@ -82,8 +95,13 @@ def test_only_redis_and_its_keeper_get_the_password_of_the_administrator() -> No
 class Nodes:
     """The six nodes and what creates their cluster, each node at an address of loopback."""
 
-    def __init__(self, root: Path) -> None:
-        self.manifests = render(CLUSTER)
+    def __init__(self, root: Path, authority: Authority | None = None) -> None:
+        self.manifests = render(CLUSTER if authority is None else TLS_CLUSTER)
+        self._tls: dict[str, Any] = {}
+        if authority is not None:
+            names = ",".join(f"IP:127.0.3.{number + 1}" for number in range(6))
+            self.manifests.append(authority.secret("redis-tls", names))
+            self._tls = {"ssl": True, "ssl_ca_certs": str(authority.certificate)}
         self.specs = pods(self.manifests)
         for name in ("redis-node", "redis-cluster"):
             self.specs[name]["containers"][0]["readinessProbe"] |= {"periodSeconds": 1}  # asked more often
@@ -100,10 +118,11 @@ class Nodes:
 
     def start(self, number: int, address: str) -> None:
         """Start a node on its volume, at this address."""
+        port = f"--tls-port {self.port}" if self._tls else f"--port {self.port}"
         replacements = {
             "redis-server": program("redis-server"),
             "redis-cli": f"redis-cli -h {address} -p {self.port}",
-            "--dir": f"--bind {address} --bind-source-addr {address} --port {self.port} --dir",
+            "--dir": f"--bind {address} --bind-source-addr {address} {port} --dir",
         }
         self.running[number] = self._pod("redis-node", address, replacements, self._root / str(number))
 
@@ -140,20 +159,21 @@ class Nodes:
     def _login(self, number: int, user: str, entry: str) -> dict[str, Any]:
         password = base64.b64decode(named(self.manifests, "Secret", "redis")["data"][entry]).decode()
         address = self.running[number].place.address
-        return {"host": address, "port": self.port, "username": user, "password": password}
+        return {"host": address, "port": self.port, "username": user, "password": password, **self._tls}
 
     def _pod(self, component: str, address: str, replacements: dict[str, str], data: Path) -> Pod:
         root = Path(mkdtemp(prefix=f"{component}-", dir=self._root))
-        variables = {"LISAREC_KEEP_EVERY_S": "1"}
+        variables = {"LISAREC_KEEP_EVERY_S": "1", "HOSTNAME": f"{RELEASE}-{component}-{data.name}"}
         place = Place(root, address, {}, variables, replacements, (), self.manifests, {"data": data})
         return Pod(self.specs[component], place)
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
+def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
     if "redis-server" not in find_servers():
         pytest.skip("there is no redis-server")
-    nodes = Nodes(tmp_path)
+    has_tls = getattr(request, "param", "") == "TLS"
+    nodes = Nodes(tmp_path, Authority(tmp_path / "authority") if has_tls else None)
     try:
         yield nodes
     finally:
@@ -207,6 +227,18 @@ def test_a_node_that_lost_its_volume_is_ready_when_it_has_a_copy_again(nodes: No
     nodes.keeper.process.send_signal(signal.SIGCONT)
     nodes.wait_until_whole()
     assert client.info("replication")["master_host"] == links[number]["master_host"]
+
+
+@pytest.mark.parametrize("nodes", ["TLS"], indirect=True)
+def test_nodes_with_a_certificate_speak_tls_alone_and_send_clients_to_its_names(nodes: Nodes) -> None:
+    nodes.wait_until_whole()
+    for number, pod in nodes.running.items():
+        assert not answers_without_tls(pod.place.address, nodes.port)
+        assert nodes.client(number).config_get("port") == {"port": "0"}
+    hosts = {word.partition(":")[0] for word in nodes.specs["redis-cluster"]["containers"][0]["args"]}
+    assert len(hosts) == 6
+    node = nodes.client(0)
+    wait_until(lambda: set(HOST.findall(str(node.execute_command("CLUSTER SLOTS")))) == hosts, nodes.keeper.log)
 
 
 def meets(node: Any) -> bool:

@@ -76,15 +76,31 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- end }}
 {{- end }}
 
+{{/* The full name of a component's Service, which is in the component's certificate. Arguments: the root, and the component. */}}
+{{- define "lisarec.host" -}}
+{{- $root := index . 0 -}}
+{{ printf "%s-%s.%s.svc.%s" $root.Release.Name (index . 1) $root.Release.Namespace $root.Values.balancer.clusterDomain }}
+{{- end }}
+
+{{/* The name by which clients reach a component of the chart's own Redis; with TLS the one in its certificate. */}}
+{{- define "lisarec.redisHost" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.redis.tlsSecret }}{{ include "lisarec.host" . }}{{ else }}{{ $root.Release.Name }}-{{ index . 1 }}{{ end }}
+{{- end }}
+
 {{/* HOST:PORT of each node of the chart's own Redis Cluster, separated by commas; empty where there is none. */}}
 {{- define "lisarec.redisNodes" -}}
 {{- $cluster := .Values.redis.cluster | default (dict "primaries" 0 "replicas" 1) -}}
 {{- if and .Values.redis.url $cluster.primaries -}}
 {{- fail "redis.url names another Redis, and redis.cluster.primaries asks for a cluster here: set one of them" -}}
 {{- end -}}
+{{- if and .Values.redis.url .Values.redis.tlsSecret -}}
+{{- fail "redis.url names another Redis, and redis.tlsSecret is for the one here: put rediss:// and ssl_ca_certs into the URL" -}}
+{{- end -}}
+{{- $service := include "lisarec.redisHost" (list . "redis-node") -}}
 {{- $nodes := list -}}
 {{- range until (int (mul $cluster.primaries (add1 $cluster.replicas))) -}}
-{{- $nodes = append $nodes (printf "%[1]s-redis-node-%[2]d.%[1]s-redis-node:6379" $.Release.Name .) -}}
+{{- $nodes = append $nodes (printf "%s-redis-node-%d.%s:6379" $.Release.Name . $service) -}}
 {{- end -}}
 {{- join "," $nodes -}}
 {{- end }}
@@ -96,7 +112,12 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 
 {{- define "lisarec.redisURL" -}}
 {{- $nodes := include "lisarec.redisNodes" . -}}
-{{ .Values.redis.url | default (printf "redis://lisarec@%s" ($nodes | default (printf "%s-redis:6379/0" .Release.Name))) }}
+{{- $addresses := $nodes | default (printf "%s:6379/0" (include "lisarec.redisHost" (list . "redis"))) -}}
+{{- if .Values.redis.tlsSecret -}}
+rediss://lisarec@{{ $addresses }}?ssl_ca_certs=/redis-ca/ca.crt
+{{- else -}}
+{{ .Values.redis.url | default (printf "redis://lisarec@%s" $addresses) }}
+{{- end -}}
 {{- end }}
 
 {{/* The Secret that has Redis's password; empty for a Redis without one. */}}
@@ -151,9 +172,17 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
 {{- if include "lisarec.redisSecret" $root }}
 - { name: secrets, mountPath: /secrets, readOnly: true }
 {{- end }}
+{{- if $root.Values.redis.tlsSecret }}
+- { name: redis-ca, mountPath: /redis-ca, readOnly: true }
+{{- end }}
 {{- if $root.Values.modelKeys.secret }}
 - { name: model-keys, mountPath: /model-keys, readOnly: true }
 {{- end }}
+{{- end }}
+
+{{/* What checks a certificate gets of its Secret: not the key. Argument: the Secret's name. */}}
+{{- define "lisarec.authority" -}}
+secret: { secretName: {{ . }}, defaultMode: 0440, items: [{ key: ca.crt, path: ca.crt }] }
 {{- end }}
 
 {{/* Arguments: those of `lisarec.mounts`. */}}
@@ -182,6 +211,10 @@ envFrom: [{ secretRef: { name: {{ . }} } }]
     {{- if not $root.Values.redis.url }}
     items: [{ key: redis_password, path: redis_password }] # those of the users `admin` and `replica` are Redis's alone
     {{- end }}
+{{- end }}
+{{- with $root.Values.redis.tlsSecret }}
+- name: redis-ca
+  {{- include "lisarec.authority" . | nindent 2 }}
 {{- end }}
 {{- with $root.Values.modelKeys.secret }}
 - name: model-keys
