@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,23 +79,26 @@ class Assignments(Mapping[str, CodeAssignment]):
 
 
 class ColdItemCodes:
-    """The newest assignments of one tenant's generations. Only the event loop changes them."""
+    """The newest assignments of one tenant's generations. The event loop changes them; threads may read them."""
 
     def __init__(self) -> None:
         self._by_tag: dict[bytes, _OfGeneration] = {}
+        self._lock = Lock()  # held while changing this object, or copying from it
 
     def apply(self, records: Iterable[ItemCodes]) -> None:
         """Apply the records that were read from the store."""
         by_tag: dict[bytes, dict[str, ItemCodes]] = defaultdict(dict)
         for record in records:
             by_tag[record.tag][record.item_id] = record
-        for tag, newest in by_tag.items():
-            self._by_tag.setdefault(tag, _OfGeneration(tag)).apply([*newest.values()])
+        with self._lock:
+            for tag, newest in by_tag.items():
+                self._by_tag.setdefault(tag, _OfGeneration(tag)).apply([*newest.values()])
 
     def of(self, tag: bytes) -> Assignments:
-        """Return a generation's assignments, as a new object after each change."""
-        of_generation = self._by_tag.get(tag)
-        return NO_ASSIGNMENTS if of_generation is None else of_generation.assignments
+        """Return a generation's assignments, as a new object after each change; thread-safe."""
+        with self._lock:
+            of_generation = self._by_tag.get(tag)
+            return NO_ASSIGNMENTS if of_generation is None else of_generation.assignments
 
 
 class _Rows:

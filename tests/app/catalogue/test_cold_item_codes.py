@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 from hypothesis import given
@@ -51,6 +54,43 @@ def test_assignments_are_the_newest_ones_at_the_moment_when_they_were_asked_for(
             name: one for name, one in expected.items() if one.evidence > 50
         }
         assert (len(found), "never" in found) == (len(expected), False)
+
+
+def test_threads_may_ask_while_codes_are_assigned() -> None:
+    """A model that is loaded in a thread asks; the event loop assigns."""
+    assigned, asked, is_over = ColdItemCodes(), list[int](), threading.Event()
+
+    def record(number: int, turn: int) -> ItemCodes:
+        codes = bytes([number, turn])
+        return ItemCodes(f"item-{number}", b"0", turn, float(number), codes, codes)
+
+    def ask() -> None:
+        while not is_over.is_set():
+            asked.append(1)
+            for name, one in assigned.of(b"0").items():
+                number, turn = one.codes.history.tolist()
+                assert one.record() == record(number, turn)
+                assert name == f"item-{number}"
+
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            asking = [threads.submit(ask) for _ in range(3)]
+            try:
+                for turn in count():
+                    if (turn > 300 and len(asked) > 300) or any(one.done() for one in asking):
+                        break
+                    page = [record(number % 200, turn % 256) for number in range(turn, turn + 20)]
+                    assigned.apply(page)
+                    now = assigned.of(b"0")
+                    assert [now[one.item_id].record() for one in page] == page
+            finally:
+                is_over.set()
+            for one in asking:
+                one.result()
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def test_assigned_codes_take_no_object_each() -> None:
