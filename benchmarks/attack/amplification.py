@@ -13,6 +13,7 @@ an endpoint of /openapi.json has no call here.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from model.artifact import model_directory
 
 WARM_UP = 2
 MAX_CALLS = 400  # of one kind
+POLLING_PERIODS, POLLING_PERIOD_S = 3, 0.5
 AGAIN = 3  # times that a call which cost too much is measured once more
 
 console = Console(width=140)
@@ -140,6 +142,7 @@ class Meter:
         self._sent = Counter[str]()
         self._connection: Connection
         self._filling_s = 0.0
+        self._polling = 0.0  # processor seconds that the service takes each second while nothing is sent
 
     async def measure(self, calls: Sequence[Call]) -> list[Measured]:
         """Return what each call took.
@@ -147,6 +150,7 @@ class Meter:
         A plain request is measured twice before and once afterwards, and the least counts: the service may be cold at
         first, and has something to do behind some calls.
         """
+        self._polling = await self._least_polling()
         plains = [(await self._take(plain(), inf))[-1] for _ in range(2)]
         taken = [await self._take(call, self._cpu_s) for call in calls]
         plains.append((await self._take(plain(), inf))[-1])
@@ -157,18 +161,31 @@ class Meter:
 
         Return its bytes in and out, and its processor seconds.
         """
-        service = self._service
-        self._connection, self._filling_s = await Connection.open(service.port), 0.0
+        self._connection, self._filling_s = await Connection.open(self._service.port), 0.0
         try:
             for _ in range(1 if call.log or call.settled else WARM_UP):
                 await self._send(call)
-            begin_s, sent, spent_s = service.cpu_s() - self._filling_s, 0, 0.0
+            begin_s, sent, spent_s = self._spent_s(), 0, 0.0
             while not sent or (spent_s < cpu_s and sent < MAX_CALLS):
                 bytes_in, bytes_out = await self._send(call)
-                spent_s, sent = service.cpu_s() - self._filling_s - begin_s, sent + 1
+                spent_s, sent = self._spent_s() - begin_s, sent + 1
         finally:
             self._connection.close()
         return bytes_in, bytes_out, spent_s / sent
+
+    async def _least_polling(self) -> float:
+        """Return the processor seconds that the service takes each second by itself: the least of some periods."""
+        await asyncio.to_thread(self._service.settle)
+        taken = []
+        for _ in range(POLLING_PERIODS):
+            begin_s, cpu_s = time.monotonic(), self._service.cpu_s()
+            await asyncio.sleep(POLLING_PERIOD_S)
+            taken.append((self._service.cpu_s() - cpu_s) / (time.monotonic() - begin_s))
+        return min(taken)
+
+    def _spent_s(self) -> float:
+        """Return the processor time since some moment, except for polling and filling logs."""
+        return self._service.cpu_s() - self._polling * time.monotonic() - self._filling_s
 
     async def _send(self, call: Call) -> tuple[int, int]:
         """Send the call, and wait until what it has begun is done; return the bytes that went in and out."""
@@ -190,9 +207,9 @@ class Meter:
         """Make the log, which does not belong to the call's cost."""
         service = self._service
         self._connection.close()  # the service may close it meanwhile
-        begin_s = service.cpu_s()
+        begin_s = self._spent_s()
         service.fill_log(log.user_id.replace("{number}", str(number)), log.events, self._items)
-        self._filling_s += service.cpu_s() - begin_s
+        self._filling_s += self._spent_s() - begin_s
         self._connection = await Connection.open(service.port)
 
 
