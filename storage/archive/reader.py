@@ -123,7 +123,8 @@ class ArchiveSnapshot:
         self._folder = folder
         self.manifest = manifest
         listed = {file.path for file in manifest.files}
-        self.hashes: dict[str, Hashes] = {path: array for path, array in known_hashes.items() if path in listed}
+        known = dict(known_hashes)  # in one step, since another thread may add to them
+        self.hashes: dict[str, Hashes] = {path: array for path, array in known.items() if path in listed}
 
     def require(self, archive_id: str, partition: int, through: int) -> None:
         """Raise StorageUnavailable unless this is that archive and has the partition's entries up to `through`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archive.manifest import MANIFEST
-from storage.archive.reader import ArchiveReader
+from storage.archive.hashes import Hashes
+from storage.archive.manifest import MANIFEST, Manifest
+from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
 from storage.errors import StorageError, StorageUnavailable
+from storage.folders.local_folder import LocalFolder
 from storage.records import LogEntry
 from storage.state.event import Event, digest
 from tests.storage.archive.dying import Died, dying_at
@@ -155,14 +160,14 @@ class TestDying:
     ) -> None:
         """At every single call that changes the disk, in a commit, a merge and a drop."""
         deaths = 0
-        for count in range(200):
-            directory = tmp_path / str(count)
+        for number in range(200):
+            directory = tmp_path / str(number)
             with ArchiveWriter.open(directory) as writer:
                 writer.commit(some(1, 6, day=-1), place(6))
                 writer.commit(some(7, 9), place(9))
                 writer.commit([*some(10, 12), *some(13, 13, "v", day=-1), *some(14, 14, "v")], place(12))
             died = True
-            with suppress(Died), dying_at(monkeypatch, count), ArchiveWriter.open(directory) as writer:
+            with suppress(Died), dying_at(monkeypatch, number), ArchiveWriter.open(directory) as writer:
                 gone = ErasureEntry("main", 0, 17, digest("v"))
                 writer.commit([*some(13, 15), *some(16, 16, tenant="new"), gone, *some(18, 18, "v")], place(18))
                 writer.compact(today=TODAY)
@@ -248,3 +253,23 @@ class TestReading:
                 read(ArchiveReader(tmp_path))
             with pytest.raises(StorageError, match=reason), ArchiveWriter.open(tmp_path):
                 pass
+
+
+def test_a_snapshot_is_opened_while_another_thread_reads_hashes_for_the_one_before(tmp_path: Path) -> None:
+    before: dict[str, Hashes] = {str(number): np.zeros(0, np.uint64) for number in range(20_000)}
+    is_over = threading.Event()
+
+    def read_hashes() -> None:
+        for number in count():
+            if is_over.is_set():
+                break
+            before[f"new-{number % 1_000_000}"] = np.zeros(0, np.uint64)
+
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(read_hashes)
+        try:
+            for _ in range(30):
+                ArchiveSnapshot(LocalFolder(tmp_path), Manifest("archive", {}, 0, ()), before)
+        finally:
+            is_over.set()
+        reading.result()
