@@ -10,6 +10,7 @@ from app.recommendation.experiments import ExperimentRecommender
 from app.recommendation.recommender import Recommender
 from app.schemas.operations import Experiment
 from app.serving.served_generation import ServedGeneration, TenantContext
+from storage.records import NamedGeneration
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class ExperimentArms:
         return replace(
             self, generations={name: after if one is before else one for name, one in self.generations.items()}
         )
+
+    def with_served(self, served: Mapping[NamedGeneration, ServedGeneration]) -> ExperimentArms:
+        """Return the same arms, with generations that are served already instead of those that were loaded again."""
+        return replace(self, generations={name: served.get(one.named, one) for name, one in self.generations.items()})
 
     def build_recommender(self, default: Recommender) -> Recommender | ExperimentRecommender:
         """Build a recommender that answers each user from their arm, and all other requests with `default`."""

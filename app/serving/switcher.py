@@ -65,8 +65,7 @@ class GenerationSwitcher:
 
     def served(self) -> list[ServedGeneration]:
         """Return all served generations, the current one first."""
-        by_tag = {one.named.tag: one for one in (self.current, *self._arms.generations.values())}
-        return list(by_tag.values())
+        return list(dict.fromkeys((self.current, *self._arms.generations.values())))
 
     async def poll_forever(self) -> None:
         """Poll the store's pointers until cancelled."""
@@ -101,7 +100,7 @@ class GenerationSwitcher:
                 if changes.version == context.overrides.version:
                     return
                 context.item_codes.apply(changes.codes)
-                apply = partial(_apply, context.overrides, changes, self.served())
+                apply = partial(_apply, context.overrides, changes, self.served)
                 await context.engine_threads.shared.run(apply, 1.0 + len(changes.entries))
 
     async def activate(self, name: str) -> ServedGeneration:
@@ -212,7 +211,6 @@ class GenerationSwitcher:
         rebuilt = await self._while_refreshing_items(build(before))
         end_s = asyncio.get_running_loop().time()
         self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
-        rebuilt.catalogue.catch_up()  # apply overrides set during the rebuild
         self._arms = self._arms.with_replaced(before, rebuilt)
         self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
 
@@ -241,20 +239,20 @@ class GenerationSwitcher:
 
     def _switch_to(self, served: ServedGeneration) -> None:
         logger.warning("serving %r instead of %r", served.named.name, self.current.named.name)
-        served.catalogue.catch_up()  # apply overrides set during the load
-        self._set_current(served)
-        self._failed = None
-        self._announce_at_s = 0
+        self._set_current(self._already_served().get(served.named, served))
+        self._failed, self._announce_at_s = None, 0
         self._context.metrics.generations.count_switch("switched")
         self._record_current()
 
     def _set_arms(self, arms: ExperimentArms) -> None:
         logger.warning("experiment: %s", "none" if arms.experiment is None else arms.text)
-        self._arms = arms
+        self._arms = arms.with_served(self._already_served())
         self._announce_at_s = 0
-        for served in arms.generations.values():
-            served.catalogue.catch_up()  # apply overrides set during the load
         self._propagate_served()
+
+    def _already_served(self) -> dict[NamedGeneration, ServedGeneration]:
+        """Return the served generations: one of them may have been rebuilt while it was loaded again."""
+        return {one.named: one for one in self.served()}
 
     def _set_current(self, served: ServedGeneration) -> None:
         """Replace the current generation in a single assignment."""
@@ -264,7 +262,10 @@ class GenerationSwitcher:
 
     def _propagate_served(self) -> None:
         """Pass the served generations to the learners, the store, click-through and the recommender."""
-        served, signals = self.served(), self._context.signals
+        signals = self._context.signals
+        for one in self.served():
+            one.catalogue.catch_up()  # with what was set while it was built, and before `_apply` knew it
+        served = list({one.named.tag: one for one in self.served()}.values())
         for one in served:
             counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
             one.learner.set_catalogue(one.catalogue, one.engine, one.cold_items)
@@ -286,9 +287,9 @@ class GenerationSwitcher:
         self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
 
 
-def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Sequence[ServedGeneration]) -> None:
+def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Callable[[], Sequence[ServedGeneration]]) -> None:
     overrides.apply(changes)
-    for one in served:
+    for one in served():  # asked now: others may have been served since the changes were read
         one.catalogue.catch_up()
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage.records import TenantPointers
-from tests.app.conftest import Client, item_id
+from app.serving.served_generation import ServedGeneration, TenantContext
+from app.settings import Settings
+from storage.records import ItemCodes, TenantPointers
+from tests.app.conftest import Client, item_id, write_model
+from tests.waiting import PATIENCE_S, until
 
 
 def put(client: Client, number: int) -> None:
@@ -52,3 +59,100 @@ def test_a_store_that_lost_changes_is_read_from_its_beginning(client: Client, mo
     poll(client, monkeypatch, items_version=2)
     client.runner.run(client.service.switcher.refresh_items())
     assert changes_read(client) == before + 1 + 6
+
+
+@pytest.fixture
+def two_models(tmp_path: Path) -> Iterator[Client]:
+    for seed, name in enumerate(("may", "june")):
+        write_model(tmp_path / "models" / name, seed)
+    client = Client(Settings(model_dir=tmp_path / "models" / "may", data_dir=tmp_path / "state"))
+    yield client
+    client.close()
+
+
+EXPERIMENT = {"name": "either", "shares": {"may": 0.5, "june": 0.5}}
+OFF = {"available": False}
+
+
+async def require_gone(client: Client, number: int) -> None:
+    """No list has the item: not those of users, in either arm, and not those of items."""
+    assert (await client.http.get(f"/v1/items/{item_id(number)}")).json()["available"] is False
+    similar = (await client.http.get(f"/v1/items/{item_id(number + 1)}/similar", params={"k": 59})).json()
+    requests = [{"user_id": f"user-{user}", "k": 60} for user in range(20)]
+    lists = (await client.http.post("/v1/recommendations", json={"requests": requests})).json()["results"]
+    assert len({one["generation"] for one in lists}) == (1 if client.service.switcher.experiment is None else 2)
+    for one in [similar, *lists]:
+        assert one["items"]
+        assert item_id(number) not in [item["item_id"] for item in one["items"]]
+
+
+@pytest.mark.parametrize("switched", ["activated", "experiment"])
+def test_a_change_in_flight_reaches_the_model_that_is_served_meanwhile(
+    two_models: Client, monkeypatch: pytest.MonkeyPatch, switched: str
+) -> None:
+    """The change waits for the shared thread, which is busy with somebody's filter."""
+    client, may_go, waiting = two_models, threading.Event(), list[object]()
+    thread = client.services.shared_thread
+    run = thread.run
+
+    def note_and_run(*args: Any, **options: Any) -> Any:
+        waiting.append(args)
+        return run(*args, **options)
+
+    async def law() -> None:
+        busy = asyncio.create_task(run(lambda: may_go.wait(PATIENCE_S), 1.0))
+        monkeypatch.setattr(thread, "run", note_and_run)
+        change = asyncio.create_task(client.http.put(f"/v1/items/{item_id(2)}", json=OFF))
+        await until(lambda: waiting)
+        if switched == "activated":
+            answer = await client.http.post("/v1/admin/generations/june/activate")
+        else:
+            answer = await client.http.put("/v1/admin/experiment", json=EXPERIMENT)
+        assert answer.status_code == 200
+        may_go.set()
+        assert (await change).json()["available"] is False
+        await busy
+        await require_gone(client, 2)
+
+    client.runner.run(law())
+
+
+def test_an_arm_that_is_activated_follows_changes(two_models: Client) -> None:
+    client, switcher = two_models, two_models.service.switcher
+
+    async def law() -> None:
+        assert (await client.http.put("/v1/admin/experiment", json=EXPERIMENT)).status_code == 200
+        assert (await client.http.post("/v1/admin/generations/june/activate")).status_code == 200
+        assert (await client.http.put(f"/v1/items/{item_id(2)}", json=OFF)).json()["available"] is False
+        await require_gone(client, 2)
+
+    client.runner.run(law())
+    assert [one.named.name for one in switcher.served()] == ["june", "may"]
+
+
+def test_a_model_that_is_rebuilt_while_another_loads_follows_changes(
+    two_models: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, switcher, may_go = two_models, two_models.service.switcher, threading.Event()
+    load = ServedGeneration.load
+
+    def load_later(context: TenantContext, name: str) -> ServedGeneration:
+        may_go.wait(PATIENCE_S)
+        return load(context, name)
+
+    monkeypatch.setattr(ServedGeneration, "load", load_later)
+
+    async def law() -> None:
+        starting = asyncio.create_task(client.http.put("/v1/admin/experiment", json=EXPERIMENT))
+        before, shape = switcher.current, switcher.current.artifact.config.model
+        codes = bytes(shape.history_codebooks), bytes(shape.target_codebooks)
+        new = ItemCodes("fresh", before.named.tag, 20, 0.0, *codes)
+        await client.service.store.put_item_codes(client.settings.tenant, [new])
+        await until(lambda: switcher.current is not before)
+        may_go.set()
+        assert (await starting).status_code == 200
+        assert (await client.http.put(f"/v1/items/{item_id(2)}", json=OFF)).json()["available"] is False
+        await require_gone(client, 2)
+
+    client.runner.run(law())
+    assert len({one.named.tag for one in switcher.served()}) == len(switcher.served()) == 2
