@@ -208,7 +208,7 @@ def test_an_answer_that_is_not_read_pauses_the_protocol_as_without_tls(certifica
         async with asyncio.timeout(PATIENCE_S):
             while not http.told:
                 await asyncio.sleep(0.01)
-            assert http.told == ["pause"]
+            assert set(http.told) == {"pause"}  # once more whenever the client's buffers have taken something
             assert await reader.readexactly(len(http.answer)) == http.answer
             while http.told[-1] != "resume":
                 await asyncio.sleep(0.01)
