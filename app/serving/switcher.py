@@ -213,6 +213,7 @@ class GenerationSwitcher:
         self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
         self._arms = self._arms.with_replaced(before, rebuilt)
         self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
+        rebuilt.catalogue.catch_up()  # it may be an arm
 
     async def _with_popular_catalogue(self, before: ServedGeneration) -> ServedGeneration:
         context = self._context
@@ -246,9 +247,8 @@ class GenerationSwitcher:
 
     def _set_arms(self, arms: ExperimentArms) -> None:
         logger.warning("experiment: %s", "none" if arms.experiment is None else arms.text)
-        self._arms = arms.with_served(self._already_served())
-        self._announce_at_s = 0
-        self._propagate_served()
+        self._arms, self._announce_at_s = arms.with_served(self._already_served()), 0
+        self._propagate_served(*self._arms.generations.values())
 
     def _already_served(self) -> dict[NamedGeneration, ServedGeneration]:
         """Return the served generations: one of them may have been rebuilt while it was loaded again."""
@@ -258,12 +258,12 @@ class GenerationSwitcher:
         """Replace the current generation in a single assignment."""
         self._context.overrides.keep_in(served.catalogue.values)
         self.current = served
-        self._propagate_served()
+        self._propagate_served(served)
 
-    def _propagate_served(self) -> None:
+    def _propagate_served(self, *new: ServedGeneration) -> None:
         """Pass the served generations to the learners, the store, click-through and the recommender."""
         signals = self._context.signals
-        for one in self.served():
+        for one in new:
             one.catalogue.catch_up()  # with what was set while it was built, and before `_apply` knew it
         served = list({one.named.tag: one for one in self.served()}.values())
         for one in served:
