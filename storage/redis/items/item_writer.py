@@ -1,11 +1,18 @@
 """Setting values of items in Redis, without blocking it for long."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 from storage.errors import PropertyRefused, StorageError, StorageUnavailable, VectorRefused
 from storage.records import MAX_PROPERTIES, ItemEntry, PropertyType, PropertyTypes, add_types_to_hold
 from storage.redis.connections.nodes import Argument
-from storage.redis.items.properties import properties_to_texts, register_tenant, require_held, with_properties
+from storage.redis.items.properties import (
+    VALUE_BYTES,
+    properties_to_texts,
+    register_tenant,
+    require_held,
+    with_properties,
+)
 from storage.redis.items.vectors import require_taken
 from storage.redis.layout.stream_entries import compact_json
 from storage.redis.scripts.items import PUT_ITEMS, READ_ITEM_PROPERTIES
@@ -16,7 +23,6 @@ FEW_PROPERTIES = 1_000  # that a script merges with the stored ones, which block
 READ_BYTES = 2 << 20  # of stored properties, which Redis copies within some milliseconds
 MERGED_BYTES = 1 << 19  # of properties that a script merges, which blocks Redis for some 10 milliseconds
 ITEM_ARGUMENTS = 8  # of PUT_ITEMS for an item
-VALUE_BYTES = 32  # for a small property's name and value
 OVERTAKEN = "concurrent changes of types or vectors reject some of the items; send all of them again"
 
 
@@ -87,7 +93,7 @@ def _encode(entry: ItemEntry, stored: dict[str, bytes]) -> list[Argument]:
     texts = (
         entry.item_id,
         "" if entry.title is None else f"={entry.title}",
-        "" if entry.categories is None else f"={compact_json(entry.categories)}",
+        "" if entry.categories is None else f"={json.dumps(entry.categories)}",
         "" if entry.available is None else f"={entry.available:d}",
         properties_to_texts(entry.properties) if entry.properties else "{}",
     )

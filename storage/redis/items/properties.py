@@ -28,6 +28,8 @@ from storage.redis.scripts.items import DECLARE_TYPES
 from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, READ_USER_PROPERTIES, put_properties_keys
 from storage.redis.session.redis_session import RedisSession
 
+VALUE_BYTES = 32  # for a small property's name and value
+
 
 class RedisProperties(PropertyStore):
     """The property types of all tenants, one value per tenant next to its items, and users' properties."""

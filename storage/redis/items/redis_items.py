@@ -24,31 +24,15 @@ from storage.items.trends import (
     TrendClock,
     Visit,
 )
-from storage.records import (
-    MAX_PAGE_BYTES,
-    HeldProperties,
-    ItemChanges,
-    ItemCodes,
-    ItemEntry,
-    Tally,
-)
+from storage.records import MAX_PAGE_BYTES, HeldProperties, ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.redis.connections.nodes import Argument, Command, storage_error
-from storage.redis.items.properties import (
-    properties_from_texts,
-    register_tenant,
-)
+from storage.redis.items.properties import VALUE_BYTES, properties_from_texts, register_tenant
 from storage.redis.layout.keys import ITEMS_FIELD
 from storage.redis.layout.stream_entries import compact_json, parse_stream_page
-from storage.redis.scripts.items import (
-    ADD_TALLIES,
-    ADD_VISITS,
-    PUT_ITEM_CODES,
-    READ_ITEMS,
-)
+from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, READ_ITEMS
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 
-VALUE_BYTES = 32  # for a small property's name and value
 ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
 VISIT_LIMITS: tuple[Argument, ...] = (
     repr(HALF_LIFE_S),
