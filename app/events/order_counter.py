@@ -20,6 +20,7 @@ from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.corrections import effective_events, posted_as
 from storage.state.event import Event, LogRecord
+from storage.state.switch_interval import in_thread
 
 ALL_ORDERS = ""  # the name of the count of all orders with several items
 SEPARATOR = "\n"  # between two item ids, which cannot contain it
@@ -95,9 +96,15 @@ class OrderCounter:
             except StorageError as exc:  # affects only this user; do not delay the orders of others
                 logger.warning("not counting the orders of a user, because the log cannot be read: %s", exc)
                 continue
-            for name, weight in order_counts(newest_first[::-1], own, self._is_new, self.newest.__contains__):
-                counts[name] += weight
+            await in_thread(self._add_counts, newest_first[::-1], own, counts)
         return counts
+
+    def _add_counts(
+        self, log: Iterable[LogRecord], weights: Mapping[tuple[str, str], float], counts: dict[str, float]
+    ) -> None:
+        """Add what a user's purchases count: long orders take many milliseconds."""
+        for name, weight in order_counts(log, weights, self._is_new, self.newest.__contains__):
+            counts[name] += weight
 
     def _is_new(self, item_id: str) -> bool:
         return item_id not in self._learned
@@ -136,7 +143,7 @@ def order_counts(
 def _counts_of_order(weights: Mapping[str, float], is_new: IsItem, is_counted: IsItem) -> Iterator[tuple[str, float]]:
     """Yield what an order's items add, each with those before it; the second item also adds the count of the first."""
     items = list(weights)
-    has_new = any(map(is_new, items))
+    new = set(filter(is_new, items))
     for place, item_id in enumerate(items):
         weight = weights[item_id]
         if not place or not weight:
@@ -144,8 +151,8 @@ def _counts_of_order(weights: Mapping[str, float], is_new: IsItem, is_counted: I
         if place == 1:
             yield ALL_ORDERS, weight
         for one in items[:2] if place == 1 else [item_id]:
-            if has_new or is_counted(one):
+            if new or is_counted(one):
                 yield one, weight
         for distance, other in enumerate(reversed(items[max(place - NEAR, 0) : place]), start=1):
-            if is_new(item_id) or is_new(other):
+            if item_id in new or other in new:
                 yield pair_name(item_id, other), float(weight / (distance * (len(items) - 1)) ** 0.5)

@@ -16,6 +16,7 @@ from storage.items.trends import HALF_LIFE_S, VISITOR_BYTES, Visit
 from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.event import Event
+from storage.state.switch_interval import in_thread
 
 MAX_ITEMS = 4096  # items that are read; later ones are rarely used, and popular items follow
 MAX_EVENT_AGE_HALF_LIVES = 10.0  # of an event; older ones do not indicate a trend
@@ -69,15 +70,15 @@ class TrendCounter:
                 return
             try:
                 self._secret = self._secret or await self._store.secret()
-                hashed = [
-                    Visit(item_id, _visitor(self._secret, item_id, user), weight)
-                    for (item_id, user), weight in visits.items()
-                ]
-                await self._store.add_visits(self._tenant, hashed)
+                await self._store.add_visits(self._tenant, await in_thread(_hashed, visits, self._secret))
             except StorageError as exc:
                 logger.debug("cannot save trends, retrying: %s", exc)
                 self._waiting = visits | self._waiting
                 raise
+
+
+def _hashed(visits: Mapping[tuple[str, bytes], float], secret: bytes) -> list[Visit]:
+    return [Visit(item_id, _visitor(secret, item_id, user), weight) for (item_id, user), weight in visits.items()]
 
 
 def _digest(user_id: str) -> bytes:

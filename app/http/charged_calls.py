@@ -1,14 +1,14 @@
 """The calls that the routes and the fast path share. Each charges its caller, then handles the parsed body."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from app.catalogue.trained_catalogue import encode
+from app.catalogue.trained_catalogue import encode, encoded_pieces
 from app.errors import InvalidRequest, ItemNotFound, SealingNotConfigured, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
@@ -46,7 +46,6 @@ LONG_BODY = 2_000  # ids, categories and characters of cursors; validating more 
 REQUEST_SIZE = 50  # validating a request takes as long as validating this number of ids
 ID_COST = 30.0  # of validating an id, where parsing a byte of JSON costs 1
 LARGE_COST = 16  # plain requests, about 3 ms
-LONG_ANSWER_BYTES = 1 << 16
 FEW_ENTRIES = 128  # log entries that take about a millisecond to read
 NUMBERS_OF_ITEM = 25  # vector elements that take as long to parse as an item without a vector
 FEW_ITEMS, ITEM_COST = 50, 500.0  # items parsed within half a millisecond; of parsing one, where a byte costs 1
@@ -126,7 +125,7 @@ async def recommend(services: Services, caller: Caller, request: RecommendationR
 
     raises  TooCostly, TooManyRequests, and as `ScenarioRegistry.resolve` and `BaseRecommender.recommend`
     """
-    return (await _recommend_as_json(services, caller, [request]))[0]
+    return b"".join((await _recommend_as_json(services, caller, [request]))[0])
 
 
 async def recommend_body(services: Services, caller: Caller, body: object) -> bytes:
@@ -145,10 +144,11 @@ async def recommend_body(services: Services, caller: Caller, body: object) -> by
 async def _recommend_parsed(
     services: Services, caller: Caller, parsed: RecommendationBatch | RecommendationRequest, *, has_turn: bool = False
 ) -> bytes:
-    if isinstance(parsed, RecommendationBatch):
-        answers = await _recommend_as_json(services, caller, parsed.requests, has_turn=has_turn)
-        return b'{"results":[%s]}' % b",".join(answers)
-    return (await _recommend_as_json(services, caller, [parsed], has_turn=has_turn))[0]
+    if isinstance(parsed, RecommendationRequest):
+        return b"".join((await _recommend_as_json(services, caller, [parsed], has_turn=has_turn))[0])
+    first, *others = await _recommend_as_json(services, caller, parsed.requests, has_turn=has_turn)
+    rest = chain.from_iterable((b",", *pieces) for pieces in others)
+    return b"".join([b'{"results":[', *first, *rest, b"]}"])
 
 
 async def similar(services: Services, caller: Caller, item_id: str, query: SimilarQuery) -> bytes:
@@ -293,8 +293,8 @@ async def _charge_correction(services: Services, caller: Caller, user_ids: Seque
 
 async def _recommend_as_json(
     services: Services, caller: Caller, requests: Sequence[RecommendationRequest], *, has_turn: bool = False
-) -> list[bytes]:
-    """Return the response to each request as JSON. Only one large call of each key runs at a time.
+) -> list[list[bytes]]:
+    """Return the response to each request as JSON in pieces. Only one large call of each key runs at a time.
 
     has_turn  whether this call already holds the key's turn
     """
@@ -308,13 +308,8 @@ async def _recommend_as_json(
         if request.state is not None:
             open_state(services, caller, request.state)
     turn = services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
-    bodies = []
     async with nullcontext() if has_turn else turn:
-        for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
-            bodies.append(encode(answer))
-            if len(bodies[-1]) > LONG_ANSWER_BYTES:
-                await asyncio.sleep(0)  # let other requests run: a megabyte takes a millisecond
-    return bodies
+        return [*map(encoded_pieces, await service.switcher.recommender.recommend(resolved, caller.requester))]
 
 
 def open_state(services: Services, caller: Caller, state: SealedState) -> None:

@@ -12,6 +12,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.trained_catalogue import Rows
 from app.events.trend_counter import TrendCounter
 from app.schemas.scored_items import ScoredItem
+from model.artifact.string_table import FREE_SLOT
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
@@ -112,8 +113,8 @@ class _TrendSnapshot:
 
     @classmethod
     def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue) -> _TrendSnapshot:
-        known = {catalogue.row_of.get(item_id): count for item_id, count in trends.items()}
-        counts = {row: count for row, count in known.items() if row is not None}
+        places = catalogue.row_of.places_of(list(trends)).tolist()
+        counts = {row: count for row, count in zip(places, trends.values(), strict=True) if row != FREE_SLOT}
         rows, prior = np.fromiter(counts, np.int32, len(counts)), PRIOR_EVENTS / max(int(catalogue.counts.sum()), 1)
         blended_counts = np.fromiter(counts.values(), np.float64, len(counts)) + prior * catalogue.counts[rows]
         by_blended_count = rows[np.argsort(-blended_counts, kind="stable")]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from app.catalogue import trained_catalogue
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
-from app.catalogue.trained_catalogue import EncodedItems, encode
+from app.catalogue.trained_catalogue import EncodedItems, encode, encoded_pieces
 from model.artifact.item_table import ItemTable
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, item_id
@@ -45,6 +45,10 @@ def assert_encoded(catalogue: LiveCatalogue, items: list[tuple[int, float]]) -> 
     shown, own = np.array([row for row, _ in items], np.int64), [score for _, score in items]
     encoded, expected = catalogue.encoded_items(shown, own), catalogue.scored_items(shown, own)
     assert encode({"items": encoded, "k": 1}) == orjson.dumps({"items": expected, "k": 1})
+    answers, objects = (
+        {"user_id": "\0", "a list": {"items": one}, "its end": one[-2:], "again": one} for one in (encoded, expected)
+    )
+    assert b"".join(encoded_pieces(answers)) == orjson.dumps(objects)
     assert len(encoded) == len(expected)
     assert encoded.item_ids == [item["item_id"] for item in expected]
     assert orjson.dumps([*encoded]) == orjson.dumps(expected)

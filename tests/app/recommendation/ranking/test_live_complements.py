@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.events import live_signals
+from app.events import live_signals, order_counter, trend_counter
 from app.events.order_counter import pair_name
 from app.serving import switcher
 from app.settings import Settings
@@ -232,3 +233,29 @@ def test_orders_of_others_count_though_the_log_of_one_cannot_be_read(
     counted = client.service.signals.order_counter.newest
     assert pair_name("c", "d") in counted
     assert pair_name("a", "b") not in counted
+
+
+class Noted(list[str]):
+    """Contains nothing, and notes what it is asked for."""
+
+    def __contains__(self, item: object) -> bool:
+        self.append(str(item))
+        return False
+
+
+def test_long_counts_leave_the_event_loop_to_requests(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, learned, places = begin(), Noted(), set()
+    client.service.signals.order_counter.set_learned(learned)
+    for module, name in ((trend_counter, "_hashed"), (order_counter, "order_counts")):
+        count = getattr(module, name)
+
+        def noted(*args: Any, name: str = name, count: Callable[..., Any] = count) -> Any:
+            places.add((name, threading.current_thread() is threading.main_thread()))
+            return count(*args)
+
+        monkeypatch.setattr(module, name, noted)
+    bought = [f"new {number}" for number in range(30)]
+    post(client, purchases("ada", bought, "o1"))
+    sync(client)
+    assert places == {("_hashed", False), ("order_counts", False)}
+    assert sorted(learned) == sorted(bought)  # each is looked up once
