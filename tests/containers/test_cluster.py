@@ -8,6 +8,7 @@ import pytest
 
 from tests.containers.conftest import Measured
 from tests.containers.deployment import CLUSTER, Deployment
+from tests.containers.engine import EngineFailed
 from tests.containers.shoppers import Shoppers, failed, failed_otherwise
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
@@ -57,6 +58,18 @@ def test_one_line_turns_on_tls_for_nodes_that_have_data(deployment: Deployment, 
     for node in NODES:
         assert deployment.compose("exec", "-T", node, "sh", "-c", ask).split() == ["port", "0"]
     assert len(primaries(deployment)) == 3
+
+
+def test_replicas_with_tls_restart_one_by_one_without_a_failed_request(
+    deployment: Deployment, shoppers: Shoppers, measured: Measured
+) -> None:
+    with pytest.raises(EngineFailed):
+        deployment.ask_replica("/readyz")  # without TLS
+    with shoppers.shop() as outcomes:
+        deployment.rolling_restart()
+    measured.append(("requests while replicas with TLS restarted", f"{outcomes.total():,}; {failed(outcomes)}"))
+    assert outcomes.total() > 0
+    assert failed(outcomes) == {}
 
 
 def test_no_volume_is_left_that_has_no_name(deployment: Deployment) -> None:

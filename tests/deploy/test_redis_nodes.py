@@ -146,8 +146,12 @@ class Nodes:
     def wait_until_whole(self) -> None:
         """Return when all nodes are in one cluster, and ready."""
         clients = [self.client(number) for number in self.running]
-        wait_until(lambda: all(is_whole(client) for client in clients), self.keeper.log)
+        wait_until(lambda: all(is_whole(client) for client in clients), self.log)
         wait_until_ready(*self.running.values(), self.keeper)
+
+    def log(self) -> str:
+        """What all nodes and their keeper have written."""
+        return "\n\n".join(pod.log() for pod in (*self.running.values(), self.keeper))
 
     def close(self) -> None:
         """End everything at once."""
@@ -201,7 +205,7 @@ def test_a_cluster_forms_itself_and_a_node_comes_back_at_another_address(nodes: 
     nodes.running[number].delete()
     assert nodes.running[number].exit_code == 0
     others = [nodes.client(other) for other in nodes.running if other != number]
-    wait_until(lambda: sum(other.info("replication")["role"] == "master" for other in others) == 3, nodes.keeper.log)
+    wait_until(lambda: sum(other.info("replication")["role"] == "master" for other in others) == 3, nodes.log)
     nodes.start(number, "127.0.4.1")
     wait_until_ready(nodes.running[number])
     assert nodes.client(number).info("replication")["master_link_status"] == "up"
