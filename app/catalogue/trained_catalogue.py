@@ -28,6 +28,7 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 ROUNDING_MARGIN = 1e-9  # exceeds the rounding error of a product
 FIRST_CHUNK = 1024  # popular items ranked first; each further chunk is as large as all before it
 MAX_KEPT_ITEMS = 16_384  # items whose JSON is cached, about 8 MB
+MAX_COPIED_BYTES = 1 << 16  # of a list
 LEFT_OUT = b"\0"  # JSON has no such byte
 
 
@@ -92,17 +93,22 @@ class EncodedItems(Sequence[ScoredItem]):
         self.texts[place] += b',"%b":%b' % (name, value)
 
     @property
+    def is_long(self) -> bool:
+        """Whether copying it takes a part of a millisecond, judged by its first item."""
+        return bool(self.texts) and len(self.texts) * len(self.texts[0]) > MAX_COPIED_BYTES
+
+    @property
     def fragment(self) -> orjson.Fragment:
         """The array, for orjson."""
-        return orjson.Fragment(b"".join(self.pieces))
+        return orjson.Fragment(b"".join((b"[", b"},".join(self.texts), b"}]")) if self.texts else b"[]")
 
     @property
     def pieces(self) -> list[bytes]:
-        """The array in pieces, whose texts are not copied."""
+        """The array of at least one item in pieces, whose texts are not copied."""
         pieces = [b"},"] * (2 * len(self.texts) + 1)
         pieces[1::2] = self.texts
         pieces[0] = b"["
-        pieces[-1] = b"}]" if self.texts else b"[]"
+        pieces[-1] = b"}]"
         return pieces
 
 
@@ -111,10 +117,12 @@ encode = partial(orjson.dumps, default=attrgetter("fragment"))
 
 
 def encoded_pieces(answer: object) -> list[bytes]:
-    """Return the same in pieces: each copy of a long list takes a millisecond or more."""
+    """Return the same in pieces: each copy of a megabyte takes a millisecond or more."""
     arrays: list[EncodedItems] = []
 
     def leave_out(items: EncodedItems) -> orjson.Fragment:
+        if not items.is_long:
+            return items.fragment
         arrays.append(items)
         return orjson.Fragment(LEFT_OUT)
 

@@ -65,15 +65,17 @@ class TrendCounter:
         """Write the visits to the store; after a StorageError they are kept for the next flush."""
         # without the lock, this could return before a concurrent flush has written the visits that it took
         async with self._flushing:
-            visits, self._waiting = self._waiting, {}
+            visits, self._waiting, hashed = self._waiting, {}, None
             if not visits:
                 return
             try:
                 self._secret = self._secret or await self._store.secret()
-                await self._store.add_visits(self._tenant, await in_thread(_hashed, visits, self._secret))
-            except StorageError as exc:
-                logger.debug("cannot save trends, retrying: %s", exc)
-                self._waiting = visits | self._waiting
+                hashed = await in_thread(_hashed, visits, self._secret)
+                await self._store.add_visits(self._tenant, hashed)
+            except BaseException as exc:
+                if hashed is None or isinstance(exc, StorageError):  # else a cancelled call may have added them
+                    logger.debug("cannot save trends, retrying: %s", exc)
+                    self._waiting = visits | self._waiting
                 raise
 
 

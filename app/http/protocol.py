@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BODY_GRACE_S = 5.0  # for the app to respond that the body is late
 MAX_HEADERS = 100
+MAX_COPIED_BYTES = 1 << 16  # of a body, into one write with its head
 NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
 MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
 
@@ -362,8 +363,10 @@ class ResponseTransport(asyncio.Transport):
         elif self._head is None:
             self._head = data
         else:
-            self._transport.write(self._head + data)
-            self._head = b""
+            first, self._head = self._head + data[:MAX_COPIED_BYTES], b""
+            self._transport.write(first)
+            if rest := memoryview(data)[MAX_COPIED_BYTES:]:
+                self._transport.write(rest)
 
     @override
     def is_closing(self) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.events.order_counter import ALL_ORDERS, SEPARATOR, OrderCounter
 from app.schemas.recommendations import RecommendationRequest
+from model.artifact.string_table import FREE_SLOT
 from model.lisa.item_complements import COUNT, Complements, basket_gains, complement_score
 
 MAX_LIFTED = 40  # the strongest complements, which rank higher in a user's list
@@ -93,13 +94,13 @@ def _live_scores(
     """Return the strongest complements of each row from counts of orders, computed as in training."""
     found: defaultdict[int, dict[int, float]] = defaultdict(dict)
     orders = max(counts.get(ALL_ORDERS, 0.0), 1.0)
-    for name, both in counts.items():
-        one, is_pair, other = name.partition(SEPARATOR)
-        if not is_pair:
+    pairs = {name: name.split(SEPARATOR, 1) for name in counts if SEPARATOR in name}
+    columns = ([pair[place] for pair in pairs.values()] for place in (0, 1))
+    places = (catalogue.row_of.places_of(column).tolist() for column in columns)
+    for (name, (one, other)), row, other_row in zip(pairs.items(), *places, strict=True):
+        if min(row, other_row) == FREE_SLOT or max(row, other_row) < learned:
             continue
-        row, other_row = catalogue.row_of.get(one), catalogue.row_of.get(other)
-        if row is None or other_row is None or max(row, other_row) < learned:
-            continue
+        both = counts[name]
         with_one, with_other = max(counts.get(one, 0.0), both), max(counts.get(other, 0.0), both)
         found[row][other_row] = complement_score(both, with_one, min(with_other / orders, 1.0))
         found[other_row][row] = complement_score(both, with_other, min(with_one / orders, 1.0))

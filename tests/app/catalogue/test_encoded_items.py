@@ -48,7 +48,10 @@ def assert_encoded(catalogue: LiveCatalogue, items: list[tuple[int, float]]) -> 
     answers, objects = (
         {"user_id": "\0", "a list": {"items": one}, "its end": one[-2:], "again": one} for one in (encoded, expected)
     )
-    assert b"".join(encoded_pieces(answers)) == orjson.dumps(objects)
+    for bound in (trained_catalogue.MAX_COPIED_BYTES, 0, 60):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trained_catalogue, "MAX_COPIED_BYTES", bound)
+            assert b"".join(encoded_pieces(answers)) == orjson.dumps(objects)
     assert len(encoded) == len(expected)
     assert encoded.item_ids == [item["item_id"] for item in expected]
     assert orjson.dumps([*encoded]) == orjson.dumps(expected)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from app.events import live_signals, order_counter, trend_counter
-from app.events.order_counter import pair_name
+from app.events.order_counter import ALL_ORDERS, pair_name
 from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
@@ -254,8 +257,37 @@ def test_long_counts_leave_the_event_loop_to_requests(begin: Begin, monkeypatch:
             return count(*args)
 
         monkeypatch.setattr(module, name, noted)
-    bought = [f"new {number}" for number in range(30)]
+    bought = [f"new {number}" for number in range(200)]
     post(client, purchases("ada", bought, "o1"))
     sync(client)
     assert places == {("_hashed", False), ("order_counts", False)}
     assert sorted(learned) == sorted(bought)  # each is looked up once
+
+
+@pytest.mark.parametrize(("module", "name"), [(trend_counter, "_hashed"), (order_counter, "order_counts")])
+def test_what_was_being_counted_when_the_service_stops_is_counted_by_its_last_flush(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    client, begun, may_end = begin(), threading.Event(), threading.Event()
+    signals, count = client.service.signals, getattr(module, name)
+
+    def slowly(*args: Any) -> Any:
+        begun.set()
+        may_end.wait()
+        return count(*args)
+
+    async def stop() -> None:
+        counting = asyncio.create_task(signals.flush())
+        await asyncio.to_thread(begun.wait)
+        counting.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with suppress(asyncio.CancelledError):
+            await counting
+
+    monkeypatch.setattr(module, name, slowly)
+    post(client, purchases("ada", [f"new {number}" for number in range(200)], "o1"))
+    client.runner.run(stop())
+    sync(client)
+    assert signals.trend_counter.newest.keys() >= {"new 0", "new 199"}
+    assert signals.order_counter.newest[ALL_ORDERS] == pytest.approx(1, rel=TOLERANCE)
