@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -116,8 +117,8 @@ async def open_services(
         }
         services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared, sealer, tls)
         logs = {tenant: service.store.audit for tenant, service in by_tenant.items()}
-        following = [] if keyring is None else [follow_keys(keyring, logs)]
-        async with in_background(_sample(services), _sample_archive(services), *following):
+        following = [] if keyring is None else [partial(follow_keys, keyring, logs)]
+        async with in_background(partial(_sample, services), partial(_sample_archive, services), *following):
             yield services
         services.sample()  # the last numbers before this worker ends
 

@@ -1,9 +1,11 @@
 """Startup and shutdown of one tenant's service, and the parts of it that endpoints use."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.events.ingest import Ingest
@@ -28,6 +30,9 @@ from storage.protocol import StateStore, UserStore
 
 SWEEP_EVERY_S = 3600.0
 CANCEL_AGAIN_AFTER_S = 0.1
+BEGIN_AGAIN_AFTER_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -88,8 +93,8 @@ async def tenant_service(
         with suppress(StorageError):
             await scenarios.follow()
         async with in_background(
-            *(switcher.poll_forever(), scenarios.follow_forever(), _follow_time(switcher)),
-            *(signals.sync_forever(), _sweep(store)),
+            *(switcher.poll_forever, scenarios.follow_forever, partial(_follow_time, switcher)),
+            *(signals.sync_forever, partial(_sweep, store)),
         ):
             portable_events = PortableEvents(ingest, signals)
             yield Service(store, switcher, ingest, portable_events, item_updates, signals, log_reader, scenarios)
@@ -98,9 +103,9 @@ async def tenant_service(
 
 
 @asynccontextmanager
-async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run the coroutines as tasks, and cancel them afterwards."""
-    tasks = [asyncio.create_task(one) for one in work]
+async def in_background(*works: Callable[[], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Run the functions as tasks, and cancel them afterwards. One that fails is logged, and begins again."""
+    tasks = [asyncio.create_task(_again_and_again(work)) for work in works]
     try:
         yield
     finally:
@@ -109,6 +114,15 @@ async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Non
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_AFTER_S)
+
+
+async def _again_and_again(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    while True:
+        try:
+            return await work()
+        except Exception:
+            logger.exception("work in the background failed, and begins again")
+        await asyncio.sleep(BEGIN_AGAIN_AFTER_S)
 
 
 async def _follow_time(switcher: GenerationSwitcher) -> None:

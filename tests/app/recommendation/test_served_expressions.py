@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
@@ -187,7 +188,7 @@ def test_requests_do_not_wait_until_a_filter_of_the_whole_catalogue_is_evaluated
         lock.acquire()
         evaluation = Timer(PATIENCE_S, lock.release)
         evaluation.start()
-        async with in_background(_follow_time(switcher)):
+        async with in_background(partial(_follow_time, switcher)):
             await asyncio.sleep(0.01)
             assert evaluation.is_alive()
             evaluation.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.serving import switcher
+from app.serving import lifespan, switcher
 from app.serving.served_generation import generation_of
 from model.artifact import model_directory
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -274,3 +275,27 @@ class TestDropping:
             failed, printed = command(*arguments)
             assert (failed, "has no users" in printed) == (1, True)
         assert not (tmp_path / "state" / FILE_NAME).exists()
+
+
+def test_work_in_the_background_that_fails_is_logged_and_begins_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lifespan, "BEGIN_AGAIN_AFTER_S", 0)
+    begun = []
+
+    async def law() -> None:
+        goes_on = asyncio.Event()
+
+        async def work() -> None:
+            begun.append(1)
+            if len(begun) < 3:
+                raise RuntimeError("a mistake")
+            goes_on.set()
+            await asyncio.Event().wait()
+
+        async with lifespan.in_background(work), asyncio.timeout(PATIENCE_S):
+            await goes_on.wait()
+
+    asyncio.run(law())
+    assert len(begun) == 3
+    assert [record.levelname for record in caplog.records if record.name == lifespan.__name__] == ["ERROR", "ERROR"]
