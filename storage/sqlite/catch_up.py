@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -57,6 +58,7 @@ class CatchUpThread:
         user_id, newest_seq, through_seq = stored.user_id, stored.newest_seq, stored.through_seq
         fold = LogFold(generation, stored.value)
         while through_seq < newest_seq:
+            begin_s = time.perf_counter()
             page = log_entries(self._connection, tenant, user_id, through_seq, MAX_MISSING_ENTRIES)
             # entries above newest_seq may belong to a user who was erased and came back
             entries = [entry for entry in page if entry.seq <= newest_seq]
@@ -66,5 +68,6 @@ class CatchUpThread:
             through_seq = entries[-1].seq
             if fold.must_restart and through_seq == newest_seq:
                 fold, through_seq = fold.restarted(), 0
+            time.sleep(time.perf_counter() - begin_s)  # half of the time is for others
         folded = FoldedState(tenant, user_id, through_seq, fold.value)
         self._database.submit(lambda db: states.save(db, generation, [folded])).result()
