@@ -68,6 +68,7 @@ class CatchUpThread:
             through_seq = entries[-1].seq
             if fold.must_restart and through_seq == newest_seq:
                 fold, through_seq = fold.restarted(), 0
-            time.sleep(time.perf_counter() - begin_s)  # half of the time is for others
+            if through_seq < newest_seq:
+                time.sleep(time.perf_counter() - begin_s)  # half of the time is for others
         folded = FoldedState(tenant, user_id, through_seq, fold.value)
         self._database.submit(lambda db: states.save(db, generation, [folded])).result()

@@ -5,9 +5,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
-ParametersT = ParamSpec("ParametersT")
+ArgumentsT = TypeVarTuple("ArgumentsT")
 ResultT = TypeVar("ResultT")
 
 SWITCH_INTERVAL_S = 0.0002  # only when needed, because it costs requests 7% more processor time
@@ -48,9 +48,7 @@ def short_turns() -> Iterator[None]:
         _OF_PROCESS.end()
 
 
-async def in_thread(
-    function: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
-) -> ResultT:
+async def in_thread(function: Callable[[*ArgumentsT], ResultT], *args: *ArgumentsT) -> ResultT:
     """Run a long computation in a thread, with short turns, and return its result."""
     with short_turns():
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await asyncio.to_thread(function, *args)
