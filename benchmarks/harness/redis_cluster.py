@@ -74,8 +74,13 @@ class ClusterAdmin:
         wait_until(lambda: all(len(self.nodes(port)) == len(ports) for port in ports))
         for primary, replica in zip(cycle(primaries), replicas, strict=False):
             self._replicate(primary, replica)
-        wait_until(lambda: all(self.info(port)["cluster_state"] == "ok" for port in ports))
+        wait_until(lambda: all(map(self.is_complete, ports)))
         wait_until(lambda: all(self.is_in_sync(port) for port in replicas))
+
+    def is_complete(self, port: int) -> bool:
+        """Return whether the node on this port serves, and knows who owns each slot; it serves before it knows that."""
+        state = self.info(port)
+        return state["cluster_state"] == "ok" and state["cluster_slots_ok"] == str(SLOTS)
 
     def is_in_sync(self, replica: int) -> bool:
         """Return whether the replica on this port is connected to its primary."""

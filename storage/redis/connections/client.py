@@ -83,6 +83,11 @@ class SlotMap:
         """Return the nodes that own slots, in a fixed order."""
         return sorted({url for url in self._owners if url is not None})
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every slot has an owner."""
+        return None not in self._owners
+
     def nodes(self, *, replicas: bool) -> list[str]:
         """Return the nodes that own or import slots, and optionally the replicas, in a fixed order."""
         return sorted({*self.primaries(), *self._importing, *(self._replicas if replicas else ())})
@@ -301,6 +306,12 @@ class RedisServers:
             failure = replies[0] if replies else ClusterDownError("no node of the cluster has slots")
             raise storage_error(failure) from failure
         return [replies[start : start + count] for start in starts]
+
+    def require_all_slots(self) -> None:
+        """Raise StorageUnavailable if a slot has no node, as far as is known."""
+        if not self.slots.is_complete:
+            self._refresh_slots()
+            raise storage_error(ClusterDownError("a slot of the cluster has no node"))
 
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """Yield keys of all servers; a key that moves between nodes during the scan may be missed."""

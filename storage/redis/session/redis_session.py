@@ -147,11 +147,12 @@ class RedisSession:
         return self._background[self.servers.slots.node_of(key)]
 
     async def ping(self) -> None:
-        """Return when all servers can be read."""
+        """Return when all servers can be read, and together have all slots."""
         await self.require_open()
         for (reply,) in await self.servers.call_all_nodes(("PING",)):
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
+        self.servers.require_all_slots()
 
     async def close(self) -> None:
         """Close all connections."""

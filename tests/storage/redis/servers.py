@@ -261,8 +261,7 @@ class RedisCluster:
         command(node.client, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
         self.primaries.append(node)
         wait_until(lambda: all(len(self._admin.nodes(one.port)) == len(self.primaries) for one in self.primaries))
-        # it takes nothing before it knows all slots
-        wait_until(lambda: self._admin.info(node.port)["cluster_state"] == "ok")
+        wait_until(lambda: self._admin.is_complete(node.port))
         return node
 
     def move(self, key: str, between: Callable[[], None] = lambda: None, target: RedisServer | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from storage.state.generation import Generation
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
 from tests.storage.redis.servers import RedisCluster, RedisServer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 GENERATION = make_generation()
 PREFIX = "lisarec"
@@ -95,6 +95,19 @@ async def until_applied(store: RedisStore, events: list[Event]) -> None:
                 await asyncio.sleep(0.05)
             else:
                 return
+
+
+async def until_it_succeeds(call: Callable[[], Awaitable[object]]) -> None:
+    """Call until the store is there again."""
+
+    async def succeeds() -> bool:
+        try:
+            await call()
+        except StorageUnavailable:
+            return False
+        return True
+
+    await until(succeeds)
 
 
 async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None:

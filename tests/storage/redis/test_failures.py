@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,11 @@ from tests.storage.redis.stores import (
     opened,
     refusal,
     until_applied,
+    until_it_succeeds,
 )
 from tests.waiting import until
 
 FROZEN_TIMEOUT_S = 0.3
-
-
-async def until_it_succeeds(call: Callable[[], Awaitable[object]]) -> None:
-    async def succeeds() -> bool:
-        try:
-            await call()
-        except StorageUnavailable:
-            return False
-        return True
-
-    await until(succeeds)
 
 
 class TestFailures:

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
+from benchmarks.harness.redis_cluster import command
 from benchmarks.harness.service_process import free_port
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from storage.redis.layout.keys import Keyspace
@@ -24,6 +26,8 @@ from tests.storage.redis.stores import (
     poll_until,
     refusal,
     until_applied,
+    until_it_succeeds,
+    user_of,
     users_by_node,
 )
 from tests.waiting import PATIENCE_S
@@ -80,6 +84,25 @@ class TestNodesFail:
                     assert await ids(store, user_id) == ["before", "mixed"]
                 for user_id in (*lost, *served):
                     await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_a_slot_without_a_node_counts_as_a_server_that_cannot_be_read(self, own_cluster: RedisCluster) -> None:
+        user_id = fresh_user()
+        head = user_of(own_cluster.url, user_id).head
+        slot, owner = key_slot(head.encode()), own_cluster.owner(head)
+        command(owner.client, "CLUSTER", "DELSLOTS", slot)
+        for node in own_cluster.primaries:
+            if node is not owner:
+                command(node.client, "CLUSTER", "DELSLOTS", slot)
+
+        async def law() -> None:
+            async with opened(own_cluster.url) as store:
+                for call in (store.ping(), store.append("main", [click("e", user_id)])):
+                    with pytest.raises(StorageUnavailable):
+                        await call
+                command(owner.client, "CLUSTER", "ADDSLOTS", slot)
+                await until_it_succeeds(store.ping)
 
         asyncio.run(law())
 

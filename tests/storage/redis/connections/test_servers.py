@@ -75,7 +75,7 @@ def test_a_restarted_cluster_has_every_key(ending: signal.Signals) -> None:
         for node in cluster.primaries:
             node.start()
         admin = ClusterAdmin(redis_users())
-        wait_until(lambda: all(admin.info(node.port)["cluster_state"] == "ok" for node in cluster.primaries))
+        wait_until(lambda: all(admin.is_complete(node.port) for node in cluster.primaries))
         assert sum(node.client.dbsize() for node in cluster.primaries) == 3 * KEYS
     finally:
         cluster.stop()
