@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,24 @@ class Site:
     @contextmanager
     def nodes(self, network: str, count: int = 6) -> Iterator[list[redis.Redis]]:
         """So many nodes, running; clients of each."""
-        ports = self.ports[:count]
         with ExitStack() as stack:
-            for number, port in enumerate(ports, 1):
-                (data := self._directory / str(port)).mkdir(exist_ok=True)
-                where = ("--bind", f"{network}.{number}", "--bind-source-addr", f"{network}.{number}")
-                node = node_command(program("redis-server"), data, self.users, port, *where)
-                stack.enter_context(self._running(*node))
-            urls = [self.users.admin_url(port, f"{network}.{number}") for number, port in enumerate(ports, 1)]
-            yield [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
+            yield [stack.enter_context(self.node(network, number)) for number in range(1, count + 1)]
 
     @contextmanager
-    def keeper(self, network: str, count: int = 6) -> Iterator[None]:
-        """What creates the cluster of so many nodes, running."""
+    def node(self, network: str, number: int, *options: str) -> Iterator[redis.Redis]:
+        """One of the nodes, running; its client."""
+        port, host = self.ports[number - 1], f"{network}.{number}"
+        (data := self._directory / str(port)).mkdir(exist_ok=True)
+        where = ("--bind", host, "--bind-source-addr", host)
+        node = node_command(program("redis-server"), data, self.users, port, *where, *options)
+        with self._running(*node), redis.Redis.from_url(self.users.admin_url(port, host)) as client:
+            yield client
+
+    @contextmanager
+    def keeper(self, network: str, count: int = 6, *, moved: Collection[int] = ()) -> Iterator[None]:
+        """What creates the cluster of so many nodes, running; those that have moved are in the second network."""
         keep = ("sh", str(KEEP_CLUSTER), str(self.acl / "admin_password"))
-        with self._running(*keep, *self._addresses(network, count), LISAREC_KEEP_EVERY_S="1"):
+        with self._running(*keep, *self._addresses(network, count, moved), LISAREC_KEEP_EVERY_S="1"):
             yield
 
     def create_primaries(self, network: str) -> None:
@@ -62,8 +65,9 @@ class Site:
     def wait_until_whole(self, running: list[redis.Redis]) -> None:
         wait_until(lambda: all(is_whole(node) for node in running), self.log.read_text)
 
-    def _addresses(self, network: str, count: int) -> list[str]:
-        return [f"{network}.{number}:{port}" for number, port in enumerate(self.ports[:count], 1)]
+    def _addresses(self, network: str, count: int, moved: Collection[int] = ()) -> list[str]:
+        networks = {number: SECOND if number in moved else network for number in range(1, count + 1)}
+        return [f"{where}.{number}:{self.ports[number - 1]}" for number, where in networks.items()]
 
     @contextmanager
     def _running(self, *words: str, **environment: str) -> Iterator[None]:
@@ -107,6 +111,21 @@ def primary_of(node: Any) -> str:
     return layout(node)[name_of(node)][0]
 
 
+def address_of(node: Any, name: str) -> str:
+    """The address of another node as this one knows it."""
+    return _line_of(node, name)[1]
+
+
+def flags_of(node: Any, name: str) -> list[str]:
+    """The flags of another node as this one knows it."""
+    return _line_of(node, name)[2].split(",")
+
+
+def _line_of(node: Any, name: str) -> list[str]:
+    known = map(str.split, command(node, "CLUSTER", "NODES").decode().splitlines())
+    return next(line for line in known if line[0] == name)
+
+
 def introductions(node: Any) -> int:
     """How often the node was introduced to another one."""
     return int(node.info("commandstats").get("cmdstat_cluster|meet", {"calls": 0})["calls"])
@@ -133,6 +152,31 @@ def test_a_cluster_is_made_once_and_found_again_under_other_addresses(site: Site
         site.wait_until_whole(running)
         assert sum(node.dbsize() for node in running if node.info("replication")["role"] == "master") == 100
         assert layout(running[0]).keys() == before.keys()
+
+
+def test_a_replica_that_asks_for_its_primary_at_a_former_address_is_told_its_primary_again(site: Site) -> None:
+    with site.nodes(FIRST) as running:
+        with site.keeper(FIRST):
+            site.wait_until_whole(running)
+        names = [name_of(node) for node in running]
+        replica = next(number for number, node in enumerate(running, 1) if primary_of(node) != "-")
+        primary = names.index(primary_of(running[replica - 1])) + 1
+    moved = (replica, primary)
+    # The primary knows only the former address of its replica, which hears of the primary's new one from others.
+    soon, late = ("--cluster-node-timeout", "1000"), ("--cluster-node-timeout", "600000")
+    with ExitStack() as nodes:
+        for number in set(range(1, 7)) - {*moved}:
+            nodes.enter_context(site.node(FIRST, number, *soon))
+        lost = nodes.enter_context(site.node(SECOND, replica, *soon, "--cluster-replica-no-failover", "yes"))
+        wait_until(lambda: answers(lost) and "fail" in flags_of(lost, names[primary - 1]), site.log.read_text)
+        nodes.enter_context(site.node(SECOND, primary, *late))
+        wait_until(lambda: address_of(lost, names[primary - 1]).startswith(f"{SECOND}.{primary}:"), site.log.read_text)
+        asked = lost.info("replication")
+        assert (asked["master_host"], asked["master_link_status"]) == (f"{FIRST}.{primary}", "down")
+        with site.keeper(FIRST, moved=moved):
+            wait_until(lambda: lost.info("replication")["master_link_status"] == "up", site.log.read_text)
+    found = f"{SECOND}.{replica}:{site.ports[replica - 1]} asks for its primary at a former address"
+    assert found in site.log.read_text()
 
 
 def test_a_creation_that_was_cut_off_begins_again_but_never_where_there_are_data(site: Site) -> None:
