@@ -94,7 +94,10 @@ class StoredColumn(Column):
 
 
 class NumberColumn(StoredColumn):
-    """Numbers (N,), float64, or times (N,), int64, in microseconds since the epoch."""
+    """Numbers (N,), float64, or times (N,), int64, in microseconds since the epoch.
+
+    A removed value stays in `values`, so that no thread that has just read `known` reads another one.
+    """
 
     def __init__(self, rows: int, dtype: type[np.float64 | np.int64] = np.float64) -> None:
         self.values: NDArray[Any] = np.zeros(rows, dtype)
@@ -106,11 +109,13 @@ class NumberColumn(StoredColumn):
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
-        return self._put(rows, np.array([0 if value is None else value for value in values], self.values.dtype))
+        kept = [place for place, value in enumerate(values) if value is not None]
+        return self._put(rows[kept], np.array([values[place] for place in kept], self.values.dtype))
 
     @override
     def _copy(self, other: NumberColumn, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-        return self._put(rows, other.values[there])
+        kept = bitmap.has(other.known, there)
+        return self._put(rows[kept], other.values[there[kept]])
 
     def _put(self, rows: NDArray[np.int64], values: NDArray[Any]) -> bool:
         is_different = not np.array_equal(self.values[rows], values)

@@ -103,7 +103,8 @@ class Evaluation:
             case None:
                 return MISSING
             case BooleanColumn() as column:
-                return Truth(column.true & column.known, column.known & ~column.true)
+                true, known = column.true.copy(), column.known.copy()  # another thread may change them meanwhile
+                return Truth(true & known, known & ~true)
             case NumberColumn() as column:
                 return Numbers(column.values, column.known)
             case column:

@@ -51,6 +51,19 @@ def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> Mapping[st
     return columns
 
 
+def test_a_removed_number_stays_for_a_thread_that_has_just_read_which_items_have_one() -> None:
+    column = NumberColumn(3)
+    column.set(np.arange(3), [1.0, 2.0, 3.0])
+    other = NumberColumn(2)
+    other.set(np.arange(2), [None, 6.0])
+    values = column.values
+    column.set(np.arange(2), [None, 5.0])
+    assert values.tolist() == [1.0, 5.0, 3.0]
+    column.copy(other, np.arange(2), np.array([2, 0]))
+    assert values.tolist() == [6.0, 5.0, 3.0]
+    assert [column.value(row) for row in range(3)] == [6.0, 5.0, None]
+
+
 @given(conditions, items, items, scalars)
 @settings(max_examples=400)
 def test_a_condition_is_true_where_it_is_for_the_item_alone(
