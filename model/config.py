@@ -37,7 +37,7 @@ DEFAULT_LIFT_DECAY = 0.7  # where no validation chooses it
 RETIRED_SETTINGS = {"lift_choice", "regularisation"}  # of trainings by version 0.2
 
 # A setting that is as in versions before it is not written, so that their models and checkpoints stay the same files.
-_is_none, _is_whole, _is_zero, _is_empty = (partial(eq, value) for value in (None, 1.0, 0, ""))
+_is_none, _is_whole, _is_zero, _is_empty, _is_false = (partial(eq, value) for value in (None, 1.0, 0, "", False))
 
 
 class Frozen(BaseModel):
@@ -106,6 +106,7 @@ class TrainConfig(Frozen):
     fine_items: int = Field(0, ge=0, exclude_if=_is_zero)  # catalogues up to it get FINE_CODEBOOKS target codebooks
     warm_from: str = Field("", exclude_if=_is_empty)  # the tag of the model whose codes and weights it began with
     warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
+    warm_knows_tests: bool = Field(False, exclude_if=_is_false)  # one of them may have learned from held-out events
 
     @model_validator(mode="before")
     @classmethod

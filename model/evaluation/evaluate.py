@@ -109,7 +109,7 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
             raise DataError(f"the negatives of {protocol} are never in the history; omit --seen {seen_rule}")
         seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
-    require_unseen_test_events(card, interactions, protocol)
+    require_unseen_test_events(config, interactions, protocol)
     if isinstance(model, Artifact):
         interactions = interactions.with_items_first(list(model.items.ids))  # a warm-started model has its own order
     parts = thinned(interactions, split(interactions, card.split, card.train_on), card)

@@ -121,20 +121,21 @@ def split_for_comparison(events: pl.LazyFrame, unseen_after_ms: int) -> tuple[pl
                      none of weight 0; they are read several times, a few at a time
     unseen_after_ms  an existing model may know the events that were logged until then
 
-    With real timestamps, the past ends where the last tenth of the events begins, or where the unseen events begin,
-    whichever is later; the last event of each later user is held out. If timestamps only give an order, the last event
-    of each user with at least three events is held out, if it is unseen.
+    With real timestamps, an event is unseen only if it is later than that, too: older ones may be logged late, such as
+    those that a shop replays after training on them. The past ends where the last tenth of the events begins, or where
+    the unseen events begin, whichever is later; the last event of each later user is held out. If timestamps only give
+    an order, the last event of each user with at least three events is held out, if it is unseen.
     """
     is_unseen = pl.col("logged_ms") > unseen_after_ms
-    is_last_unseen = pl.col("is_last") & is_unseen
     if events.select(pl.col("is_counted").all()).collect(engine="streaming").item():
-        held_out = (pl.col("place") >= 2) & is_last_unseen
+        held_out = (pl.col("place") >= 2) & pl.col("is_last") & is_unseen
         past = events.filter(~held_out)
     else:
+        is_unseen &= pl.col("timestamp_us") > unseen_after_ms * 1000
         tenth = lower_quantile(events, "timestamp_us", 1 - HELD_OUT_SHARE)
         unseen = lower_quantile(events.filter(is_unseen), "timestamp_us", EARLY_SHARE)
         end_us = max(tenth or 0, unseen or 0)
-        held_out = (pl.col("place") >= 1) & is_last_unseen & (pl.col("timestamp_us") >= end_us)
+        held_out = (pl.col("place") >= 1) & pl.col("is_last") & is_unseen & (pl.col("timestamp_us") >= end_us)
         past = events.filter(pl.col("timestamp_us") < end_us)
     return past.drop(MARKS), _build_comparison(events, held_out)
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact.model_directory import Artifact
-from model.config import DataCard, Protocol, Recipe, SeenRule
+from model.config import Protocol, Recipe, SeenRule, TrainConfig
 from model.data.interactions import DataError, Histories, Interactions, training_histories
-from model.data.splits import Split, split
+from model.data.splits import Split, split, thinned
 from model.evaluation.baselines import Baseline
 from model.evaluation.neural_baselines import NeuralBaseline, Notify, Validate
 from model.holdout_ranks import (
@@ -97,7 +97,7 @@ class Trial:
 
     def test_model(self, model: Artifact | TrainedMechanism) -> Result:
         """Test a model. Raise DataError if it may have seen a test event in training."""
-        require_unseen_test_events(model.config.data, self.interactions, self.protocol)
+        require_unseen_test_events(model.config, self.interactions, self.protocol)
         settings = {"name": model.name, "generation": model.tag, "seed": model.config.training.seed}
         scorer = scorer_of(model)
         if isinstance(model, Artifact) and list(model.items.ids) != self.interactions.item_ids:
@@ -152,7 +152,8 @@ class Trial:
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
         """Find the best baseline by validation NDCG@10 over the whole catalogue. None trains on validation events."""
         weights = self.config.event_weights
-        parts = split(self.interactions, self.config.data.split)
+        card = self.config.data
+        parts = thinned(self.interactions, split(self.interactions, card.split), card)
         histories = training_histories(self.interactions, parts.train, weights)
         validation = held_out_events(self.interactions, parts.validation, self.config)
         best, best_quality = None, -1.0
@@ -166,8 +167,9 @@ class Trial:
         return best
 
 
-def require_unseen_test_events(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:
+def require_unseen_test_events(recipe: Recipe, interactions: Interactions, protocol: Protocol) -> None:
     """Raise DataError if the model may have been trained on the test events, or on other data."""
+    card, training = recipe.data, recipe.training
     if interactions.sha256 != card.sha256:
         raise DataError(
             f"the model was trained on the table {card.sha256[:16]}, but this table is {interactions.sha256[:16]}; "
@@ -177,6 +179,11 @@ def require_unseen_test_events(card: DataCard, interactions: Interactions, proto
         raise DataError("the model was trained on all events, including the test events; train with --train-on train")
     if (protocol == "temporal") != (card.split == "temporal"):
         raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not use")
+    if isinstance(training, TrainConfig) and training.warm_knows_tests:
+        raise DataError(
+            "the model continues from one that was trained on all events, or for another split, so it may know the "
+            "test events; evaluate a model without --warm-from"
+        )
 
 
 def _renumbered(scorer: Scorer, rows: NDArray[np.int64]) -> Scorer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from model.cold_items import (
     query_sample,
     sampled_query,
 )
-from model.config import Config, ModelConfig, TrainConfig
+from model.config import Config, DataCard, ModelConfig, TrainConfig
 from model.content.text_features import Description
 from model.data.interactions import Histories
 from model.lisa.histogram import history_histogram
@@ -73,7 +74,12 @@ class WarmStart:
             raise WarmStartError(
                 f"{name!r} has other event weights; use the same weights, or train without --warm-from"
             )
-        about = {"warm_from": self.trained.tag, "warm_count": before.training.warm_count + 1, "fine_items": 0}
+        about = {
+            "warm_from": self.trained.tag,
+            "warm_count": before.training.warm_count + 1,
+            "warm_knows_tests": before.training.warm_knows_tests or _learns_tests(before.data, config.data),
+            "fine_items": 0,
+        }
         shape = config.model.model_copy(update={"target_codebooks": before.model.target_codebooks})
         return config.model_copy(update={"model": shape, "training": config.training.model_copy(update=about)})
 
@@ -166,11 +172,16 @@ class NewItemCodes:
 
     @cached_property
     def _user_queries(self) -> Tensor:
-        """Queries of a sample of users: (Q, D)."""
-        users = np.random.default_rng(0).permutation(np.flatnonzero(self._histories.lengths))[:SAMPLED_QUERIES]
+        """Queries of a sample of the users with known items: (Q, D)."""
+        users = np.random.default_rng(0).permutation(np.flatnonzero(self._histories.lengths))
         starts = self._histories.starts
-        known = [self._known_before(slice(int(starts[user]), int(starts[user + 1]))) for user in users]
-        return torch.stack([*self._queries([one for one in known if one is not None])])
+        known = (self._known_before(slice(int(starts[user]), int(starts[user + 1]))) for user in users)
+        sample = list(islice((one for one in known if one is not None), SAMPLED_QUERIES))
+        if not sample:
+            raise WarmStartError(
+                f"no event is about an item that {self._trained.name!r} knows; train without --warm-from"
+            )
+        return torch.stack([*self._queries(sample)])
 
     @cached_property
     def _sample(self) -> list[SampledQuery]:
@@ -196,6 +207,12 @@ class NewItemCodes:
                 return codes_of_nearest_items(self._trained, nearest, self._audience)
         rows = drawn(np.arange(self._known), MAX_SIMILAR_ITEMS, item_id)
         return codes_of_similar_items(self._trained, rows, self._audience)
+
+
+def _learns_tests(before: DataCard, after: DataCard) -> bool:
+    """Return whether a training may learn from events that another one holds out."""
+    is_held_out = before.train_on != "all" and before.split == after.split
+    return after.train_on != "all" and not is_held_out
 
 
 def _shape(config: ModelConfig) -> ModelConfig:

@@ -43,7 +43,7 @@ from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
-from model.config import FULL_EVERY, Config, DataCard, preset, warm_training
+from model.config import FULL_EVERY, Config, DataCard, TrainConfig, preset, warm_training
 from model.evaluation.holdout_comparison import HoldoutComparison
 from model.lisa.item_followers import Lift
 from model.training.lift_choice import chosen_lift
@@ -51,6 +51,7 @@ from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.training.memory import Resources
 from model.training.threads import cores_in_use
 from model.training.train import train, train_warm
+from model.training.warm_start import WarmStartError
 from storage.archive.training_events import TrainingEvents
 from storage.records import KnownGeneration
 
@@ -142,7 +143,7 @@ class RetrainingRound:
         start = model_to_continue(config, served, full_every, last)
         past, holdout = self._data.split(self._trained_at_ms(served))
         validation, test = holdout.halves()
-        trained = self._train("past", None, start)
+        trained, start = self._train_past(start)
         gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
         with announced("comparing models", self._console), self._phases.during("comparing"):
             candidate, lift = _with_best_lift(trained, validation)
@@ -226,6 +227,16 @@ class RetrainingRound:
         self._add_notes(name=name, served=_tag(served), **about)
         print_line(self._console, f"round {name}: {events:,} events, {len(holdout):,} held out")
         return None
+
+    def _train_past(self, start: Artifact | None) -> tuple[Artifact, Artifact | None]:
+        """Return the model of the past, and the one that it continues from; None if that knows none of the items."""
+        try:
+            trained = self._train("past", None, start)
+        except WarmStartError as exc:
+            print_line(self._console, f"training from scratch: {exc}")
+            trained = self._train("past", None, None)
+        training = trained.config.training
+        return trained, start if isinstance(training, TrainConfig) and training.warm_from else None
 
     def _train(self, name: str, lift: Lift | None, start: Artifact | None) -> Artifact:
         """Return a model trained on these data, by this run or an earlier one."""

@@ -277,3 +277,20 @@ def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path,
     assert [line.split(",")[0] for line in messages[-2:]] == ["Gru4Rec: epoch 1 of 2", "Gru4Rec: epoch 2 of 2"]
     assert report.baselines[0].settings["width"] == 8
     assert len(report.baselines[0].ranks) == len(report.ranks)
+
+
+def test_a_tuned_baseline_learns_from_the_same_users_as_the_model(
+    shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], Progress]
+) -> None:
+    learned: list[int] = []
+
+    class Counting(baselines.Popularity):
+        def fit(self, histories: Histories, items: int) -> Any:
+            learned.append(histories.positions)
+            return super().fit(histories, items)
+
+    config = tiny_config(epochs=1).model_copy(update={"data": DataCard(users_sample=0.5)})
+    model = train.train(shop, tmp_path / "model", config, progress=silent())
+    evaluate.evaluate([model], shop, None, None, {"one": [Counting()], "tuned": [Counting(), Counting()]})
+    assert len(learned) == 3
+    assert len(set(learned)) == 1

@@ -97,6 +97,7 @@ def split_as_a_whole(events: pl.DataFrame, seen_ms: int) -> tuple[pl.DataFrame, 
     ).item():
         past, asked = events.filter(~((place >= 2) & is_last & is_new)), events.filter((place >= 2) & is_last & is_new)
     else:
+        is_new &= time > seen_ms * 1000
         tenth = events["timestamp_us"].quantile(0.9, "lower")
         unseen = events.filter(is_new)["timestamp_us"].quantile(0.05, "lower")
         end_us = int(max(tenth or 0, unseen or 0))
@@ -260,6 +261,12 @@ class TestCut:
         for seen_ms, end in ((-1, 89), (50, 89), (94, 95)):
             past, comparison = split(table(*rows), seen_ms)
             assert (len(past), len(comparison)) == (end, min(10, 100 - max(end, seen_ms + 1)))
+
+    def test_events_from_before_the_model_are_no_questions_however_late_they_are_logged(self) -> None:
+        rows = [(f"u{n % 10}", "a", n, 100_000 + n) for n in range(100)]
+        for seen_ms, end in ((50_000, 89), (94_000, 95), (99_000, 89)):
+            past, comparison = split(table(*rows), seen_ms)
+            assert (len(past), len(comparison)) == (end, min(10, 99 - seen_ms // 1000))
 
     def test_of_times_that_only_count_the_last_new_event_is_asked_for(self) -> None:
         rows = [

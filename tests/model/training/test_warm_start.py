@@ -12,7 +12,9 @@ import pytest
 
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import FINE_CODEBOOKS, FINE_ITEMS, Config, ModelConfig, TrainConfig, preset, warm_training
+from model.cold_items import SAMPLED_QUERIES
+from model.config import FINE_CODEBOOKS, FINE_ITEMS, Config, DataCard, ModelConfig, TrainConfig, preset, warm_training
+from model.data.interactions import DataError
 from model.evaluation import evaluate
 from model.training import train
 from model.training.warm_start import WarmStart, WarmStartError
@@ -116,6 +118,42 @@ def test_a_model_of_another_kind_is_refused(
         with pytest.raises(WarmStartError, match=reason):
             train.train_warm(before, shop, tmp_path / "model", config, progress=silent())
     assert not model_directory.exists(tmp_path / "model")
+
+
+@pytest.mark.parametrize("data", [DataCard(train_on="all"), DataCard(split="temporal")])
+def test_a_model_that_continues_from_one_which_knows_the_test_events_is_not_evaluated(
+    data: DataCard, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=1)
+    about = config.model_copy(update={"data": data})
+    knowing = train.train(shop, tmp_path / "knowing", about, progress=silent())
+    model = train.train_warm(knowing, shop, tmp_path / "next", config, progress=silent())
+    for number in range(2):  # also one that continues from that one
+        with pytest.raises(DataError, match="may know the test events"):
+            evaluate.evaluate([model], shop)
+        model = train.train_warm(model, shop, tmp_path / f"next-{number}", config, progress=silent())
+
+
+def test_a_catalogue_without_a_known_item_is_refused(
+    before: Artifact, tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
+) -> None:
+    rows = [(f"u{user}", f"other{(user + step) % 7}", step) for user in range(20) for step in range(5)]
+    with pytest.raises(WarmStartError, match="no event is about an item that 'model' knows"):
+        train.train_warm(
+            before, write_rows(tmp_path / "data", rows), tmp_path / "model", tiny_config(), progress=silent()
+        )
+    assert not model_directory.exists(tmp_path / "model")
+
+
+def test_new_items_get_codes_where_hardly_any_user_knows_another_item(
+    before: Artifact, tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
+) -> None:
+    users = 20 * SAMPLED_QUERIES
+    rows = [(f"u{user}", f"other{(user + step) % 7}", step) for user in range(users) for step in range(3)]
+    known = [("known", item, step) for step, item in enumerate(["i1", "i2", "i3", "i4"])]
+    data = write_rows(tmp_path / "data", [*rows, *known])
+    model = train.train_warm(before, data, tmp_path / "model", tiny_config(epochs=1), progress=silent())
+    assert {f"other{number}" for number in range(7)} < set(model.items.ids)
 
 
 def test_an_interrupted_warm_training_is_resumed_and_not_mixed_with_another(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,117 +15,28 @@ from rich.console import Console
 
 from app.cli.main import main
 from app.jobs import generations
-from app.jobs.archive import ArchiverMetrics, ArchiverPlan
-from app.jobs.archive import run_archiver as archive
-from app.jobs.datasets.synthetic_shop import generate
 from app.jobs.retraining import loop, round_data
 from app.jobs.retraining import round as retraining_round
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
 from app.jobs.retraining.report import REPORT, RoundOutcome, TrainerReport
-from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
-from app.jobs.retraining.warm import model_to_continue
-from app.serving import empty_model, switcher
+from app.jobs.retraining.round import RetrainingRound
+from app.serving import empty_model
 from app.serving.model_locations import models_of
 from app.settings import Settings
 from model.artifact import model_directory
-from model.artifact.model_directory import MANIFEST, Artifact
+from model.artifact.model_directory import MANIFEST
 from model.artifact.signatures import SignatureError, make_key
-from model.config import PRESETS, Config, ModelConfig, TrainConfig
-from model.data.readers import read_interactions
 from model.training.train import train as train_model
 from storage.folders.local_folder import LocalFolder
 from storage.folders.object_folder import ObjectFolder
-from storage.folders.place import ObjectUrl, Place
+from storage.folders.place import ObjectUrl
 from storage.maintenance.rebuild import Rebuilt
-from tests.app.conftest import Client
-from tests.waiting import wait_until
-
-PLAN = RetrainingPlan("tiny", epochs=1, min_events=600, warm=False)
-WARM_PLAN = replace(PLAN, warm=True)
-TINY = (
-    ModelConfig(preset="tiny", width=16, history_codewords=8, target_codewords=32, ffn_multiple=1, hops=0),
-    TrainConfig(learning_rate=0.01),
-)
+from tests.app.jobs.retraining.shops import PLAN, WARM_PLAN, Shop
 
 
 class Killed(BaseException):
     """What a kill -9 looks like from within: nothing is tidied up."""
-
-
-@pytest.fixture(scope="session")
-def visits(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What shoppers clicked, one after the other."""
-    directory = tmp_path_factory.mktemp("shop")
-    generate(directory, shoppers=440)
-    table = read_interactions(directory)
-    ends = table.starts[1:]
-    return [[table.item_ids[item] for item in table.item[a:b]] for a, b in zip(table.starts, ends, strict=False)]
-
-
-class Shop:
-    """A service without a model, and the trainer's commands on its store."""
-
-    def __init__(self, directory: Path, visits: list[list[str]], place: Place | None = None) -> None:
-        self.models = directory / "models"
-        place = place or directory
-        self.settings = Settings(
-            data_dir=directory / "state",
-            archive_dir=place / "archive",
-            models_dir=place / "models",
-            cache_dir=directory / "cache",
-        )
-        self.client = Client(self.settings)
-        self.trainer = TrainerMetrics()
-        self._visits = iter(enumerate(visits))
-
-    def collect(self, shoppers: int) -> None:
-        """Let some more shoppers click, all at the same time, and archive it."""
-        rng = random.Random(shoppers)
-        some = [next(self._visits) for _ in range(shoppers)]
-        moments = [sorted(rng.random() for _ in visit) for _, visit in some]
-        clicks = sorted(
-            (moment, f"u{number}", item)
-            for own, (number, visit) in zip(moments, some, strict=True)
-            for moment, item in zip(own, visit, strict=True)
-        )
-        for begin in range(0, len(clicks), 1000):
-            events = [
-                {"user_id": user_id, "item_id": item, "value": 2.5} for _, user_id, item in clicks[begin : begin + 1000]
-            ]
-            assert self.client.post("/v1/events", json=events).json()["accepted"] == len(events)
-        self.archive()
-
-    def archive(self) -> None:
-        archive(self.settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
-
-    def retrain(self, plan: RetrainingPlan = PLAN) -> RoundOutcome:
-        return run_trainer(self.settings, plan, None, Console(quiet=True), self.trainer)
-
-    def sample(self, metric: str, **labels: str) -> float | None:
-        """What the trainer tells Prometheus."""
-        return self.trainer.registry.get_sample_value(f"lisarec_trainer_{metric}", labels)
-
-    def report(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads((self.models / "retrain.json").read_text())
-        return report
-
-    def names(self) -> list[str]:
-        return sorted(place.name for place in self.models.iterdir() if place.is_dir())
-
-    def follows(self, name: str | None) -> None:
-        wait_until(lambda: self.client.get("/v1/model").json()["generation"] == name)
-
-
-@pytest.fixture
-def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setitem(PRESETS, "tiny", TINY)
-    monkeypatch.setattr(loop, "NICENESS", 0)  # the tests that follow are not to be slower
-    for module in (switcher, generations):
-        monkeypatch.setattr(module, "LIVE_FOR_S", 0.01)
-    shop = Shop(tmp_path, visits)
-    yield shop
-    shop.client.close()
 
 
 def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuilds: list[Rebuilt]) -> None:
@@ -315,28 +224,6 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     shop.follows(name)
     assert (shop.report()["last"]["outcome"], shop.report()["made"], shop.names()) == ("activated", [name], [name])
     assert shop.client.recommend("u3")["source"] == "personalised"
-
-
-def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
-    """So is one after a refusal, and one of another kind."""
-    shop.collect(200)
-    name = shop.retrain().name
-    assert name is not None
-    served, config = model_directory.load(shop.models / name), PLAN.config(None)
-
-    def continues(
-        model: Artifact | None, full_every: int = 7, outcome: str = "activated", config: Config = config
-    ) -> bool:
-        return model_to_continue(config, model, full_every, {"outcome": outcome}) is not None
-
-    assert continues(served)
-    assert not continues(None)
-    assert not continues(served, outcome="refused")
-    assert not continues(served, config=config.model_copy(update={"model": ModelConfig()}))
-    assert [continues(served, full_every) for full_every in (1, 2)] == [False, True]
-    of_two = served.config.training.model_copy(update={"warm_count": 2})
-    after_two = replace(served, config=served.config.model_copy(update={"training": of_two}))
-    assert [continues(after_two, full_every) for full_every in (2, 3, 4)] == [False, False, True]
 
 
 def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:

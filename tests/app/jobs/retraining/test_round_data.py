@@ -38,7 +38,7 @@ def random_log(seed: int, users: int = 9, entries: int = 240) -> list[EventEntry
             user_id,
             f"i{rng.randrange(20)}",
             rng.choice(TYPES),
-            rng.choice([0, 1, 2, seq]) * 1_000_000,
+            logged_ms // DAY_MS * DAY_MS * 1000 + rng.choice([0, 1, 2, seq]) * 1_000_000,
             None,
             rng.choice([None, 2.5]),
             order_id=rng.choice([None, "o1"]),
@@ -141,9 +141,10 @@ def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, 
 
     seen_ms = 2 * DAY_MS
     past, holdout = data.split(seen_ms)
+    is_new = (pl.col("logged_ms") > seen_ms) & (pl.col("timestamp_us") > seen_ms * 1000)
     end_us = max(
         table["timestamp_us"].quantile(0.9, "lower") or 0,
-        table.filter(pl.col("logged_ms") > seen_ms)["timestamp_us"].quantile(0.05, "lower") or 0,
+        table.filter(is_new)["timestamp_us"].quantile(0.05, "lower") or 0,
     )
     assert len(holdout) > 0
     (tmp_path / "archive" / "items.csv").write_text("item_id,title\ni1,Tea\n")

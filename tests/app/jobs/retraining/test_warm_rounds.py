@@ -1,0 +1,46 @@
+"""Which rounds continue from the served model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.jobs.retraining.warm import model_to_continue
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.config import Config, ModelConfig
+from tests.app.jobs.retraining.shops import PLAN, WARM_PLAN, Shop
+
+
+def test_one_model_in_some_is_trained_afresh(shop: Shop) -> None:
+    """So is one after a refusal, and one of another kind."""
+    shop.collect(200)
+    name = shop.retrain().name
+    assert name is not None
+    served, config = model_directory.load(shop.models / name), PLAN.config(None)
+
+    def continues(
+        model: Artifact | None, full_every: int = 7, outcome: str = "activated", config: Config = config
+    ) -> bool:
+        return model_to_continue(config, model, full_every, {"outcome": outcome}) is not None
+
+    assert continues(served)
+    assert not continues(None)
+    assert not continues(served, outcome="refused")
+    assert not continues(served, config=config.model_copy(update={"model": ModelConfig()}))
+    assert [continues(served, full_every) for full_every in (1, 2)] == [False, True]
+    of_two = served.config.training.model_copy(update={"warm_count": 2})
+    after_two = replace(served, config=served.config.model_copy(update={"training": of_two}))
+    assert [continues(after_two, full_every) for full_every in (2, 3, 4)] == [False, False, True]
+
+
+def test_a_round_about_other_items_trains_afresh(shop: Shop) -> None:
+    shop.collect(200)
+    assert shop.retrain().outcome == "activated"
+    for number in range(200):
+        assert shop.client.request("DELETE", f"/v1/users/u{number}").is_success
+    shop.collect(110, renamed="new-{}")
+    outcome = shop.retrain(WARM_PLAN)
+    assert (outcome.outcome, outcome.is_warm) == ("activated", False), outcome
+    assert outcome.name is not None
+    made = model_directory.load(shop.models / outcome.name)
+    assert all(item_id.startswith("new-") for item_id in made.items.ids)
