@@ -212,14 +212,15 @@ class FairQueue(Generic[RequestT, AnswerT]):
 class MicroBatcher(Generic[RequestT, AnswerT]):
     """Combines the requests of several callers into batches, and runs one or a few batches at a time.
 
-    work    returns the answers to a batch, one for each request, in order
+    work    returns the answers to a batch, one for each request, in order; an exception in the place of an answer fails
+            only the caller with that request
     cost    returns the cost of one request
     limits  the limits on batches and on the queue
     """
 
     def __init__(
         self,
-        work: Callable[[list[RequestT]], Awaitable[list[AnswerT]]],
+        work: Callable[[list[RequestT]], Awaitable[Sequence[AnswerT | Exception]]],
         cost: Callable[[RequestT], float],
         limits: Limits,
     ) -> None:
@@ -253,7 +254,10 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
             return (await self.submit([request], requester))[0]
         self._running += 1
         try:
-            return (await self._work([request]))[0]
+            (answer,) = await self._work([request])
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         finally:
             if self._waiting:  # requests arrived meanwhile
                 self._begin()
@@ -287,7 +291,10 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                     call.fail(exc)
             else:
                 for (call, place), answer in zip(batch, answers, strict=True):
-                    call.add(place, answer)
+                    if isinstance(answer, Exception):
+                        call.fail(answer)
+                    else:
+                        call.add(place, answer)
         self._running -= 1
 
     async def _let_others_arrive(self, most: float) -> None:
@@ -317,7 +324,7 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
 
     def __init__(
         self,
-        work: Callable[[list[RequestT]], Awaitable[list[AnswerT]]],
+        work: Callable[[list[RequestT]], Awaitable[Sequence[AnswerT | Exception]]],
         cost: Callable[[RequestT], float],
         lane_of: Callable[[RequestT], LaneT],
         limits_of: Callable[[LaneT], Limits],

@@ -26,6 +26,7 @@ from app.recommendation.state_reader import LogQuery, LogReader, StateReader, ca
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest, Recommendations
 from model.inference.captured_batches import SLOTS
+from storage.errors import StorageError
 
 MAX_BATCH = 64.0  # total cost of one read and one engine run; in a larger batch all requests would wait longer
 MAX_COSTLY_BATCH = 16.0
@@ -132,7 +133,7 @@ class Recommender(BaseRecommender):
         self._metrics = metrics
         self._clicks = clicks
         self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(
-            self._answer_batch,
+            self._answer_each,
             attrgetter("cost"),
             attrgetter("lane"),
             partial(limits_of, short_batch=self._executor.short_batch, max_running=max_running),
@@ -205,6 +206,21 @@ class Recommender(BaseRecommender):
         of_item = request.model_copy(update={"because": item_id, "current_item": item_id})
         (answer,) = await self.recommend([of_item], requester)
         return answer
+
+    async def _answer_each(self, batch: Sequence[BatchEntry]) -> Sequence[Recommendations | Exception]:
+        """Answer a batch; if that fails unexpectedly, answer each request alone, so that only the cause of it fails."""
+        try:
+            return await self._answer_batch(batch)
+        except Exception as exc:
+            if len(batch) == 1 or isinstance(exc, StorageError):
+                raise
+        answers: list[Recommendations | Exception] = []
+        for entry in batch:
+            try:
+                answers += await self._answer_batch([entry])
+            except Exception as exc:  # its caller gets it
+                answers.append(exc)
+        return answers
 
     async def _answer_batch(self, batch: Sequence[BatchEntry]) -> list[Recommendations]:
         """Read the users' states, compute the answers, and record the duration of each stage and the waiting times."""

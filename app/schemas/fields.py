@@ -236,7 +236,12 @@ def _param_size(param: Param) -> int:
 
 
 def _is_param_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and len(value) <= MAX_PARAM_CHARS
+    return isinstance(value, str) and len(value) <= MAX_PARAM_CHARS and _is_unicode(value)
+
+
+def _is_unicode(text: str) -> bool:
+    # not with half of a surrogate pair, which JSON can name and UTF-8 cannot encode
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _is_param_number(value: object) -> TypeGuard[int | float]:
@@ -249,6 +254,7 @@ def _is_boost(boost: tuple[object, object]) -> bool:
     return (
         isinstance(category, str)
         and 1 <= len(category) <= MAX_CATEGORY_CHARS
+        and _is_unicode(category)
         and isinstance(gain, int | float)
         and not isinstance(gain, bool)
         and abs(gain) <= MAX_BOOST  # so that NaN is refused too

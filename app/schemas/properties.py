@@ -64,7 +64,10 @@ def refusal(name: str, given: str, value: Any, held: str | None) -> str:
 
 
 def _clipped(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    try:
+        text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    except RecursionError:
+        return "a list of lists of many levels"
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 

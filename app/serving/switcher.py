@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from app.catalogue.overrides.item_overrides import ItemOverrides
-from app.errors import InvalidRequest, details_of
+from app.errors import InvalidRequest, Overloaded, details_of
 from app.recommendation.experiments import ExperimentRecommender
 from app.recommendation.recommender import Recommender
 from app.schemas.operations import Experiment
@@ -159,7 +159,9 @@ class GenerationSwitcher:
         if active is None or active.tag == self.current.named.tag or self._waits_after_failure(active):
             return
         async with self._switching:
-            await self._while_refreshing_items(self._load_and_switch_to(active))
+            named = (await self._context.store.pointers()).active  # this process may have activated another one
+            if named == active and active.tag != self.current.named.tag:
+                await self._while_refreshing_items(self._load_and_switch_to(active))
 
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
@@ -184,8 +186,12 @@ class GenerationSwitcher:
         if text == self._arms.text or asyncio.get_running_loop().time() < self._retry_experiment_at_s:
             return
         async with self._switching:
+            named = (await self._context.store.pointers()).experiment  # this process may have begun or ended it
+            if named != text or text == self._arms.text:
+                return
             try:
-                arms = await ExperimentArms.load(self._context, text, self.served())
+                load = ExperimentArms.load(self._context, text, self.served())
+                arms = await self._while_refreshing_items(load)
             except (ValueError, OSError) as exc:
                 logger.error("not taking part in the experiment: %s", exc)
                 self._retry_experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
@@ -224,11 +230,12 @@ class GenerationSwitcher:
         return await asyncio.to_thread(before.with_new_assignments)
 
     async def _while_refreshing_items(self, work: Awaitable[WorkT]) -> WorkT:
-        """Await the work while refreshing items, so that unavailable items disappear in time."""
+        """Await the work while refreshing items, so that unavailable items disappear in time, and staying live."""
 
         async def refresh() -> None:
             while True:
-                with suppress(StorageError):
+                with suppress(StorageError, Overloaded):
+                    await self._announce()
                     await self.refresh_items()
                 await asyncio.sleep(POLL_EVERY_S)
 

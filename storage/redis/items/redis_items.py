@@ -32,6 +32,7 @@ from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, READ_ITEMS
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
+from storage.state.switch_interval import in_thread
 
 ITEMS_PAGE = 1000  # Lua accepts 8,000 of a script's arguments
 VISIT_LIMITS: tuple[Argument, ...] = (
@@ -131,13 +132,11 @@ class RedisItems:
         await self._session.require_open()
         archived = await self._counts_of_archive(tenant, frozenset(types))
         commands = [self._newest_entries(number, archived) for number in range(self._session.keys.partitions)]
-        records = []
-        for reply in await self._session.servers.execute_all(commands):
+        replies = await self._session.servers.execute_all(commands)
+        for reply in replies:
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
-            page = parse_stream_page(reply, is_complete=True)
-            records += [entry.record for owner, entry in page.entries if owner == tenant]
-        counts = count_items_of_records(records, types)
+        counts = await in_thread(_counts_of, replies, tenant, types)
         return counts if archived is None else add_counts(archived.counts, counts)
 
     async def _counts_of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:
@@ -154,6 +153,13 @@ class RedisItems:
         after = 0 if archived is None else archived.manifest.seq(number)
         limit = MAX_NEWEST_ENTRIES // self._session.keys.partitions
         return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
+
+
+def _counts_of(replies: Sequence[Any], tenant: str, types: Collection[str]) -> ItemCounts:
+    """Count each item's events of these types among the tenant's entries that were read from streams."""
+    pages = (parse_stream_page(reply, is_complete=True) for reply in replies)
+    records = [entry.record for page in pages for owner, entry in page.entries if owner == tenant]
+    return count_items_of_records(records, types)
 
 
 def _size(item: tuple[Any, ...]) -> int:

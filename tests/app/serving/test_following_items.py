@@ -13,7 +13,7 @@ import pytest
 
 from app.serving.served_generation import ServedGeneration, TenantContext
 from app.settings import Settings
-from storage.records import ItemCodes, TenantPointers
+from storage.records import ItemCodes, ItemEntry, TenantPointers
 from tests.app.conftest import Client, item_id, write_model
 from tests.waiting import PATIENCE_S, until
 
@@ -156,3 +156,45 @@ def test_a_model_that_is_rebuilt_while_another_loads_follows_changes(
 
     client.runner.run(law())
     assert len({one.named.tag for one in switcher.served()}) == len(switcher.served()) == 2
+
+
+@pytest.mark.parametrize("switched", ["activated", "experiment"])
+def test_a_poll_under_way_does_not_take_back_what_was_switched_meanwhile(
+    two_models: Client, monkeypatch: pytest.MonkeyPatch, switched: str
+) -> None:
+    """It has read the pointers, and still follows changes of items while another model is activated."""
+    client, switcher = two_models, two_models.service.switcher
+    refresh, reading, may_go = switcher.refresh_items, asyncio.Event(), asyncio.Event()
+
+    async def refresh_slowly() -> None:
+        reading.set()
+        await may_go.wait()
+        await refresh()
+
+    async def law() -> None:
+        assert (await client.http.post("/v1/admin/generations/may/activate")).status_code == 200
+        await switcher.poll()
+        await client.service.store.put_items("main", [ItemEntry(item_id(9), title="Thing 9")])  # by another process
+        monkeypatch.setattr(switcher, "refresh_items", refresh_slowly)
+        poll = asyncio.create_task(switcher.poll())
+        await reading.wait()
+        if switched == "activated":
+            switching = client.http.post("/v1/admin/generations/june/activate")
+        else:
+            switching = client.http.put("/v1/admin/experiment", json=EXPERIMENT)
+        assert (await switching).status_code == 200
+        loaded, load = list[str](), ServedGeneration.load
+
+        def note_and_load(context: TenantContext, name: str) -> ServedGeneration:
+            loaded.append(name)
+            return load(context, name)
+
+        monkeypatch.setattr(ServedGeneration, "load", note_and_load)
+        may_go.set()
+        await poll
+        assert loaded == []
+        assert (switcher.current.named.name, switcher.experiment is None) == (
+            ("june", True) if switched == "activated" else ("may", False)
+        )
+
+    client.runner.run(law())
