@@ -94,10 +94,9 @@ class GenerationSwitcher:
         context = self._context
         async with self._refreshing_items:
             while True:
-                changes = await context.store.item_changes(
-                    context.settings.tenant, context.overrides.version, ITEM_CHANGES_PER_READ
-                )
-                if changes.version == context.overrides.version:
+                read, tenant = context.overrides.version, context.settings.tenant
+                changes = await context.store.item_changes(tenant, read, ITEM_CHANGES_PER_READ)
+                if changes.version == read:
                     return
                 context.item_codes.apply(changes.codes)
                 apply = partial(_apply, context.overrides, changes, self.served)
@@ -148,23 +147,21 @@ class GenerationSwitcher:
 
     async def _refresh_items_to(self, version: int, read: int) -> None:
         """Read the item changes up to `version`, the store's version when this process had read up to `read`."""
-        overrides = self._context.overrides
         if version < read:  # the store has lost data, or was replaced
             async with self._refreshing_items:
-                overrides.start_over()
-        if version > overrides.version:
+                self._context.overrides.start_over()
+        if version > self._context.overrides.version:
             await self.refresh_items()
 
     async def _follow_active(self, active: NamedGeneration | None) -> None:
-        if active is None or active.tag == self.current.named.tag or self._waits_after_failure(active):
+        if active is None or active.tag == self.current.named.tag:
+            return
+        if active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s:
             return
         async with self._switching:
             named = (await self._context.store.pointers()).active  # this process may have activated another one
             if named == active and active.tag != self.current.named.tag:
                 await self._while_refreshing_items(self._load_and_switch_to(active))
-
-    def _waits_after_failure(self, active: NamedGeneration) -> bool:
-        return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
 
     async def _load_and_switch_to(self, active: NamedGeneration) -> None:
         try:
@@ -186,9 +183,8 @@ class GenerationSwitcher:
         if text == self._arms.text or asyncio.get_running_loop().time() < self._retry_experiment_at_s:
             return
         async with self._switching:
-            named = (await self._context.store.pointers()).experiment  # this process may have begun or ended it
-            if named != text or text == self._arms.text:
-                return
+            if text == self._arms.text or text != (await self._context.store.pointers()).experiment:
+                return  # this process has begun or ended it
             try:
                 load = ExperimentArms.load(self._context, text, self.served())
                 arms = await self._while_refreshing_items(load)
@@ -205,7 +201,7 @@ class GenerationSwitcher:
             if len(served.artifact.items):
                 served.description_codes.start_assignment(self._context.overrides)
             if served.has_new_assignments:
-                await self._rebuild(served, self._with_new_assignments)
+                await self._rebuild(served, lambda before: asyncio.to_thread(before.with_new_assignments))
 
     async def _rebuild(
         self, before: ServedGeneration, build: Callable[[ServedGeneration], Awaitable[ServedGeneration]]
@@ -225,9 +221,6 @@ class GenerationSwitcher:
         context = self._context
         catalogue = await empty_model.popular_catalogue(context.store, context.settings.tenant, context.overrides)
         return replace(before, catalogue=catalogue)
-
-    async def _with_new_assignments(self, before: ServedGeneration) -> ServedGeneration:
-        return await asyncio.to_thread(before.with_new_assignments)
 
     async def _while_refreshing_items(self, work: Awaitable[WorkT]) -> WorkT:
         """Await the work while refreshing items, so that unavailable items disappear in time, and staying live."""
