@@ -8,7 +8,7 @@ import polars as pl
 
 DecimalSign = Literal[".", ","]
 
-MONEY_SIGNS = r"(?i)\s|[€$£¥]|EUR|USD|GBP|CHF"
+CURRENCIES = r"(?i)[€$£¥]|EUR|USD|GBP|CHF"
 WITH_DECIMAL_COMMA = r",\d{1,2}\D*$"
 
 _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
@@ -110,7 +110,7 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
     decimal  the decimal separator; the other sign, or an apostrophe, separates thousands
     """
     group = "." if decimal == "," else ","
-    plain = cells.fill_null("").str.replace_all(MONEY_SIGNS, "")
+    plain = cells.fill_null("").str.replace_all(rf"{CURRENCIES}|\s", "")
     grouped = rf"\d{{1,3}}(?:[{group}']\d{{3}})+"
     fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?$")
     digits = plain.str.replace_all(rf"[{group}']", "").str.replace(decimal, ".", literal=True)
@@ -121,5 +121,5 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
 def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
     """Return whether all cells are numbers, and one of them has decimals or a currency, so that they are not codes."""
     known = cells.filter(cells.fill_null("") != "")
-    has_sign = known.str.contains(rf"{MONEY_SIGNS}|\d[{decimal}]\d")
+    has_sign = known.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d")
     return bool(has_sign.any()) and not amounts_in(known, decimal).null_count()

@@ -300,12 +300,13 @@ def _find_duplicates(found: Examination) -> None:
 def _read_property(found: Examination, column: str, mapping: TableMapping) -> None:
     """Read a column that has only numbers or only times, as the mapping says."""
     cells = found.frame[column]
-    known = cells.fill_null("") != ""
-    if mapping.decimal is not None and looks_like_amounts(cells, mapping.decimal):
+    known = (cells.fill_null("") != "") & ~found.bad  # a line that is left out decides nothing
+    readable = cells.filter(known)
+    if mapping.decimal is not None and looks_like_amounts(readable, mapping.decimal):
         found.set_column(column, amounts_in(cells, mapping.decimal).cast(pl.String))
-    elif mapping.decimal is None and (looks_like_amounts(cells, ",") or looks_like_amounts(cells, ".")):
+    elif mapping.decimal is None and (looks_like_amounts(readable, ",") or looks_like_amounts(readable, ".")):
         numbers = cells.cast(pl.Float64, strict=False)
-        sign = "," if looks_like_amounts(cells, ",") else "."
+        sign = "," if looks_like_amounts(readable, ",") else "."
         problem = f"{column} becomes a text, because it has no plain numbers"
         found.find(
             known & numbers.is_null(),

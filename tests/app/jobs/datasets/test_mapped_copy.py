@@ -289,6 +289,21 @@ def test_items_are_imported_with_their_numbers_and_times(tmp_path: Path) -> None
     assert read_items(table.parent).titles == {"K-1": "Käse; mild", "K-2": "Brot"}
 
 
+def test_a_line_that_is_left_out_does_not_turn_prices_into_texts(tmp_path: Path) -> None:
+    lines = [
+        "item_id;title;price",
+        "K-1;Bank;1.299,00 €",
+        "item_id;title;price",
+        "K-2;Tisch; rund;99,00 €",
+        "K-3;Uhr;5",
+    ]
+    (tmp_path / "items.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    mapping = TableMapping(decimal=",", skips_bad_lines=True)
+    table, _ = table_of_items(tmp_path / "items.csv", mapping, tmp_path / "cache")
+    prices = {item["item_id"]: item["properties"]["price"] for item in read(table, {})}
+    assert prices == {"K-1": 1299.0, "K-3": 5.0}
+
+
 def test_a_plain_data_directory_is_not_copied(tmp_path: Path) -> None:
     assert data_directory(tmp_path, TableMapping(), tmp_path / "cache") == (tmp_path, [])
     assert not (tmp_path / "cache").exists()
