@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -231,7 +231,12 @@ class TrainingLoop(ABC, Generic[Batch]):
         with safe_open(path, "pt") as checkpoint:
             about = checkpoint.metadata()
             tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
-        if about["config"] != self.recipe.model_dump_json():
+        if about["config"] != (own := self.recipe.model_dump_json()):
+            if _options(about["config"]) == _options(own):
+                raise TrainError(
+                    f"the checkpoint {path} was trained on other events; resume on the same ones, "
+                    "such as a copy of an archive that grows"
+                )
             raise TrainError(f"the checkpoint {path} was trained with other options; use the same options to resume")
         self._require_same_training(path, tensors)
         self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
@@ -247,6 +252,14 @@ class TrainingLoop(ABC, Generic[Batch]):
     def _require_same_training(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Raise TrainError if the checkpoint's tensors belong to another training. Subclasses may check this."""
         return
+
+
+def _options(config: str) -> dict[str, Any]:
+    """Return a configuration without what its data have given."""
+    options: dict[str, Any] = json.loads(config)
+    for name in ("sha256", "seen_rule", "users", "events", "events_per_item"):
+        options["data"].pop(name)
+    return options
 
 
 def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:

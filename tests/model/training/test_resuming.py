@@ -111,7 +111,7 @@ class TestResuming:
         self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]
     ) -> None:
         other = write_rows(tmp_path / "other", [*rows, ("u1", "i1", 99_999_999)])
-        with pytest.raises(TrainError, match="other options"):
+        with pytest.raises(TrainError, match="trained on other events; resume on the same ones"):
             train.train(other, interrupted, config, resume=True, progress=silent())
 
     def test_an_unfinished_training_is_not_begun_anew(
