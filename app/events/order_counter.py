@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from model.data.orders import PURCHASE, WINDOW_S
 from model.lisa.item_complements import NEAR
@@ -28,6 +29,7 @@ MAX_AGE_HALF_LIVES = 10.0  # of a purchase; training reads older ones
 MAX_WAITING = 10_000  # purchases to be flushed, about 3 MB; further ones are dropped until the next flush
 MIN_ENTRIES = 100  # newest log entries that are read for a user's purchases
 MAX_ENTRIES = 1_000
+COUNTS_AT_ONCE = 500  # added in one step, for which other writers wait for some 3 ms
 FEW_ENTRIES = 150  # are counted in less than a millisecond; a thread takes a tenth of one
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class OrderCounter:
         self._learned: Container[str] = ()
         self._flushing = asyncio.Lock()
         self._waiting: dict[tuple[str, str], float] = {}  # weights of purchases, by user and event
+        self._counted: dict[str, float] = {}  # what the store's counts still lack of purchases that no longer wait
 
     def set_learned(self, item_ids: Container[str]) -> None:
         """Start counting the orders of all items except these, which a model was trained on."""
@@ -70,17 +73,27 @@ class OrderCounter:
             self.newest = counts
 
     async def flush(self) -> None:
-        """Add the orders of queued purchases to the store's counts; after a StorageError they stay queued."""
+        """Add the orders of queued purchases to the store's counts; after a StorageError, the next call goes on."""
         async with self._flushing:
-            weights, self._waiting, counts = self._waiting, {}, None
+            await self._add_counted()  # what an earlier call could not add
+            weights, self._waiting = self._waiting, {}
             try:
-                counts = await self._counts(weights)
-                if counts:
-                    await self._store.orders.add(self._tenant, counts)
+                self._counted = await self._counts(weights)
             except BaseException as exc:
-                if counts is None or isinstance(exc, StorageError):  # else a cancelled call may have added them
-                    logger.debug("cannot count orders, retrying: %s", exc)
-                    self._waiting = weights | self._waiting
+                logger.debug("cannot count orders, retrying: %s", exc)
+                self._waiting = weights | self._waiting
+                raise
+            await self._add_counted()
+
+    async def _add_counted(self) -> None:
+        """Add counted orders to the store's counts, some at a time, so that a later failure repeats none of them."""
+        while some := dict(islice(self._counted.items(), COUNTS_AT_ONCE)):
+            for name in some:
+                del self._counted[name]
+            try:
+                await self._store.orders.add(self._tenant, some)
+            except StorageError:  # a cancelled call may have added them
+                self._counted |= some
                 raise
 
     async def _counts(self, weights: Mapping[tuple[str, str], float]) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Counts of items bought together, in Redis, which decay with time; and the newest entries of a log."""
 
 from collections.abc import Mapping
-from itertools import islice
 
 from typing_extensions import override
 
@@ -15,7 +14,6 @@ from storage.redis.scripts.items import ADD_ORDER_COUNTS
 from storage.redis.session.redis_session import RedisSession
 from storage.state.event import LogRecord
 
-COUNTS_PAGE = 500  # per script, which blocks Redis for about 3 ms
 LIMITS: tuple[Argument, ...] = (
     repr(HALF_LIFE_S),
     repr(MAX_STEP_S),
@@ -42,12 +40,11 @@ class RedisOrders(OrderStore):
     @override
     async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
         await self._session.require_open()
-        keys, left = self._session.keys.items(tenant), iter(counts.items())
-        while some := list(islice(left, COUNTS_PAGE)):
-            args: list[Argument] = [*LIMITS]
-            for name, count in some:
-                args += (name, repr(count))
-            await self._session.write(ADD_ORDER_COUNTS, [keys.order_counts, keys.order_clock], args)
+        keys = self._session.keys.items(tenant)
+        args: list[Argument] = [*LIMITS]
+        for name, count in counts.items():
+            args += (name, repr(count))
+        await self._session.write(ADD_ORDER_COUNTS, [keys.order_counts, keys.order_clock], args)
 
     @override
     async def counts(self, tenant: str) -> dict[str, float]:

@@ -4,7 +4,6 @@ import sqlite3
 import time
 from collections.abc import Mapping
 from functools import partial
-from itertools import islice
 
 from typing_extensions import override
 
@@ -17,7 +16,6 @@ from storage.sqlite.items.tenant_values import ORDER_CLOCK, named_value, set_nam
 from storage.sqlite.log import newest_of_user, resolve_alias
 from storage.state.event import LogRecord
 
-COUNTS_AT_ONCE = 500  # other writers wait for some 3 ms
 SELECT_KNOWN = "SELECT name, trend FROM order_counts WHERE tenant = ? AND name IN ({rows})"
 SELECT_COUNTS = "SELECT name, trend FROM order_counts WHERE tenant = ? AND trend BETWEEN ? AND ?"
 DELETE_DAMAGED = "DELETE FROM order_counts WHERE tenant = ? AND trend NOT BETWEEN ? AND ?"
@@ -43,9 +41,7 @@ class SQLiteOrders(OrderStore):
 
     @override
     async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
-        left = iter(counts.items())
-        while some := dict(islice(left, COUNTS_AT_ONCE)):
-            await self._database.write(partial(_add, tenant=tenant, counts=some), size=len(some))
+        await self._database.write(partial(_add, tenant=tenant, counts=counts), size=len(counts))
 
     @override
     async def counts(self, tenant: str) -> dict[str, float]:

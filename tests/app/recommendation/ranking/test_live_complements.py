@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -183,6 +183,32 @@ def test_a_store_that_cannot_be_used_is_told_later(begin: Begin, monkeypatch: py
         post(client, purchases("bob", ["cup", "pot"], "o2"))
     sync(client)
     assert_together(client, trained([["tea", "cup"], ["cup", "pot"]]))
+
+
+def test_what_was_added_before_the_store_failed_is_not_added_again(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = begin()
+    orders, added = client.service.store.orders, list[int]()
+    add = orders.add
+
+    async def fails_second(tenant: str, counts: Mapping[str, float]) -> None:
+        added.append(len(counts))
+        if len(added) == 2:
+            raise StorageUnavailable("away")
+        await add(tenant, counts)
+
+    monkeypatch.setattr(order_counter, "COUNTS_AT_ONCE", 4)
+    bought = [["tea", "cup"], ["cup", "pot"], ["pot", "jar", "tea"]]
+    for number, items in enumerate(bought):
+        post(client, purchases(f"user-{number}", items, "o1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(orders, "add", fails_second)
+        with pytest.raises(StorageUnavailable):
+            client.runner.run(client.service.signals.sync())
+    assert added == [4, 4]
+    sync(client)
+    assert_together(client, trained(bought))
 
 
 def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(begin: Begin, tmp_path: Path) -> None:
