@@ -106,7 +106,7 @@ class TrainConfig(Frozen):
     fine_items: int = Field(0, ge=0, exclude_if=_is_zero)  # catalogues up to it get FINE_CODEBOOKS target codebooks
     warm_from: str = Field("", exclude_if=_is_empty)  # the tag of the model whose codes and weights it began with
     warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
-    warm_knows_tests: bool = Field(False, exclude_if=_is_false)  # one of them may have learned from held-out events
+    warm_knows_no_tests: bool = Field(False, exclude_if=_is_false)  # what it began with learned from no test event
 
     @model_validator(mode="before")
     @classmethod

@@ -325,7 +325,7 @@ class OrderStore(Protocol):
         ...
 
     async def add(self, tenant: str, counts: Mapping[str, float]) -> None:
-        """Add to the counts of these names in one step. They decay with time; the largest MAX_ORDER_COUNTS are kept."""
+        """Add to the counts of these names, which decay, in one step; the largest MAX_ORDER_COUNTS are kept."""
         ...
 
     async def counts(self, tenant: str) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Answers recommendation requests in batches: reads the users' states, and ranks the catalogue for each user."""
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ MAX_BATCH = 64.0  # total cost of one read and one engine run; in a larger batch
 MAX_COSTLY_BATCH = 16.0
 MAX_CALLERS_OF_NODE = 32  # requests that may wait for one node of a cluster
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
+
+logger = logging.getLogger(__name__)
 
 
 class Lane(NamedTuple):
@@ -214,6 +217,7 @@ class Recommender(BaseRecommender):
         except Exception as exc:
             if len(batch) == 1 or isinstance(exc, StorageError):
                 raise
+            logger.exception("cannot answer %d requests together; answering each alone", len(batch))
         answers: list[Recommendations | Exception] = []
         for entry in batch:
             try:

@@ -67,7 +67,7 @@ def _clipped(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
     except RecursionError:
-        return "a list of lists of many levels"
+        return "a value of many levels"
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 

@@ -135,9 +135,11 @@ class GenerationSwitcher:
     async def _announce(self) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._announce_at_s:
-            for served in self.served():
-                await self._context.store.generations.announce(served.named, LIVE_FOR_S)
-            self._announce_at_s = now_s + ANNOUNCE_EVERY_S
+            served = self.served()
+            for one in served:
+                await self._context.store.generations.announce(one.named, LIVE_FOR_S)
+            if served == self.served():  # else others must be announced, too
+                self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
     def hold(self, held: HeldProperties) -> None:
         """Apply these declared properties."""
@@ -159,8 +161,8 @@ class GenerationSwitcher:
         if active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s:
             return
         async with self._switching:
-            named = (await self._context.store.pointers()).active  # this process may have activated another one
-            if named == active and active.tag != self.current.named.tag:
+            active = (await self._context.store.pointers()).active  # this process may have activated another one
+            if active is not None and active.tag != self.current.named.tag:
                 await self._while_refreshing_items(self._load_and_switch_to(active))
 
     async def _load_and_switch_to(self, active: NamedGeneration) -> None:
@@ -183,8 +185,9 @@ class GenerationSwitcher:
         if text == self._arms.text or asyncio.get_running_loop().time() < self._retry_experiment_at_s:
             return
         async with self._switching:
-            if text == self._arms.text or text != (await self._context.store.pointers()).experiment:
-                return  # this process has begun or ended it
+            text = (await self._context.store.pointers()).experiment  # this process may have begun or ended it
+            if text == self._arms.text:
+                return
             try:
                 load = ExperimentArms.load(self._context, text, self.served())
                 arms = await self._while_refreshing_items(load)
@@ -196,7 +199,7 @@ class GenerationSwitcher:
 
     async def _rebuild_catalogues(self) -> None:
         if self.current.named.tag == empty_model.TAG:
-            await self._rebuild(self.current, self._with_popular_catalogue)
+            await self._rebuild(self.current, partial(_with_popular_catalogue, self._context))
         for served in self.served():
             if len(served.artifact.items):
                 served.description_codes.start_assignment(self._context.overrides)
@@ -216,11 +219,6 @@ class GenerationSwitcher:
         self._arms = self._arms.with_replaced(before, rebuilt)
         self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
         rebuilt.catalogue.catch_up()  # it may be an arm
-
-    async def _with_popular_catalogue(self, before: ServedGeneration) -> ServedGeneration:
-        context = self._context
-        catalogue = await empty_model.popular_catalogue(context.store, context.settings.tenant, context.overrides)
-        return replace(before, catalogue=catalogue)
 
     async def _while_refreshing_items(self, work: Awaitable[WorkT]) -> WorkT:
         """Await the work while refreshing items, so that unavailable items disappear in time, and staying live."""
@@ -285,6 +283,11 @@ class GenerationSwitcher:
         self._context.signals.order_counter.set_learned(self.current.artifact.items.rows)
         tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
         self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
+
+
+async def _with_popular_catalogue(context: TenantContext, before: ServedGeneration) -> ServedGeneration:
+    catalogue = await empty_model.popular_catalogue(context.store, context.settings.tenant, context.overrides)
+    return replace(before, catalogue=catalogue)
 
 
 def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Callable[[], Sequence[ServedGeneration]]) -> None:

@@ -234,8 +234,8 @@ class TrainingLoop(ABC, Generic[Batch]):
         if about["config"] != (own := self.recipe.model_dump_json()):
             if _options(about["config"]) == _options(own):
                 raise TrainError(
-                    f"the checkpoint {path} was trained on other events; resume on the same ones, "
-                    "such as a copy of an archive that grows"
+                    f"the checkpoint {path} was trained on other events; resume with the events it began with, and "
+                    "copy an archive that grows before training on it"
                 )
             raise TrainError(f"the checkpoint {path} was trained with other options; use the same options to resume")
         self._require_same_training(path, tensors)

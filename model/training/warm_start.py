@@ -77,7 +77,7 @@ class WarmStart:
         about = {
             "warm_from": self.trained.tag,
             "warm_count": before.training.warm_count + 1,
-            "warm_knows_tests": before.training.warm_knows_tests or _learns_tests(before.data, config.data),
+            "warm_knows_no_tests": _knows_no_tests(before.training, before.data, config.data),
             "fine_items": 0,
         }
         shape = config.model.model_copy(update={"target_codebooks": before.model.target_codebooks})
@@ -209,10 +209,10 @@ class NewItemCodes:
         return codes_of_similar_items(self._trained, rows, self._audience)
 
 
-def _learns_tests(before: DataCard, after: DataCard) -> bool:
-    """Return whether a training may learn from events that another one holds out."""
+def _knows_no_tests(training: TrainConfig, before: DataCard, after: DataCard) -> bool:
+    """Return whether a trained model has learned from no event that a training on at least its events holds out."""
     is_held_out = before.train_on != "all" and before.split == after.split
-    return after.train_on != "all" and not is_held_out
+    return is_held_out and (not training.warm_from or training.warm_knows_no_tests)
 
 
 def _shape(config: ModelConfig) -> ModelConfig:

@@ -147,7 +147,8 @@ class BooleanColumn(StoredColumn):
 
     @override
     def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> bool:
-        return self._put(rows, np.array([value is True for value in values], np.bool_))
+        kept = [place for place, value in enumerate(values) if value is not None]  # as of a number
+        return self._put(rows[kept], np.array([values[place] is True for place in kept], np.bool_))
 
     @override
     def _copy(self, other: BooleanColumn, there: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:

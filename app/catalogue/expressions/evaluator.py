@@ -103,8 +103,7 @@ class Evaluation:
             case None:
                 return MISSING
             case BooleanColumn() as column:
-                true, known = column.true.copy(), column.known.copy()  # another thread may change them meanwhile
-                return Truth(true & known, known & ~true)
+                return Truth(column.true & column.known, column.known & ~column.true)
             case NumberColumn() as column:
                 return Numbers(column.values, column.known)
             case column:

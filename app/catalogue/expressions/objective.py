@@ -19,10 +19,9 @@ def log_values(column: NumberColumn) -> NDArray[np.float32]:
     An item without a value gets the median, 0; an item with a value of 0 or less gets minus infinity. The unit of the
     values has no effect.
     """
-    numbers = column.values.copy()  # another thread may change them meanwhile
-    known = bitmap.to_mask(column.known, len(numbers))
-    above_0 = known & (numbers > 0)
-    logs = np.log(numbers[above_0])
+    known = bitmap.to_mask(column.known, len(column.values))
+    above_0 = known & (column.values > 0)
+    logs = np.log(column.values[above_0])
     values = np.where(known, np.float32(-np.inf), np.float32(0))
     values[above_0] = logs - np.median(logs) if len(logs) else 0.0
     return values

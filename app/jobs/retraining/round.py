@@ -229,7 +229,7 @@ class RetrainingRound:
         return None
 
     def _train_past(self, start: Artifact | None) -> tuple[Artifact, Artifact | None]:
-        """Return the model of the past, and the one that it continues from; None if that knows none of the items."""
+        """Return the model of the past, and the one that it continues from, if any: it may know none of the items."""
         try:
             trained = self._train("past", None, start)
         except WarmStartError as exc:

@@ -121,5 +121,7 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
 def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
     """Return whether all cells are numbers, and one of them has decimals or a currency, so that they are not codes."""
     known = cells.filter(cells.fill_null("") != "")
-    has_sign = known.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d")
-    return bool(has_sign.any()) and not amounts_in(known, decimal).null_count()
+    has_sign = known.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d").any()
+    with_spaces = known.filter(known.str.contains(r"\d\s+\d"))
+    is_grouped = len(with_spaces) > 0 and with_spaces.str.contains(r"^\s*-?[1-9]\d{0,2}(\s\d{3})+\s*$").all()
+    return bool(has_sign or is_grouped) and not amounts_in(known, decimal).null_count()

@@ -38,7 +38,7 @@ def test_why_a_value_is_refused_is_said_of_any_depth() -> None:
     value: list[Any] = []
     for _ in range(sys.getrecursionlimit()):
         value = [value]
-    assert refusal("x", "list", value, "number") == "x is a number, and a list of lists of many levels is a list"
+    assert refusal("x", "list", value, "number") == "x is a number, and a value of many levels is a list"
 
 
 def test_a_request_that_cannot_be_ranked_fails_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

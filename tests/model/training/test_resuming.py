@@ -111,7 +111,7 @@ class TestResuming:
         self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]
     ) -> None:
         other = write_rows(tmp_path / "other", [*rows, ("u1", "i1", 99_999_999)])
-        with pytest.raises(TrainError, match="trained on other events; resume on the same ones"):
+        with pytest.raises(TrainError, match="trained on other events; resume with the events it began with"):
             train.train(other, interrupted, config, resume=True, progress=silent())
 
     def test_an_unfinished_training_is_not_begun_anew(

@@ -62,6 +62,12 @@ def test_a_removed_number_stays_for_a_thread_that_has_just_read_which_items_have
     column.copy(other, np.arange(2), np.array([2, 0]))
     assert values.tolist() == [6.0, 5.0, 3.0]
     assert [column.value(row) for row in range(3)] == [6.0, 5.0, None]
+    booleans = BooleanColumn(2)
+    booleans.set(np.arange(2), [True, False])
+    true = booleans.true
+    booleans.set(np.arange(2), [None, True])
+    assert bitmap.has(true, np.arange(2)).all()
+    assert [booleans.value(row) for row in range(2)] == [None, True]
 
 
 @given(conditions, items, items, scalars)

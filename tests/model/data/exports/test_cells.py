@@ -98,6 +98,7 @@ def test_amounts_are_read_whatever_stands_around_them(
         (["007", "1234"], ",", False),
         (["1.299 €"], ",", True),
         (["1 299,00", "5,00"], ",", True),
+        (["1 299", "12\u00a0500", "90"], ",", True),
         (["978 3 16 148410 0"], ",", False),
         (["007 12", "8 13"], ".", False),
         (["Salt, fine"], ",", False),
