@@ -41,7 +41,8 @@ from benchmarks.machines.network import DISK, FLOATING, Host, Network
 from benchmarks.machines.topic import FORWARDER, Topic, consume_command, running_topic
 from model.artifact.model_directory import Artifact
 from storage.folders.place import ObjectUrl, open_folder
-from storage.redis.store import RedisStore
+from storage.redis.store import RedisOptions, RedisStore
+from storage.state.generation import Generation
 
 HOSTS = 3
 COPIES = 3  # of everything in Redis, each on another host
@@ -199,10 +200,15 @@ class Site:
             await self._until(lambda home=home: self._has_taken_over(home))  # type: ignore[misc]
         await self._until(self._is_as_placed)
 
+    async def _open_store(self, *generations: Generation) -> RedisStore:
+        """Open the store as a judge, who waits for hosts that are busy."""
+        patient = RedisOptions(connect_timeout_s=SETTLED_WITHIN_S, socket_timeout_s=SETTLED_WITHIN_S)
+        archive = open_folder(ObjectUrl(ARCHIVE), DISK / "cache")
+        return await RedisStore.open(self._redis_url, generations, archive_dir=archive, options=patient)
+
     async def judge(self, trained: Artifact, ledger: Ledger) -> StoreVerdict:
         """Hold store and archive, and the states of the active model, against what clients were told."""
-        archive = open_folder(ObjectUrl(ARCHIVE), DISK / "cache")
-        store = await RedisStore.open(self._redis_url, [generation_of(trained)], archive_dir=archive)
+        store = await self._open_store(generation_of(trained))
         try:
             active = [known.named.name for known in await store.generations.known() if known.is_active]
             served = self._models.load(active[0]) if active else trained
@@ -212,7 +218,7 @@ class Site:
 
     async def accept_loss(self) -> None:
         """Do as an operator would where services say that acknowledged events are gone."""
-        store = await RedisStore.open(self._redis_url, [], archive_dir=open_folder(ObjectUrl(ARCHIVE), DISK / "cache"))
+        store = await self._open_store()
         try:
             await store.repair(accept_loss=True)
         finally:

@@ -71,15 +71,13 @@ class SharedCounters:
         """Spend the cost from all quotas, or return the first that lacks it; raises StorageError, TimeoutError."""
         async with asyncio.timeout(self._timeout_s):  # also of waiting for other round trips
             reply = await self._batcher.answer_one(Spending(quotas, cost, window_s), Requester(flow=quotas[0].key))
-        if isinstance(reply, Exception):
-            raise storage_error(reply) from reply
         if reply == 0:
             return None
         place, previous, current, rest_ms = reply
         return Refusal(place - 1, _wait_s(previous, current, rest_ms / 1000, window_s, quotas[place - 1].limit - cost))
 
     async def _spend_all(self, spendings: Sequence[Spending]) -> list[Any]:
-        """Return the reply to each of them, with exceptions in place of failed ones; raises as `spend`."""
+        """Return the reply to each of them, with a StorageError in place of a failed one; raises as `spend`."""
         async with asyncio.timeout(self._timeout_s):
             await self._servers.connect()
             replies = await self._execute([spending.command() for spending in spendings])
@@ -87,7 +85,7 @@ class SharedCounters:
                 again = await self._execute([spendings[place].command(has_script=False) for place in lost])
                 for place, reply in zip(lost, again, strict=True):
                     replies[place] = reply
-        return replies
+        return [storage_error(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
     async def _execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies; one whose keys move to another node fails alone, for as long as they move."""
