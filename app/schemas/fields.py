@@ -241,7 +241,7 @@ def _is_param_text(value: object) -> TypeGuard[str]:
 
 def _is_unicode(text: str) -> bool:
     # not with half of a surrogate pair, which JSON can name and UTF-8 cannot encode
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return _find_half_of_pair(text) is None
 
 
 def _is_param_number(value: object) -> TypeGuard[int | float]:
@@ -270,6 +270,7 @@ _DOCUMENTED_ID = {
     "maxLength": MAX_ID_CHARS,
     "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f]+$",
 }
+_find_half_of_pair = re.compile(r"[\ud800-\udfff]").search
 _matches_id = re.compile(ID_PATTERN).fullmatch
 _matches_name = re.compile(NAME_PATTERN).fullmatch
 _match_ids = re.compile(rf"{ID_PATTERN}(\n{ID_PATTERN})*+").fullmatch
