@@ -96,11 +96,11 @@ class CategoryColumn(SetColumn):
         if not len(places):
             return of_model
         replaced = self._replaced.by_label(rows[places]).of_rows(np.arange(len(places)))
-        numbers = self._numbering()[replaced.labels]
-        parts = np.split(of_model.labels, of_model.ends[1:-1])
-        for place, own in zip(places.tolist(), np.split(numbers, replaced.ends[1:-1]), strict=True):
-            parts[place] = own
-        return ItemLabels(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
+        begins, sizes = of_model.ends[:-1].copy(), np.diff(of_model.ends)
+        begins[places] = len(of_model.labels) + replaced.ends[:-1]
+        sizes[places] = np.diff(replaced.ends)
+        labels = np.concatenate([of_model.labels, self._numbering()[replaced.labels]])
+        return ItemLabels.gathered(labels, begins, sizes)
 
     def _with_replaced(self, of_model: Bitmap, labels: Sequence[int] | NDArray[np.int64]) -> Bitmap:
         """Return the items in `of_model` without replaced categories, and replaced ones that have one of the labels."""

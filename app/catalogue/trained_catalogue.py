@@ -212,8 +212,8 @@ class TrainedCatalogue:
         nonzero = {category: gain for category, gain in gains.items() if gain}
         if not nonzero:
             return None
-        sets = np.array([self.in_category(category) for category in nonzero])
-        return Boosts(sets, np.array(list(nonzero.values()), np.float32))
+        sets = [self.in_category(category) for category in nonzero]
+        return Boosts.of_sets(sets, [*nonzero.values()], len(self))
 
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:
         """Return the items in these rows with their scores, in order."""

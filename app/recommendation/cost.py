@@ -23,12 +23,14 @@ EXPLAINED = 1 / 40  # per explained item
 DIVERSE = 1 / 200  # per item selected for diversity
 ROTATED = 1 / 4  # per list with rotation, which ranks a few more items than the answer has
 CAPPED = 2.0  # per limit on a category or text, which ranks more items than the answer has
+CAPPED_ITEM = 1 / 200  # more, per item of the answer: those that are ranked may have a hundred categories each
 ITEM_ID = 1 / 350  # per id in a list or a cursor
 PINNED = 1 / 100
-CATEGORY = 1 / 100  # per category in a filter or a boost
+CATEGORY = 1 / 100  # per category in a filter
+BOOSTED_CATEGORY = 1 / 20
 CHARACTER = 1 / 100  # per character of an expression
-BOOSTED = 1.0  # per boost expression, which the scan adds to each item's score
-WEIGHED = 1 / 2  # per objective
+BOOSTED = 2.0  # per boost expression, whose value for each item the scan adds to its score
+WEIGHED = 1.0  # per objective
 COUNTED = 1.0  # for counting the items that each part of a request leaves out
 SEARCHED = 2.0  # for a personal search, which adds to each item's score
 BASKET = 1 / 4  # for a basket whose complements are boosted
@@ -77,14 +79,14 @@ def cost_of_log(request: RecommendationRequest) -> float:
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what each field of the request adds to the cost of a plain request."""
     categories = sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))
-    filters = CHARACTER * sum(map(len, request.filters))
+    filters, limit = CHARACTER * sum(map(len, request.filters)), _cost_of_limit(request)
     return {
         "k": K * request.k,
         "explain": EXPLAINED * request.k * request.explain,
         "diversity": DIVERSE * request.k * bool(request.diversity),
         "rotation": ROTATED * bool(request.rotation),
-        "max_per_category": CAPPED * (request.max_per_category is not None),
-        "max_per": CAPPED * len(request.max_per),
+        "max_per_category": limit * (request.max_per_category is not None),
+        "max_per": limit * len(request.max_per),
         "state": STATE * (request.state is not None),
         "history": ITEM_ID * len(request.history or ()),
         "candidates": ITEM_ID * len(request.candidates or ()),
@@ -111,13 +113,18 @@ def _cost_of_fallback(request: RecommendationRequest) -> float:
     if request.fallback is None:
         return 0.0
     limits = len(request.max_per) + (request.max_per_category is not None)
-    return PLAIN + CHARACTER * len(request.fallback) + CAPPED * limits
+    return PLAIN + CHARACTER * len(request.fallback) + _cost_of_limit(request) * limits
+
+
+def _cost_of_limit(request: RecommendationRequest) -> float:
+    """Return the cost of one limit on a category or text."""
+    return CAPPED + CAPPED_ITEM * request.k
 
 
 def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
     if isinstance(boost, tuple):
         return sum(BOOSTED + CHARACTER * len(text) for text in boost)
-    return CATEGORY * len(boost)
+    return BOOSTED_CATEGORY * len(boost)
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

@@ -89,8 +89,9 @@ def main(
     labels = model_directory.load(model).items.categories
     categories = sorted(labels.names, key=lambda name: -len(labels.items_with(name)))
     item_ids = [item_id(number) for number in range(items)]
-    calls = [*recommendations(item_ids, categories), *other_reads(item_ids, categories), *corrections(corrected)]
-    calls += [*writes(item_ids), *operations()]
+    # the writes first: all that read meet items with as many categories and properties as they have afterwards
+    calls = [*writes(item_ids), *recommendations(item_ids, categories), *other_reads(item_ids, categories)]
+    calls += [*corrections(corrected), *operations()]
     with attacked_service(model, items, store) as service:
         paths = httpx.get(f"{service.url}/openapi.json", timeout=60).json()["paths"]
         service.fill_log(UNDONE_USER, corrected, items)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 24  # number of best remaining items that compete for each position
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, for multiplicative hashing
 
 TargetCodes = NDArray[np.uint8]
 """(n, B') target codes"""
@@ -28,6 +29,34 @@ class ItemLabels(NamedTuple):
     labels: NDArray[np.int64]
     ends: NDArray[np.int64]
 
+    @classmethod
+    def gathered(cls, labels: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> ItemLabels:
+        """Return the labels of n items, of which item i has `sizes[i]` from `begins[i]` on."""
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        found = np.empty(ends[-1], np.int64)
+        _gather(labels, begins, ends, found)
+        return cls(found, ends)
+
+    def followed_by(self, others: ItemLabels) -> ItemLabels:
+        """Return the labels of these items and of others after them."""
+        ends = np.concatenate([self.ends, others.ends[1:] + self.ends[-1]])
+        return ItemLabels(np.concatenate([self.labels, others.labels]), ends)
+
+    def split(self, count: int) -> tuple[ItemLabels, ItemLabels]:
+        """Return the labels of the first `count` items, and of the others."""
+        begin = self.ends[count]
+        first = ItemLabels(self.labels[:begin], self.ends[: count + 1])
+        return first, ItemLabels(self.labels[begin:], self.ends[count:] - begin)
+
+    def numbered(self) -> tuple[ItemLabels, NDArray[np.int64]]:
+        """Number the different labels (L,) without gaps; return each item's, without repetitions, and (L,)."""
+        labels, ends = np.ascontiguousarray(self.labels, np.int64), np.ascontiguousarray(self.ends, np.int64)
+        numbers, new_ends, different = np.empty_like(labels), np.zeros_like(ends), np.empty_like(labels)
+        # of zeros, the system provides only the pages that are touched, which are few for few different labels
+        table, last_item = np.zeros(2 << len(labels).bit_length(), np.int32), np.zeros(len(labels), np.int32)
+        found = _number((labels, ends), table, last_item, numbers, new_ends, different)
+        return ItemLabels(numbers[: new_ends[-1]], new_ends), different[:found]
+
 
 def window(strength: float) -> int:
     """Return how many items compete for each position."""
@@ -39,7 +68,7 @@ class Candidates(NamedTuple):
 
     scores   (n,)   descending
     codes    codes of these items; arbitrary if the diversity strength is 0
-    labels   labels of these items, whose number in a list is limited
+    labels   labels of these items, whose number in a list is limited; an item has none of them twice
     are_all  whether the ranking has no further items
     """
 
@@ -90,8 +119,42 @@ def _take(labels, ends, room):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True)
 def _take_item(item, labels, ends, room):  # type: ignore[no-untyped-def]
     for place in range(ends[item], ends[item + 1]):
-        if labels[place] not in labels[ends[item] : place]:  # a catalogue may list a category twice
-            room[labels[place]] -= 1
+        room[labels[place]] -= 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _gather(labels, begins, ends, found):  # type: ignore[no-untyped-def]
+    for item in range(len(begins)):
+        for place in range(ends[item + 1] - ends[item]):
+            found[ends[item] + place] = labels[begins[item] + place]
+
+
+@numba.njit(cache=True, nogil=True)
+def _number(items, table, last_item, numbers, new_ends, different):  # type: ignore[no-untyped-def]
+    """Number the labels by a hash table with linear probing; return how many are different.
+
+    table      (2^n,)  1 + the number of the label that is kept there, 0 for none
+    last_item  (M,)    1 + the last item that has the label of each number
+    """
+    labels, ends = items
+    found, written, shift = 0, 0, 64
+    while 1 << (64 - shift) < len(table):
+        shift -= 1
+    for item in range(len(ends) - 1):
+        for place in range(ends[item], ends[item + 1]):
+            slot = np.int64((np.uint64(labels[place]) * GOLDEN) >> np.uint64(shift))
+            while table[slot] and different[table[slot] - 1] != labels[place]:
+                slot = (slot + 1) & (len(table) - 1)
+            if not table[slot]:
+                different[found] = labels[place]
+                found += 1
+                table[slot] = found
+            number = table[slot] - 1
+            if last_item[number] <= item:  # a catalogue may list a category twice
+                last_item[number], numbers[written] = item + 1, number
+                written += 1
+        new_ends[item + 1] = written
+    return found
 
 
 @numba.njit(cache=True, nogil=True)
@@ -147,6 +210,7 @@ def _equal_codes(one, other):  # type: ignore[no-untyped-def]
 def compile_loops() -> None:
     """Compile the loops before the first request."""
     codes, labels, ends = np.zeros((0, 1), np.uint8), np.zeros(0, np.int64), np.zeros(1, np.int64)
-    nothing = Candidates(np.zeros(0, np.float32), codes, ItemLabels(labels, ends), True)
+    of_nothing, _ = ItemLabels.gathered(labels, labels, labels).numbered()
+    nothing = Candidates(np.zeros(0, np.float32), codes, of_nothing, True)
     select_diverse(0.5, 0, nothing, codes, labels)
     _take(labels, ends, labels)

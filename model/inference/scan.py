@@ -38,6 +38,7 @@ CACHE_LINE = 64
 CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
 
 
+MOST_SETS = 4  # whose gains a scan adds by itself: more take longer than one pass over the sets beforehand
 NO_GAINS = np.empty(0, np.float32)
 
 
@@ -67,9 +68,24 @@ class Boosts(NamedTuple):
     highest: float = 0.0
 
     @classmethod
+    def of_sets(cls, sets: Sequence[NDArray[np.uint64]], gains: Sequence[float], items: int) -> Boosts:
+        """Return boosts of the items in sets (words,); gains of many sets are added up, which makes the scan faster."""
+        if len(sets) <= MOST_SETS:
+            return cls(np.array(sets), np.array(gains, np.float32))
+        by_item = np.zeros(items, np.float32)
+        for members, gain in zip(sets, gains, strict=True):
+            scan_kernel.add_gain(members, np.float32(gain), by_item)
+        return cls.of_items(by_item)
+
+    @classmethod
     def of_items(cls, gains: NDArray[np.float32]) -> Boosts:
         """Return boosts with one gain per item: (N,)."""
         return cls(bitmap.empty(len(gains))[None][:0], NO_GAINS, gains, float(gains.max(initial=-np.inf)))
+
+    def plus(self, gains: NDArray[np.float32]) -> Boosts:
+        """Return these boosts with an additional gain of each item: (N,)."""
+        by_item = gains + self.by_item if len(self.by_item) else gains
+        return self.of_items(by_item)._replace(sets=self.sets, gains=self.gains)
 
     def of(self, items: NDArray[np.signedinteger]) -> NDArray[np.float64]:
         """Return the gains of some items: (len(items),)."""
@@ -191,6 +207,7 @@ class Scan:
         lifted, gains, candidates, items, scores = (np.zeros(0, kind) for kind in (int, "f4", int, int, "f4"))
         scan_kernel.rank(self._catalogue, table, lifted, gains, self._no_boosts, candidates, items, scores)
         scan_kernel.scores_of(self._catalogue, table, lifted, gains, self._no_boosts, candidates, scores)
+        scan_kernel.add_gain(bitmap.empty(0), np.float32(0), NO_GAINS)
 
 
 def supported_paths() -> tuple[ScanPath, ...]:

@@ -282,6 +282,18 @@ def _drop_worst(room, keys, found, bounds, max_boost):
     return least
 
 
+@numba.njit(cache=True, nogil=True)
+def add_gain(members, gain, by_item):
+    """Add a set's gain to that of its items: (words,), (N,)."""
+    for word in range(len(members)):
+        bits = members[word]
+        while bits:
+            item = word * 64 + _lowest_bit(bits)
+            if item < len(by_item):  # bits past the last item have no meaning
+                by_item[item] += gain
+            bits &= bits - np.uint64(1)
+
+
 @numba.njit(nogil=True)
 def _add_boosts(item, score, boost_sets, boost_gains, item_boosts):
     for place in range(len(boost_gains)):

@@ -196,6 +196,13 @@ class TextColumn(StoredColumn):
         """The texts by number."""
         return self.numbered[1]
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The number of characters of each text: (N,)."""
+        numbers, texts = self.numbered
+        sizes: NDArray[np.int64] = np.append(texts.series.str.len_chars().to_numpy(), 0).astype(np.int64)[numbers]
+        return sizes
+
     def rows_with(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
         """Return the rows whose text has a wanted number; `is_wanted` has a last element for rows without a text."""
         return rows_of_numbers(is_wanted, self.numbers)

@@ -43,6 +43,7 @@ class Functions:
     def __init__(self, rows: Rows, operations: Operations) -> None:
         self._rows = rows
         self._operations = operations
+        self._sizes: dict[Column, Numbers] = {}  # of columns, each computed once
 
     def call(self, position: int, function: str, args: Sequence[Value]) -> Value:
         """Return the value of a function; raise InvalidExpression if rows or these arguments are unsupported."""
@@ -165,12 +166,11 @@ class Functions:
         return text_functions.matches(position, function, one, other)  # type: ignore[arg-type]
 
     def _size(self, value: Value) -> Value:
-        if isinstance(value, SetColumn):
-            return Numbers(value.sizes, value.known)
-        if isinstance(value, TextColumn):
-            lengths = np.append(value.texts.series.str.len_chars().to_numpy(), 0).astype(np.int64)
-            return Numbers(lengths[value.numbers], value.known)
-        return len(value)  # type: ignore[arg-type]
+        if not isinstance(value, SetColumn | TextColumn):
+            return len(value)  # type: ignore[arg-type]
+        if value not in self._sizes:
+            self._sizes[value] = Numbers(value.sizes, value.known)
+        return self._sizes[value]
 
     def _computed(self, position: int, function: str, args: Sequence[Any]) -> Value:
         if any(isinstance(arg, TextColumn | SetColumn) for arg in args):

@@ -51,8 +51,7 @@ class LabelSnapshot:
         labels, ends_of_sets = self.sets
         begins = np.where(known, ends_of_sets[numbers], 0)
         sizes = np.where(known, ends_of_sets[numbers + 1] - begins, 0)
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        return ItemLabels(labels[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])], ends)
+        return ItemLabels.gathered(labels, begins, sizes)
 
     def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have at least one of the labels."""

@@ -112,9 +112,10 @@ class RerankingRules:
             return rows[: self.count], scores[: self.count]
         codes_of = ranking.codes if self.diversity else _no_codes
         reserved_codes, reserved_labels = codes_of(self.reserved), self._labels(self.reserved)
+        row_labels = self._labels(rows)
         is_all, step = len(rows) < self.depth, 0
         while True:
-            labels, different, room = self._room(reserved_labels, self._labels(rows))
+            labels, different, room = self._room(reserved_labels, row_labels)
             candidates = Candidates(ranking.relevance(scores), codes_of(rows), labels, is_all)
             selected, left = select_diverse(self.diversity, self.count, candidates, reserved_codes, room)
             if is_all or len(selected) == self.count:
@@ -123,6 +124,7 @@ class RerankingRules:
             step = max(self._depth_for(self.count - len(selected)) - left, 2 * step)
             more, more_scores = self._next_best(ranking, step, excluded, rows, different[room <= 0])
             is_all = len(more) < step
+            row_labels = row_labels.followed_by(self._labels(more))
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
 
     def _labels(self, rows: Rows) -> ItemLabels:
@@ -135,19 +137,20 @@ class RerankingRules:
         labels = np.concatenate(
             [part.labels.astype(np.int64) + (place << CAP_SHIFT) for place, part in enumerate(parts)]
         )
-        items = np.concatenate([np.repeat(np.arange(len(rows)), np.diff(part.ends)) for part in parts])
-        ends = np.array([part.ends for part in parts], np.int64).sum(axis=0)
-        return ItemLabels(labels[np.argsort(items, kind="stable")], ends)
+        ends = np.array([part.ends for part in parts])
+        begins = ends[:, :-1] + np.concatenate([[0], np.cumsum(ends[:-1, -1])])[:, None]
+        by_item = ItemLabels.gathered(labels, begins.T.ravel(), np.diff(ends).T.ravel())
+        return ItemLabels(by_item.labels, by_item.ends[:: len(parts)])
 
     def _room(
         self, reserved: ItemLabels, labels: ItemLabels
     ) -> tuple[ItemLabels, NDArray[np.int64], NDArray[np.int64]]:
-        """Renumber labels without gaps; return the new labels, the old label of each, and the room left for each."""
-        different, numbers = np.unique(np.concatenate([reserved.labels, labels.labels]), return_inverse=True)
+        """Number the labels without gaps; return the items' numbers, the label of each, and the room left for each."""
+        numbered, different = reserved.followed_by(labels).numbered()
         room = np.array([cap.most for cap in self.caps], np.int64)[different >> CAP_SHIFT]
-        of_reserved = len(reserved.labels)
-        take_room(ItemLabels(numbers[:of_reserved], reserved.ends), room)
-        return ItemLabels(numbers[of_reserved:], labels.ends), different, room
+        of_reserved, of_items = numbered.split(len(reserved.ends) - 1)
+        take_room(of_reserved, room)
+        return of_items, different, room
 
     def _next_best(
         self, ranking: Ranking, count: int, excluded: Bitmap, ranked: Rows, full: NDArray[np.int64]
@@ -202,8 +205,8 @@ def boosts_of(request: RecommendationRequest, selection: Selection, catalogue: T
     gains = [one for one in (selection.gains, selection.worth) if one is not None]
     if not gains:
         return boosts
-    of_items = Boosts.of_items(gains[0] if len(gains) == 1 else gains[0] + gains[1])
-    return of_items if boosts is None else of_items._replace(sets=boosts.sets, gains=boosts.gains)
+    total = gains[0] if len(gains) == 1 else gains[0] + gains[1]
+    return Boosts.of_items(total) if boosts is None else boosts.plus(total)
 
 
 def _pins(

@@ -37,7 +37,7 @@ from rich.table import Table
 
 from benchmarks.machine import cpu
 from benchmarks.quality.training.epoch_printer import EpochPrinter
-from benchmarks.quality.training.variants import Variant
+from benchmarks.quality.training.variants import TEACHER, Variant
 from model.config import DEFAULT_THREADS, Config, DataCard
 from model.lisa.item_followers import Lift
 from model.metrics import gains, mean_interval_95
@@ -101,7 +101,7 @@ def train(data: Path, variant: Variant, seed: int, out: Path, device: str) -> Ru
             data=DataCard(split="temporal" if data.name in TEMPORAL else "loo"),
         )
         resume = (folder / LAST_CHECKPOINT).exists()
-        with variant.parts():
+        with variant.parts(folder.with_name(f"{TEACHER}-seed-{seed}")):
             inputs = prepare_training(data, folder, config, Resources(device), resume)
             trainer = Trainer(prepare(inputs.interactions, inputs.parts, inputs.recipe), inputs.recipe, folder, device)
             trainer.fit(EpochPrinter(f"{data.name}, {variant.text}, seed {seed}", console), resume)

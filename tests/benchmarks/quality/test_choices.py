@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 import typer
+from safetensors.torch import load_file
 
 from benchmarks.quality.training import choices
-from benchmarks.quality.training.variants import GatedFeedForward, RepeatedRecentItems, Variant
+from benchmarks.quality.training.variants import (
+    TEACHER,
+    GatedFeedForward,
+    GatedResidual,
+    RepeatedRecentItems,
+    Variant,
+)
 from model.lisa.feed_forward import FeedForward
 from model.lisa.item_followers import Lift
-from model.lisa.lisa_mini import LisaMini
+from model.lisa.lisa_mini import LisaMini, sum_of_codewords
+from model.training.loop import BEST_CHECKPOINT
 from tests.model.conftest import shop_rows, write_rows
 
 
@@ -60,11 +68,38 @@ def test_what_is_no_variant_is_refused(text: str, message: str) -> None:
         Variant.of(text)
 
 
+def test_a_student_s_targets_are_the_quantised_vectors_of_its_teacher(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "shop", shop_rows()[:600])
+    student = Variant.of("lisa-mini,epochs=1,taught")
+    with pytest.raises(typer.BadParameter, match="train the variant lisa-recent,free first"):
+        choices.train(data, student, 0, tmp_path / "runs", "cpu")
+    for text in (TEACHER, "lisa-mini,epochs=1,taught", "lisa-mini,epochs=1"):
+        choices.train(data, Variant.of(text), 0, tmp_path / "runs", "cpu")
+    teacher, taught, plain = (
+        load_file(tmp_path / "runs" / "shop" / f"{text}-seed-0" / BEST_CHECKPOINT)
+        for text in (TEACHER, "lisa-mini,epochs=1,taught", "lisa-mini,epochs=1")
+    )
+    assert torch.equal(taught["history_codes"], plain["history_codes"])
+    vectors = sum_of_codewords(teacher["target_codes"], teacher["target_codebooks"]) + teacher["free"]
+    assert teacher["free"].any()
+    # with fewer items than codewords, each item has a first codeword of its own only where its vector is another's
+    first, vector_of = taught["target_codes"][:, 0], [tuple(vector) for vector in vectors.tolist()]
+    assert len(set(first.tolist())) == len(set(vector_of))
+
+
+def test_a_gate_of_the_residual_starts_as_nearly_none() -> None:
+    shape, _ = Variant.of("lisa-mini").settings()
+    gated, hidden = GatedResidual(shape).eval(), torch.randn(3, shape.width)
+    torch.nn.init.zeros_(gated.gate.weight)
+    torch.nn.init.zeros_(gated.gate.bias)
+    torch.testing.assert_close(gated(hidden), FeedForward.forward(gated, hidden))
+
+
 def test_parts_replace_the_model_s_own_while_it_is_made() -> None:
     codes = torch.zeros((5, 8), dtype=torch.uint8)
     variant = Variant.of("lisa-recent,gated,twice")
     shape, _ = variant.settings()
-    with variant.parts():
+    with variant.parts(Path()):
         model = LisaMini(shape, codes, codes)
     assert isinstance(model.recent, RepeatedRecentItems)
     assert isinstance(model.feed_forward, GatedFeedForward)

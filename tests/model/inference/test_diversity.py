@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_each_place_is_chosen_as_it_is_defined(
     rng = np.random.default_rng(seed)
     scores = np.sort(rng.integers(-3, 4, items) * rng.choice([0.25, 1.0])).astype(np.float32)[::-1].copy()
     codes = rng.integers(0, 4, (items, 3), np.uint8)
-    labels = [rng.integers(0, 5, rng.integers(0, 4)).tolist() for _ in range(items)]
+    labels = [rng.permutation(5)[: rng.integers(0, 4)].tolist() for _ in range(items)]
     ends = np.cumsum([0, *map(len, labels)])
     of_items = ItemLabels(np.array([label for own in labels for label in own], np.int64), ends)
     others = np.array(before, np.uint8).reshape(-1, 3)
@@ -78,6 +79,17 @@ def test_each_place_is_chosen_as_it_is_defined(
         full = {label for label in range(5) if start[label] <= used(labels, first.tolist())[label]}
         others_left = [item for item in range(part) if item not in first and not full & set(labels[item])]
         assert left == len(others_left[: window(strength)])
+
+
+@given(labels=st.lists(st.lists(st.integers(-1, 9).map(lambda label: label << 31), max_size=12), max_size=9))
+def test_labels_are_numbered_without_gaps_and_repetitions(labels: list[list[int]]) -> None:
+    flat = np.array([label for own in labels for label in own], np.int64)
+    numbered, different = ItemLabels(flat, np.cumsum([0, *map(len, labels)])).numbered()
+    assert sorted(different.tolist()) == sorted({label for own in labels for label in own})
+    found = [
+        different[numbered.labels[begin:end]].tolist() for begin, end in itertools.pairwise(numbered.ends.tolist())
+    ]
+    assert found == [list(dict.fromkeys(own)) for own in labels]
 
 
 def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:

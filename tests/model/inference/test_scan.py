@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.inference import bitmap
-from model.inference.scan import Lifted, Scan, ScanPath, supported_paths
+from model.inference.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
 from model.inference.scan_torch import TorchScan
 from tests.model.inference.bitmaps import from_mask
 from tests.model.inference.scan_cases import BIASES, TABLES, ScanCase, boosted, scores_one_by_one, sorted_best
@@ -52,6 +52,22 @@ def test_top_k_equals_brute_force(path: ScanPath, seed: int, items: int, k: int,
     assert (found.dtype, scores.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
     for row in range(len(products)):
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
+
+
+@given(
+    members=st.lists(st.lists(st.booleans(), min_size=300, max_size=300), max_size=9),
+    gains=st.lists(st.sampled_from([0.25, 1.0, -1.0, 100.0]), min_size=9, max_size=9),
+)
+def test_gains_of_many_sets_are_those_of_each(members: list[list[bool]], gains: list[float]) -> None:
+    members = [[*of_set[:-1], True] for of_set in members]
+    expected = np.array(gains[: len(members)]) @ np.array(members).reshape(-1, 300)
+    sets = [from_mask(np.array(of_set)) for of_set in members]
+    boosts = Boosts.of_sets(sets, gains[: len(sets)], 299)  # bits past the last item have no meaning
+    assert boosts.of(np.arange(299)).tolist() == expected[:299].tolist()
+    with_more = boosts.plus(np.arange(299, dtype=np.float32))
+    assert with_more.of(np.arange(299)).tolist() == (expected[:299] + np.arange(299)).tolist()
+    highest = np.maximum(with_more.gains, 0).sum() + with_more.highest
+    assert highest >= (expected[:299] + np.arange(299)).max()
 
 
 @settings(max_examples=30)

@@ -66,7 +66,9 @@ def step_of(model: LisaMini) -> Step:
 def test_a_step_is_what_the_model_reads(random_model: Make, shape: ModelConfig, users: int, seed: int) -> None:
     model = random_model(shape, ITEMS, seed)
     state = random_states(shape, users, seed)
-    np.testing.assert_allclose(step_of(model)(*state), read(model, state), rtol=1e-5, atol=1e-5)
+    # a norm of a few numbers multiplies the rounding of their differences
+    tolerance = 1e-5 if shape.width >= 64 else 1e-3
+    np.testing.assert_allclose(step_of(model)(*state), read(model, state), rtol=tolerance, atol=tolerance)
 
 
 @lru_cache
