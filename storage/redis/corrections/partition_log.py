@@ -16,19 +16,20 @@ from storage.state.event import Merge, digest, uuid7_time_us
 class FoundUser:
     """A user's entries in the log.
 
-    newest  SEQ of the newest entry
+    newest       SEQ of the newest entry
+    merged_into  id of the user that this one was merged into; empty if it was not merged
     """
 
     def __init__(self) -> None:
         self.newest = 0
+        self.merged_into = ""
         self._entries: list[tuple[int, bytes, int]] = []  # SEQ, hash of the id, and the id's time if it is a UUIDv7
         self._is_archived = False
-        self._merged_into = ""
 
     def add(self, entry: LogEntry, *, is_archived: bool) -> None:
         """Add the user's next entry."""
         self.newest = entry.seq
-        self._merged_into = entry.record.target if isinstance(entry.record, Merge) else ""
+        self.merged_into = entry.record.target if isinstance(entry.record, Merge) else ""
         self._is_archived = self._is_archived or is_archived
         entry_id = entry.record.entry_id
         self._entries.append((entry.seq, index_member(entry_id), rounded_up_s(uuid7_time_us(entry_id) or 0)))
@@ -43,8 +44,8 @@ class FoundUser:
         value = f"{self.newest:0{SEQ_DIGITS}}"
         if self._is_archived:
             value += f"{archived:0{SEQ_DIGITS}}{self._archived_time_s(archived):0{TIME_DIGITS}}"
-        if self._merged_into:
-            value = f"{value:0<{MERGE_MARK}}{MergeStage.DECIDED.value}{self._merged_into}"
+        if self.merged_into:
+            value = f"{value:0<{MERGE_MARK}}{MergeStage.DECIDED.value}{self.merged_into}"
         return value
 
     def fits(self, value: bytes | None, last: int) -> bool:
@@ -60,8 +61,8 @@ class FoundUser:
         return head.id_time_s >= self._archived_time_s(head.archived)
 
     def _is_merge_of(self, head: Head) -> bool:
-        if self._merged_into:
-            return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and head.merge_target == self._merged_into
+        if self.merged_into:
+            return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and head.merge_target == self.merged_into
         return head.merge in (None, MergeStage.PROPOSED)
 
     def _archived_time_s(self, archived: int) -> int:

@@ -1,4 +1,4 @@
-"""Rebuilds users' heads and indexes from the log of their partition."""
+"""Rebuilds users' heads, indexes and aliases from the log of their partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECKS_AT_ONCE = 100
 
 
 class LogRepair:
-    """Rebuilds missing and damaged heads and indexes, and removes damaged states."""
+    """Rebuilds missing and damaged heads, indexes and aliases, and removes damaged states."""
 
     def __init__(self, session: RedisSession, log: UserLog, corrections: RedisCorrections) -> None:
         self._session = session
@@ -167,13 +167,29 @@ class LogRepair:
         users, results = list(log.users), []
         tags = await self._session.registered_tags()
         for start in range(0, len(users), HEADS_PAGE):
-            for user, head in (await self._damaged(number, log, users[start : start + HEADS_PAGE])).items():
+            page = users[start : start + HEADS_PAGE]
+            merged = [user for user in page if log.users[user].merged_into]
+            await self._change_aliases("SADD", merged, log)  # before their heads show the merge
+            for user, head in (await self._damaged(number, log, page)).items():
                 found = log.users[user]
                 keys = [user.seq, user.log, user.head, user.id_index, *map(user.state_of_tag, tags)]
                 args: list[Argument] = [head or b"", log.seq, log.first_id, found.head(log.archived)]
                 args += chain.from_iterable(zip(*found.index(log.archived), strict=True))
                 results.append(int(await self._session.run(REPAIR, keys, args, wait_for_replicas=True)))
+            erased = [user for user, head in (await self._heads(merged)).items() if head is None]
+            await self._change_aliases("SREM", erased, log)
         return results
+
+    async def _change_aliases(self, command: str, visitors: Sequence[User], log: PartitionLog) -> None:
+        """Add merged visitors to the aliases of their targets, by which an erasure finds them, or remove them."""
+        targets = [self._session.keys.user(visitor.tenant, log.users[visitor].merged_into) for visitor in visitors]
+        commands = [
+            Command.of(command, target.aliases, visitor.user_id)
+            for target, visitor in zip(targets, visitors, strict=True)
+        ]
+        for reply in await self._session.servers.execute_all(commands, wait_for_replicas=True):
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
 
     async def _damaged(self, number: int, log: PartitionLog, users: Sequence[User]) -> dict[User, bytes | None]:
         """Return the users whose head or index does not match the log, with their heads.

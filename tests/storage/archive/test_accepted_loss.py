@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,48 @@ class TestAcceptedLoss:
                 assert await append_all(store, 0, 5) == len(USERS)
             turn(any_server, directory)
             assert_nothing_is_missing_or_twice(any_server, directory)
+
+        asyncio.run(law())
+
+    def test_an_erasure_afterwards_erases_the_merged_visitors_too(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
+        """Through a chain of merges, and before anything else reads the visitors."""
+        chain = ("visitor", "customer", "account")
+
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click(f"of {user_id}", user_id) for user_id in chain])
+                for visitor, user_id in pairwise(chain):
+                    await store.merge("main", user_id, visitor)
+                await asyncio.to_thread(turn, any_server, tmp_path)
+                any_server.client.flushall()
+            async with opened(any_server, tmp_path) as store:
+                await store.repair(accept_loss=True)
+                await store.erase("main", chain[-1])
+                for user_id in chain:
+                    assert await store.events("main", user_id) == []
+                await asyncio.to_thread(turn, any_server, tmp_path)
+                for user_id in chain:
+                    assert await store.events("main", user_id) == []
+            assert not list(tmp_path.rglob("*.parquet"))
+
+        asyncio.run(law())
+
+    def test_a_repair_leaves_no_id_of_a_visitor_who_is_erased_meanwhile(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store, opened(any_server, tmp_path) as command:
+                await store.append("main", [click("e", user_id) for user_id in ("visitor", "user")])
+                await store.merge("main", "user", "visitor")
+
+                async def erase() -> None:
+                    await store.erase("main", "user")
+
+                overtake(monkeypatch, "SADD", erase)
+                await command.repair()
+                assert not list(any_server.client.scan_iter("*:aliases:*"))
 
         asyncio.run(law())
 
