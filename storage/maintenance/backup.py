@@ -116,10 +116,12 @@ async def restore(
 
     raises  StorageError  when the store has entries, the file is not a complete backup, or the store fails
     """
-    if not resume and not await _is_empty(store):
+    is_empty = await _is_empty(store)
+    if not (is_empty or resume):
         raise StorageError("the store already has users; restore into an empty store, or continue with --resume")
-    await store.accept_loss()  # services remember what the store held before
-    items = list(_read_items(path))  # reads the whole file, so a truncated one is refused before anything is restored
+    items = list(_read_items(path))  # reads the whole file, so a truncated one is refused before anything changes
+    if is_empty:
+        await store.accept_loss()  # services remember what the store held before
     for tenant, of_tenant in groupby(items, itemgetter(0)):
         await _restore_items(store, tenant, [item for _, item in of_tenant])
     merges: dict[tuple[str, str], str] = {}

@@ -30,6 +30,8 @@ from tests.storage.oracles.random_events import (
     make_generation,
     make_newer,
 )
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import opened as open_redis
 
 GENERATION = make_generation()
 EARLIER_BACKUPS = Path(__file__).parents[1] / "earlier_backups"
@@ -216,5 +218,31 @@ def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None
                 with pytest.raises(StorageError, match="torn"):
                     await restore(store, torn)
                 assert [page.entries for page in [page async for page in store.log()]] == [[]]
+
+    asyncio.run(law())
+
+
+def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: RedisServer, tmp_path: Path) -> None:
+    """Of the events that services remember, which the store may still get back."""
+    path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
+
+    def has_accepted() -> bool:
+        return bool(any_server.client.hexists("lisarec:meta", "accepted"))
+
+    async def law() -> None:
+        async with open_redis(any_server.url) as store:
+            await store.append("main", [click("e")])
+            await backup(store, path)
+            torn.write_bytes(path.read_bytes()[:-20])
+            await restore(store, path, resume=True)
+            assert not has_accepted()
+            any_server.restart_with(None)
+        async with open_redis(any_server.url) as store:
+            for resume in (False, True):
+                with pytest.raises(StorageError, match="torn"):
+                    await restore(store, torn, resume=resume)
+            assert not has_accepted()
+            assert await restore(store, path) == 1
+            assert has_accepted()
 
     asyncio.run(law())
