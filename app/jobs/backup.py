@@ -44,7 +44,7 @@ async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress
     with TemporaryDirectory(dir=settings.cache_dir, prefix="backup-") as directory:
         file = Path(directory) / out.name
         entries = await backup(settings, file, on_progress)
-        await asyncio.to_thread(add_file, folder, out.name, file)
+        await asyncio.to_thread(add_file, folder, out.name, file, is_new=True)
     return entries
 
 

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+MAX_CONDITIONAL = 1 << 30  # bytes; buckets take such a file in one request, from memory
+
 Version: TypeAlias = tuple[str, str]  # identifies a file's content; opaque, only to be compared
 
 
@@ -42,7 +44,7 @@ class Folder(Protocol):
     def add(self, name: str, data: bytes | memoryview) -> None:
         """Write a file. It is durable when this method returns."""
 
-    def replace(self, name: str, data: bytes, version: Version | None) -> Version:
+    def replace(self, name: str, data: bytes | memoryview, version: Version | None) -> Version:
         """Write a file that has this version, or does not exist yet (None), and return its new version.
 
         raises  Overtaken  if it has another version; the file is unchanged then
@@ -67,11 +69,21 @@ class Folder(Protocol):
         """
 
 
-def add_file(folder: Folder, name: str, path: Path) -> None:
-    """Write a file with the content of another one, which must not be empty; raise OSError if that fails."""
+def add_file(folder: Folder, name: str, path: Path, *, is_new: bool = False) -> None:
+    """Write a file with the content of another one, which must not be empty.
+
+    is_new  do not replace a file; beyond MAX_CONDITIONAL bytes, one that appears during the call is replaced
+    raises  Overtaken  if the file exists, and may not be replaced
+            OSError    if writing fails
+    """
     with (
         path.open("rb") as opened,
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as data,
     ):
-        folder.add(name, data)
+        if is_new and len(data) <= MAX_CONDITIONAL:
+            folder.replace(name, data, None)
+        elif is_new and folder.has(name):
+            raise Overtaken(f"another process has written '{folder}/{name}'")
+        else:
+            folder.add(name, data)

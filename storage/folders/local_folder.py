@@ -56,7 +56,7 @@ class LocalFolder(Folder):
         _sync(path.parent)
 
     @override
-    def replace(self, name: str, data: bytes, version: Version | None) -> Version:
+    def replace(self, name: str, data: bytes | memoryview, version: Version | None) -> Version:
         path = self._directory / name
         if version != (_version(path.stat()) if path.exists() else None):
             raise Overtaken(f"another process has replaced '{path}'")

@@ -92,7 +92,7 @@ class ObjectFolder(Folder):
             obstore.put(self._bulk, name, data)
 
     @override
-    def replace(self, name: str, data: bytes, version: Version | None) -> Version:
+    def replace(self, name: str, data: bytes | memoryview, version: Version | None) -> Version:
         mode: PutMode = "create" if version is None else _update(version)
         with self._failing(name):
             try:

@@ -19,11 +19,13 @@ import os
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from tempfile import mkstemp
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from storage.errors import StorageError
 from storage.items.audit import AuditEntry, AuditLog
@@ -43,15 +45,8 @@ from storage.state.event import IMPRESSION, Event, LogRecord, Merge, Undo, diges
 from storage.state.record_encoding import from_json, to_json
 
 VERSION = 8
-EARLIER_VERSIONS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-)  # 7 has no audit log, 6 no vectors, 4 no scenarios, 3 no properties and 1 no items
+# version 7 has no audit log, 6 no vectors, 4 no scenarios, 3 no properties and 1 no items
+EARLIER_VERSIONS = (1, 2, 3, 4, 5, 6, 7)
 FIRST_WITH_LISTS = 6  # see `_with_items`
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
 EARLIER_CODES_MARK = "!"
@@ -82,29 +77,45 @@ logger = logging.getLogger(__name__)
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
     """Write the log and the items as of some time after the call. Return the number of entries.
 
-    Other processes may continue meanwhile. Each user's log is complete. The file appears when all of it is on disk.
+    Other processes may continue meanwhile. Each user's log is complete. Only the owner can read the file, which appears
+    when all of it is on disk.
 
-    raises  StorageError, OSError
+    raises  FileExistsError        if the file exists by then; it stays as it is
+            StorageError, OSError  no part of the file stays
     """
-    unfinished = path.with_name(path.name + ".unfinished")
     count = 0
-    with unfinished.open("wb") as file:
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-            packed.write(_encoded_line(_header(VERSION)))
-            async for line in _item_lines(store):
-                packed.write(_encoded_line(line))
-            async for tenant, user_id, properties in store.properties.of_users():
-                packed.write(_encoded_line({"user": [tenant, user_id, _properties_to_json(properties)]}))
-            async for entries in _complete_logs(store):
-                for tenant, entry in entries:
-                    packed.write(_encoded_line(to_json(tenant, entry.record)))
-                count += len(entries)
-                on_progress(count)
-            packed.write(_encoded_line({"entries": count}))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(path)
+    with (
+        _new_file(path) as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed,
+    ):
+        packed.write(_encoded_line(_header(VERSION)))
+        async for line in _item_lines(store):
+            packed.write(_encoded_line(line))
+        async for tenant, user_id, properties in store.properties.of_users():
+            packed.write(_encoded_line({"user": [tenant, user_id, _properties_to_json(properties)]}))
+        async for entries in _complete_logs(store):
+            for tenant, entry in entries:
+                packed.write(_encoded_line(to_json(tenant, entry.record)))
+            count += len(entries)
+            on_progress(count)
+        packed.write(_encoded_line({"entries": count}))
     return count
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file beside its place, and move it there when it is complete and synced, unless another one is there."""
+    descriptor, name = mkstemp(prefix=f"{path.name}.", suffix=".unfinished", dir=path.parent)
+    unfinished = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        path.open("xb").close()  # only one process takes the name; unlike a hard link, on any disk
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 async def restore(

@@ -49,7 +49,6 @@ def test_a_back_up_in_a_bucket_fills_another_store(
     clicked = [item_id(row) for row in range(12)]
     client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
     client.click("ada", *clicked)
-    client.close()
     out = f"{url}/backups/log.jsonl.gz"
     with monkeypatch.context() as patch:
         patch.setattr(ObjectFolder, "names", None)  # a bucket may have millions
@@ -57,6 +56,11 @@ def test_a_back_up_in_a_bucket_fills_another_store(
         assert (status, f"{out}: 12 log entries" in printed) == (0, True)
         status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", out)
         assert (status, "exists already" in printed) == (1, True)
+        patch.setattr(ObjectFolder, "has", lambda *_: False)  # as if both had begun at once
+        client.click("ada", item_id(12))
+        status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", out)
+        assert (status, "another process" in printed, "Traceback" in printed) == (1, True, False)
+    client.close()
     status, printed = command("restore", out, "--model", f"{url}/models/may", "--data-dir", tmp_path / "other")
     assert (status, "12 entries restored" in printed) == (0, True)
     restored = Client(Settings(model_dir=place_of(f"{url}/models/may"), data_dir=tmp_path / "other"))

@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import json
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import pytest
@@ -244,5 +246,39 @@ def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: RedisSer
             assert not has_accepted()
             assert await restore(store, path) == 1
             assert has_accepted()
+
+    asyncio.run(law())
+
+
+def test_of_two_overlapping_backups_one_is_written_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "backups" / "log.gz"
+    path.parent.mkdir()
+
+    async def law() -> None:
+        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+            await fill(store)
+            ends = await asyncio.gather(backup(store, path), backup(store, path), return_exceptions=True)
+            assert {type(end) for end in ends} == {FileExistsError, int}
+        assert list(path.parent.iterdir()) == [path]
+        assert S_IMODE(path.stat().st_mode) == 0o600
+        async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
+            assert await restore(store, path) in ends
+
+    asyncio.run(law())
+
+
+def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "backups" / "log.gz"
+    path.parent.mkdir()
+
+    def fail(_: int) -> None:
+        raise OSError(ENOSPC, "the disk is full")
+
+    async def law() -> None:
+        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+            await store.append("main", [click("e")])
+            with pytest.raises(OSError, match="the disk is full"):
+                await backup(store, path, fail)
+        assert list(path.parent.iterdir()) == []
 
     asyncio.run(law())

@@ -8,15 +8,17 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import obstore
 import pytest
 
+import storage.folders.folder
 from benchmarks.storage.s3_server import BUCKET, S3Server
 from storage.archive.async_reader import TIMEOUT_S
-from storage.folders.folder import Folder, Overtaken
+from storage.folders.folder import Folder, Overtaken, add_file
 from storage.folders.local_folder import LocalFolder
 from storage.folders.object_folder import ABANDONED_AFTER_S, BULK, QUICK, UNFINISHED, ObjectFolder
 from storage.folders.place import ObjectUrl, open_folder, parse_place
@@ -85,6 +87,17 @@ class TestFolder:
                 folder.replace("a", b"another", first)
             assert data(folder, "a") == b"2"
             assert folder.read("a", second) is None
+
+    @pytest.mark.parametrize("max_conditional", [len(LONG), 0], ids=["in one request", "in parts"])
+    def test_a_file_that_must_be_new_replaces_none(
+        self, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_conditional: int
+    ) -> None:
+        monkeypatch.setattr(storage.folders.folder, "MAX_CONDITIONAL", max_conditional)
+        for content in (LONG, b"another"):
+            (tmp_path / "file").write_bytes(content)
+            with nullcontext() if content is LONG else pytest.raises(Overtaken):
+                add_file(folder, "file", tmp_path / "file", is_new=True)
+            assert folder.path("file").read_bytes() == LONG
 
     def test_long_files_are_whole(self, folder: Folder) -> None:
         folder.add("long", LONG)
