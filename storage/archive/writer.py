@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from storage.state.record_encoding import to_row
 ROW_GROUP = 16_384  # rows; a look-up of one user reads one or two groups of each file that has the user
 MAX_FILE_ROWS = 10_000_000  # files are merged in memory
 DIGEST_DIGITS = 32  # of a file's hash, in its name
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class ArchiveWriter:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self.manifest, self._version = self._claim()
-        self._remove_unlisted()
+        self._remove_unlisted(self.manifest)
 
     @classmethod
     @contextmanager
@@ -193,15 +195,18 @@ class ArchiveWriter:
             found = self._folder.read(MANIFEST)
         except FileNotFoundError:
             found = None
-        writer = uuid4().hex
-        if found is None:
-            manifest = Manifest(uuid4().hex, {}, 1, (), writer)
-            return manifest, self._save(manifest, None)
-        manifest = replace(Manifest.from_json(found.data.decode()), writer=writer)
-        return manifest, self._save(manifest, found.version)
+        manifest = Manifest(uuid4().hex, {}, 1, ()) if found is None else Manifest.from_json(found.data.decode())
+        manifest, version = replace(manifest, writer=uuid4().hex), None if found is None else found.version
+        try:
+            return manifest, self._save(manifest, version)
+        except OSError as exc:
+            if exc.errno not in DISK_FULL:
+                raise
+            self._remove_unlisted(manifest)  # before the claim only here: no other process has the lock of a directory
+            return manifest, self._save(manifest, version)
 
-    def _remove_unlisted(self) -> None:
-        listed = self.manifest.names()
+    def _remove_unlisted(self, manifest: Manifest) -> None:
+        listed = manifest.names()
         for name in self._folder.names():
             if name.startswith("tenant=") and name not in listed:
                 self._folder.remove(name)

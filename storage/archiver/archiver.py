@@ -29,17 +29,19 @@ class TurnCounts:
 def archive_log(
     source: LogSource, writer: ArchiveWriter, now: datetime, *, keep_tail_s: float, keep_days: int | None
 ) -> TurnCounts:
-    """Run one turn: archive new entries, merge files, trim the log, drop the archive's old days.
+    """Run one turn: drop the archive's old days, archive new entries, trim the log, merge files.
+
+    Dropping comes first, because it makes room on a full disk. Merging comes last, because it needs room.
 
     keep_tail_s  the minimum time that events stay in the log
     keep_days    the number of whole days that events stay in the archive; None: for ever
     """
     source.claim(writer.manifest.archive_id, is_new=not writer.manifest.positions)
-    archived = _archive_new_entries(source, writer)
-    writer.compact(today=_day(now))
     dropped = 0 if keep_days is None else writer.drop_before(_day(now - timedelta(days=keep_days)))
-    before_ms = int((now.timestamp() - keep_tail_s) * 1000)
-    return TurnCounts(archived, source.trim(writer.manifest.positions.get, before_ms), dropped)
+    archived = _archive_new_entries(source, writer)
+    trimmed = source.trim(writer.manifest.positions.get, int((now.timestamp() - keep_tail_s) * 1000))
+    writer.compact(today=_day(now))
+    return TurnCounts(archived, trimmed, dropped)
 
 
 def _archive_new_entries(source: LogSource, writer: ArchiveWriter) -> int:

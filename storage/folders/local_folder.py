@@ -48,11 +48,15 @@ class LocalFolder(Folder):
         path = self._directory / name
         self._make_folder(path.parent)
         unfinished = path.with_name(path.name + UNFINISHED)
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # on a full disk it would take the room that the next attempt needs
+            raise
         _sync(path.parent)
 
     @override

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from errno import ENOSPC
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -190,6 +191,24 @@ class TestDying:
             if not died:
                 break
         assert deaths > 30
+
+    def test_what_a_dead_writer_left_on_a_full_disk_makes_room_for_the_next_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(1, 5), place(5))
+        left, add = files(tmp_path)[0].with_name("left.parquet"), LocalFolder.add
+        left.write_bytes(b"half")
+
+        def add_if_there_is_room(folder: LocalFolder, name: str, data: bytes) -> None:
+            if left.exists():
+                raise OSError(ENOSPC, "the disk is full")
+            add(folder, name, data)
+
+        monkeypatch.setattr(LocalFolder, "add", add_if_there_is_room)
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(6, 6), place(6))
+        assert seqs(ArchiveReader(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
     def test_only_one_process_writes(self, tmp_path: Path) -> None:
         with (

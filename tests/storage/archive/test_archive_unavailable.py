@@ -1,4 +1,4 @@
-"""While the archive cannot be read, only the events that it alone can decide are refused."""
+"""While the archive cannot be read, only the events that it alone can decide are refused; a full disk can recover."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ import pytest
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
+from storage.folders.local_folder import LocalFolder
 from storage.redis.layout.keys import LAYOUT_VERSION
 from storage.redis.session import archived_positions
 from storage.redis.store import RedisOptions
 from storage.state.event import Event
-from tests.storage.archive.archived_redis import NOW_MS, move_all, opened, turn, uuid7
+from tests.storage.archive.archived_redis import NOW_MS, in_stream, move_all, opened, turn, uuid7
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
@@ -193,3 +196,45 @@ class TestAServiceStarts:
                         await store.secret()
 
         asyncio.run(law())
+
+
+class TestFullDisk:
+    def test_days_that_are_over_make_room_for_new_events(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append(any_server, tmp_path, "1", "2", "3")
+        turn(any_server, tmp_path)
+        old, add = list(tmp_path.rglob("*.parquet")), LocalFolder.add
+
+        def add_if_there_is_room(folder: LocalFolder, name: str, data: bytes) -> None:
+            if name.startswith("tenant=") and any(path.exists() for path in old):
+                raise OSError(ENOSPC, "the disk is full")
+            add(folder, name, data)
+
+        monkeypatch.setattr(LocalFolder, "add", add_if_there_is_room)
+        append(any_server, tmp_path, "new")
+        done = turn(any_server, tmp_path, now=datetime.now(UTC) + timedelta(days=10), keep_days=9)
+        assert (done.archived, done.dropped) == (1, 3)
+
+    def test_the_log_is_trimmed_though_files_cannot_be_merged(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append(any_server, tmp_path, "1", "2", "3")
+        turn(any_server, tmp_path)
+        append(any_server, tmp_path, "a", "b", "c")
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(ENOSPC, "the disk is full")
+
+        monkeypatch.setattr(ArchiveWriter, "_merge", fail)
+        with pytest.raises(StorageUnavailable, match="the disk is full"):
+            turn(any_server, tmp_path)
+        assert all(len(in_stream(any_server, partition)[0]) <= 1 for partition in range(FEW_PARTITIONS))
+
+
+def append(server: RedisServer, directory: Path, *event_ids: str) -> None:
+    async def law() -> None:
+        async with opened(server, directory) as store:
+            await store.append("main", [*map(click, event_ids)])
+
+    asyncio.run(law())

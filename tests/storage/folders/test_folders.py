@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from errno import ENOSPC
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -102,6 +103,23 @@ class TestFolder:
     def test_long_files_are_whole(self, folder: Folder) -> None:
         folder.add("long", LONG)
         assert folder.path("long", hashlib.sha256(LONG).hexdigest()[:32]).read_bytes() == LONG
+
+
+def test_a_file_for_which_a_directory_lacks_room_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LocalFolder(tmp_path)
+    folder.add("day=1/a", b"1")
+
+    def fail(_: int) -> None:
+        raise OSError(ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for name in ("day=1/a", "day=1/b"):
+        with pytest.raises(OSError, match="the disk is full"):
+            folder.add(name, b"2")
+    assert list(folder.names()) == ["day=1/a"]
+    assert data(folder, "day=1/a") == b"1"
 
 
 class TestBucket:
