@@ -1,7 +1,8 @@
 """The archive's manifest: which files count, and how far each partition of the log is archived.
 
   archive.json                              the manifest, see `Manifest`; only replaced as a whole
-  tenant=main/day=2026-11-21/NAME.parquet   events logged on that day (UTC), by user, a user's in log order; zstd
+  tenant=main/day=2026-11-21/NAME.parquet   events logged on that day (UTC), or archived on it if that was long after,
+                                            by user, a user's in log order; zstd
   tenant=main/day=2026-11-21/NAME.npy       (2, n) uint64: a hash of every user in it and of every (user, event id), 128
                                             bits in two columns of halves, sorted by the first half
   archive.lock                              held by the one process that writes, where the folder is a directory

@@ -34,18 +34,22 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class EventEntry:
-    """An entry of the log that goes into the archive; `seq` orders the entries of its partition."""
+    """An entry of the log that goes into the archive; `seq` orders the entries of its partition.
+
+    filed_under  the day (UTC) whose file has the entry, where it is not the day of logging
+    """
 
     tenant: str
     partition: int
     seq: int
     logged_ms: int
     record: LogRecord
+    filed_under: str = ""
 
     @property
     def day(self) -> str:
-        """The day (UTC) on which the event was logged."""
-        return datetime.fromtimestamp(self.logged_ms / 1000, UTC).strftime("%Y-%m-%d")
+        """The day (UTC) whose file has the entry."""
+        return self.filed_under or datetime.fromtimestamp(self.logged_ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
 @dataclass(frozen=True, slots=True)

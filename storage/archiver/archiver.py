@@ -8,13 +8,14 @@ entries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
 from storage.archiver.source import LogSource
 
 MAX_ROWS = 200_000  # committed at once; about 200 MB of memory
+MAX_LAG_S = 86_400.0  # an entry that is archived later is filed under the day of archiving
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,34 @@ def archive_log(
     """
     source.claim(writer.manifest.archive_id, is_new=not writer.manifest.positions)
     dropped = 0 if keep_days is None else writer.drop_before(_day(now - timedelta(days=keep_days)))
-    archived = _archive_new_entries(source, writer)
+    archived = _archive_new_entries(source, writer, now)
     trimmed = source.trim(writer.manifest.positions.get, int((now.timestamp() - keep_tail_s) * 1000))
     writer.compact(today=_day(now))
     return TurnCounts(archived, trimmed, dropped)
 
 
-def _archive_new_entries(source: LogSource, writer: ArchiveWriter) -> int:
+def _archive_new_entries(source: LogSource, writer: ArchiveWriter, now: datetime) -> int:
     entries: list[EventEntry | ErasureEntry] = []
     positions: dict[int, str] = {}
     archived = 0
     # the iterator continues from the positions that it has reached, committed or not
     for page in source.entries(lambda number: positions.get(number) or writer.manifest.positions.get(number)):
-        entries += page.entries
+        entries += [_filed(entry, now) for entry in page.entries]
         positions[page.partition] = str(page.position)
         if len(entries) >= MAX_ROWS:
             archived += _commit(source, writer, entries, positions)
             entries = []
     return archived + _commit(source, writer, entries, positions)
+
+
+def _filed(entry: EventEntry | ErasureEntry, now: datetime) -> EventEntry | ErasureEntry:
+    """Return the entry, filed under today if it was logged long ago.
+
+    Its time is that of the store's clock. If that clock was wrong, the entry would be dropped too early.
+    """
+    if isinstance(entry, EventEntry) and entry.logged_ms / 1000 < now.timestamp() - MAX_LAG_S:
+        return replace(entry, filed_under=_day(now))
+    return entry
 
 
 def _commit(

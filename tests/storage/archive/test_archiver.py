@@ -364,3 +364,19 @@ class TestRetention:
                 await assert_state_is_fold_of_log(store)
 
         asyncio.run(law())
+
+    def test_events_logged_by_a_clock_that_is_behind_are_kept_as_long_as_others(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
+        """Redis's clock is 20 days behind the archiver's."""
+
+        async def fill() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click("e", f"user-{number}") for number in range(20)])
+
+        def dropped(days: int) -> int:
+            return turn(any_server, tmp_path, now=now + timedelta(days=days), keep_days=9).dropped
+
+        asyncio.run(fill())
+        now = datetime.now(UTC) + timedelta(days=20)
+        assert [dropped(days) for days in (0, 1, 9, 10)] == [0, 0, 0, 20]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,18 @@ class TestSQLite:
         assert self.turn(data_dir, directory) == TurnCounts(archived=101)
         assert self.read(directory) == events
         assert self.read(directory, "shop") == [click("e1", item=2)]
+
+    def test_what_is_copied_while_the_clock_is_behind_is_kept_as_long_as_the_rest(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The archiver follows such a clock only after an hour."""
+        self.fill(tmp_path / "state", [click("e1")])
+        monkeypatch.setattr("time.time_ns", lambda: 0)
+        begin = datetime.now(UTC)
+        for days, dropped in ((0, 0), (9, 0), (10, 1)):
+            now = begin + timedelta(days=days)
+            with SQLiteSource.open(tmp_path / "state") as log, ArchiveWriter.open(tmp_path / "archive") as writer:
+                assert archive_log(log, writer, now, keep_tail_s=0, keep_days=9).dropped == dropped
 
     def test_another_file_is_refused(self, tmp_path: Path) -> None:
         for number in (1, 2):
