@@ -9,9 +9,11 @@ of the same user or of nobody, and so does the archiver before it has Redis rewr
 import secrets
 from collections.abc import Sequence
 
+from storage.errors import StorageError
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import Head, MergeStage
 from storage.redis.layout.keys import User, erasing_key
+from storage.redis.log.lost_users import USER_IS_LOST
 from storage.redis.scripts.corrections import ERASE, REWRITE_LOG, erase_arguments, rewrite_arguments
 from storage.redis.session.redis_session import RedisSession
 
@@ -86,12 +88,15 @@ class RedisErasure:
         return [self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids]
 
     async def _is_merged_into(self, alias: User, user: User) -> bool:
-        head = await self._head(alias)
+        """Return whether the alias was merged into the user; raise StorageError if Redis has lost the answer."""
+        value = await self._session.call("GET", alias.head)
         await self._corrections.require_whole(alias)
+        if value is None:
+            await self._corrections.merge_chain(alias)  # raises StorageError if there is an index without a head
+            if await self._corrections.is_lost(alias):
+                raise StorageError(USER_IS_LOST, "damaged")
+        head = Head.of(value)
         return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and self._target(alias, head) == user
-
-    async def _head(self, user: User) -> Head:
-        return Head.of(await self._session.call("GET", user.head))
 
     def _target(self, user: User, head: Head) -> User:
         return self._session.keys.user(user.tenant, head.merge_target)

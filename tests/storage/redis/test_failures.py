@@ -18,6 +18,8 @@ from storage.redis.connections.lean_calls import LeanConnection
 from storage.redis.connections.nodes import Command, NodeClients
 from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
+from tests.storage.archive import archived_redis
+from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import (
@@ -308,5 +310,28 @@ class TestMissingData:
                 await until_applied(store, [click("2", "ada")])
                 assert await store.undo("main", "ada", "1")
                 assert await ids(store, "visitor") == await ids(store, "ada")
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("is_archived", [False, True], ids=["in Redis", "archived"])
+    def test_an_erasure_waits_for_the_repair_of_a_visitor_who_may_be_merged(
+        self, any_server: RedisServer, tmp_path: Path, is_archived: bool
+    ) -> None:
+        users = Keyspace(PREFIX, FEW_PARTITIONS)
+
+        async def law() -> None:
+            async with archived_redis.opened(any_server, tmp_path) as store:
+                await store.append("main", [click("e", user_id) for user_id in ("visitor", "user")])
+                await store.merge("main", "user", "visitor")
+                if is_archived:
+                    await asyncio.to_thread(archived_redis.move_all, any_server, tmp_path)
+                visitor = users.user("main", "visitor")
+                any_server.client.delete(visitor.head, *([visitor.id_index] if is_archived else []))
+                with pytest.raises(StorageError, match="lisarec repair"):
+                    await store.erase("main", "user")
+                assert await store.repair() == 1
+                await store.erase("main", "user")
+                for user_id in ("visitor", "user"):
+                    assert await store.events("main", user_id) == []
 
         asyncio.run(law())
