@@ -106,7 +106,7 @@ class TrainConfig(Frozen):
     fine_items: int = Field(0, ge=0, exclude_if=_is_zero)  # catalogues up to it get FINE_CODEBOOKS target codebooks
     warm_from: str = Field("", exclude_if=_is_empty)  # the tag of the model whose codes and weights it began with
     warm_count: int = Field(0, ge=0, exclude_if=_is_zero)  # such trainings in a row since one that began afresh
-    warm_knows_no_tests: bool = Field(False, exclude_if=_is_false)  # what it began with learned from no test event
+    warm_knows_no_tests: bool = Field(False, exclude_if=_is_false)  # what it began with learned from no held-out event
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +179,8 @@ class DataCard(Frozen):
     events_per_item: float = 0.0  # of those that have any
     since: datetime | None = Field(None, exclude_if=_is_none)  # earlier events teach nothing
     users_sample: float = Field(1.0, gt=0, le=1, exclude_if=_is_whole)  # the share of users whose events teach
+    cutoff_us: int | None = Field(None, exclude_if=_is_none)  # of the temporal split, which trains on events before it
+    events_before_cutoff: int = Field(0, exclude_if=_is_zero)
 
 
 class Recipe(Frozen):

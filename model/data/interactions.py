@@ -67,6 +67,11 @@ class Interactions:
         starts = self.starts
         return (slice(int(starts[users.start]), int(starts[users.stop])) for users in self.arrays.groups(starts))
 
+    def count_before(self, moment_us: int) -> int:
+        """Return the number of events before this time."""
+        parts = self.arrays.slices(len(self))
+        return sum(int(np.count_nonzero(self.timestamp_us[part] < moment_us)) for part in parts)
+
     def order_id(self, row: int) -> str | None:
         """Return the id of the order that the event belongs to; None for none."""
         number = -1 if self.order is None else int(self.order[row])

@@ -23,11 +23,13 @@ class Split:
     train       (events,) bool   events the model may learn from; a prefix of every history, unless thinned
     validation  (users',) int64  positions of the held-out validation events
     test        (users'',) int64 positions of the held-out test events
+    cutoff_us   of the temporal split: no training or validation event is at or after it
     """
 
     train: NDArray[np.bool_]
     validation: NDArray[np.int64]
     test: NDArray[np.int64]
+    cutoff_us: int | None = None
 
 
 def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "train") -> Split:
@@ -98,7 +100,7 @@ def _split_temporal(interactions: Interactions) -> Split:
     validation = train_ends[earlier_events >= 3] - 1
     test = interactions.starts[1:][(lengths > earlier_events) & (lengths >= 2)] - 1
     train[validation] = False
-    return Split(train, validation, test)
+    return Split(train, validation, test, cutoff_us)
 
 
 def _value_of_rank(values: NDArray[np.int64], rank: int, arrays: Arrays) -> int:

@@ -181,8 +181,8 @@ def require_unseen_test_events(recipe: Recipe, interactions: Interactions, proto
         raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not use")
     if isinstance(training, TrainConfig) and training.warm_from and not training.warm_knows_no_tests:
         raise DataError(
-            "the model continues from one that was trained on all events, or for another split, so it may know the "
-            "test events; evaluate a model without --warm-from"
+            "the model continues from one that was trained on all events, for another split, or on a table whose "
+            "earlier events differ, so it may know the test events; evaluate a model without --warm-from"
         )
 
 

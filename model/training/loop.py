@@ -257,8 +257,9 @@ class TrainingLoop(ABC, Generic[Batch]):
 def _options(config: str) -> dict[str, Any]:
     """Return a configuration without what its data have given."""
     options: dict[str, Any] = json.loads(config)
-    for name in ("sha256", "seen_rule", "users", "events", "events_per_item"):
-        options["data"].pop(name)
+    for name in ("sha256", "seen_rule", "users", "events", "events_per_item", "cutoff_us", "events_before_cutoff"):
+        options["data"].pop(name, None)
+    options["training"].pop("warm_knows_no_tests", None)
     return options
 
 

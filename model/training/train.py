@@ -103,6 +103,9 @@ def prepare_training(
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
     recipe = recipe.for_catalogue(len(interactions.item_ids))
     parts = thinned(interactions, split(interactions, recipe.data.split, recipe.data.train_on), recipe.data)
+    if parts.cutoff_us is not None and recipe.data.train_on != "all":
+        cutoff = {"cutoff_us": parts.cutoff_us, "events_before_cutoff": interactions.count_before(parts.cutoff_us)}
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=cutoff)})
     return TrainingInputs(recipe, interactions, parts, texts, read_item_vectors(directory))
 
 
@@ -179,6 +182,7 @@ class _Training(NamedTuple):
         inputs = prepare_training(self.directory, self.out, config, self.resources, self.resume, progress.stage)
         if start is not None:
             inputs = inputs.with_items_first(start.item_ids)
+            inputs = inputs._replace(recipe=start.judged(inputs.recipe, inputs.interactions))
         interactions, recipe = inputs.interactions, inputs.recipe
         self.resources.require_enough(interactions, recipe)
         on_config(recipe)

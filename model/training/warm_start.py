@@ -37,7 +37,7 @@ from model.cold_items import (
 )
 from model.config import Config, DataCard, ModelConfig, TrainConfig
 from model.content.text_features import Description
-from model.data.interactions import Histories
+from model.data.interactions import Histories, Interactions
 from model.lisa.histogram import history_histogram
 from model.lisa.item_codes import make_distinct
 from model.lisa.lisa_mini import LisaMini
@@ -77,11 +77,26 @@ class WarmStart:
         about = {
             "warm_from": self.trained.tag,
             "warm_count": before.training.warm_count + 1,
-            "warm_knows_no_tests": _knows_no_tests(before.training, before.data, config.data),
             "fine_items": 0,
         }
         shape = config.model.model_copy(update={"target_codebooks": before.model.target_codebooks})
         return config.model_copy(update={"model": shape, "training": config.training.model_copy(update=about)})
+
+    def judged(self, config: Config, interactions: Interactions) -> Config:
+        """Return the recipe, completed from the data, with what is certain: the model learned from no held-out event.
+
+        So it is on the model's own table, or, for the temporal split, on one that gained events only after the model's.
+        """
+        before = self.trained.config
+        assert isinstance(before.training, TrainConfig)
+        old, new = before.data, config.data
+        is_known = not before.training.warm_from or before.training.warm_knows_no_tests
+        is_held_out = old.split == new.split and old.train_on != "all" and old.train_on in ("train", new.train_on)
+        is_certain = is_known and is_held_out
+        if old.sha256 != new.sha256:
+            is_certain = is_certain and _has_gained_only_later_events(old, new, interactions)
+        training = config.training.model_copy(update={"warm_knows_no_tests": is_certain})
+        return config.model_copy(update={"training": training})
 
     def model(
         self, histories: Histories, config: ModelConfig, new_items: Sequence[tuple[str, Description]]
@@ -209,10 +224,11 @@ class NewItemCodes:
         return codes_of_similar_items(self._trained, rows, self._audience)
 
 
-def _knows_no_tests(training: TrainConfig, before: DataCard, after: DataCard) -> bool:
-    """Return whether a trained model has learned from no event that a training on at least its events holds out."""
-    is_held_out = before.train_on != "all" and before.split == after.split
-    return is_held_out and (not training.warm_from or training.warm_knows_no_tests)
+def _has_gained_only_later_events(before: DataCard, after: DataCard, interactions: Interactions) -> bool:
+    """Return whether a table with all events of an earlier one has the same ones before its temporal split."""
+    if before.cutoff_us is None or after.cutoff_us is None or before.cutoff_us > after.cutoff_us:
+        return False
+    return interactions.count_before(before.cutoff_us) == before.events_before_cutoff
 
 
 def _shape(config: ModelConfig) -> ModelConfig:

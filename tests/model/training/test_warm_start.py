@@ -13,7 +13,18 @@ import pytest
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.cold_items import SAMPLED_QUERIES
-from model.config import FINE_CODEBOOKS, FINE_ITEMS, Config, DataCard, ModelConfig, TrainConfig, preset, warm_training
+from model.config import (
+    FINE_CODEBOOKS,
+    FINE_ITEMS,
+    Config,
+    DataCard,
+    ModelConfig,
+    SplitName,
+    TrainConfig,
+    TrainOn,
+    preset,
+    warm_training,
+)
 from model.data.interactions import DataError
 from model.evaluation import evaluate
 from model.training import train
@@ -99,7 +110,9 @@ def test_one_short_epoch_learns_more_than_one_from_nothing(
     config = tiny_config(lift_strength=0.0)
     fresh = config.model_copy(update={"training": warm_training(config.training)})
     cold = train.train(shop, tmp_path / "cold", fresh, progress=silent())
-    report = evaluate.evaluate([after, cold], shop).to_json()
+    judged = after.config.training.model_copy(update={"warm_knows_no_tests": True})  # it knows few of the test events
+    continued = replace(after, config=after.config.model_copy(update={"training": judged}))
+    report = evaluate.evaluate([continued, cold], shop).to_json()
     warm, cold_quality = (
         report["metrics"]["ndcg_at_10_full"],
         report["other_models"]["cold"]["metrics"]["ndcg_at_10_full"],
@@ -132,6 +145,55 @@ def test_a_model_that_continues_from_one_which_knows_the_test_events_is_not_eval
         with pytest.raises(DataError, match="may know the test events"):
             evaluate.evaluate([model], shop)
         model = train.train_warm(model, shop, tmp_path / f"next-{number}", config, progress=silent())
+
+
+def purchases(users: int, begin: int, end: int, count: int) -> list[tuple[str, str, int]]:
+    """Rows of purchases between two moments."""
+    rng = np.random.default_rng(begin)
+    chosen = rng.integers(users, size=count), rng.integers(20, size=count), np.linspace(begin, end - 1, count)
+    return [(f"u{user}", f"i{item}", int(time_s)) for user, item, time_s in zip(*chosen, strict=True)]
+
+
+@pytest.mark.parametrize("split", ["loo", "temporal"])
+def test_a_warm_model_is_not_evaluated_where_earlier_events_were_added(
+    split: SplitName, tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split=split)})
+    rows = purchases(200, 1_000_000, 2_000_000, 400)
+    trained = train.train(write_rows(tmp_path / "a", rows), tmp_path / "first", config, progress=silent())
+    filled = write_rows(tmp_path / "b", [*purchases(200, 0, 1_000_000, 800), *rows])
+    model = train.train_warm(trained, filled, tmp_path / "next", config, progress=silent())
+    with pytest.raises(DataError, match="may know the test events"):
+        evaluate.evaluate([model], filled)
+
+
+def test_a_warm_model_is_evaluated_on_its_own_table_and_on_one_that_gained_later_events(
+    tiny_config: Make, write_rows: Make, silent: Make, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
+    rows = purchases(100, 0, 1_000_000, 1000)
+    tables = [rows, rows, [*rows, *purchases(100, 1_000_000, 1_100_000, 50)]]
+    tables.append([*tables[-1], *purchases(100, 1_100_000, 1_200_000, 50)])
+    places = [write_rows(tmp_path / f"data-{number}", table) for number, table in enumerate(tables)]
+    model = train.train(places[0], tmp_path / "first", config, progress=silent())
+    for number, place in enumerate(places[1:]):
+        model = train.train_warm(model, place, tmp_path / f"next-{number}", config, progress=silent())
+        assert evaluate.evaluate([model], place).trial.protocol == "temporal"
+
+
+@pytest.mark.parametrize("train_on", ["train", "validation"])
+def test_a_warm_model_is_not_evaluated_if_its_lift_was_chosen_on_events_that_it_knew(
+    train_on: TrainOn, shop: Path, tiny_config: Make, silent: Make, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=1)
+    both = [config.model_copy(update={"data": DataCard(train_on=one)}) for one in ("validation", train_on)]
+    trained = train.train(shop, tmp_path / "first", both[0], progress=silent())
+    model = train.train_warm(trained, shop, tmp_path / "next", both[1], progress=silent())
+    if train_on == "validation":
+        assert evaluate.evaluate([model], shop)
+    else:
+        with pytest.raises(DataError, match="may know the test events"):
+            evaluate.evaluate([model], shop)
 
 
 def test_a_catalogue_without_a_known_item_is_refused(
