@@ -163,9 +163,9 @@ class MechanismNetwork(nn.Module):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        for name in ("frozen_codes", "frozen_target_codes"):
-            if name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[name]))
+        for name in ("frozen_codes", "frozen_target_codes"):  # absent before they are frozen
+            codes, device = state_dict.get(name), self.embedding.weight.device
+            setattr(self, name, None if codes is None else torch.empty_like(codes, device=device))
         return super().load_state_dict(state_dict, strict, assign)
 
     @override

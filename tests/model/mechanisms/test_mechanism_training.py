@@ -14,14 +14,24 @@ import torch
 from safetensors.torch import load_file
 
 from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
 from model.config import SERVED_MECHANISMS, DataCard, MechanismRecipe, MechanismTraining
 from model.data.interactions import DataError, Histories, training_histories
 from model.data.readers import read_interactions
 from model.data.splits import split
 from model.evaluation import evaluate
 from model.mechanisms import train as mechanisms
+from model.mechanisms.export import served_model
 from model.mechanisms.network import MechanismNetwork
-from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, TrainError
+from model.mechanisms.train import MechanismTrainer
+from model.training.loop import (
+    BEST_CHECKPOINT,
+    CHECKPOINT,
+    LAST_CHECKPOINT,
+    OPTIMIZER_PREFIX,
+    TrainError,
+    Validation,
+)
 from tests.model.mechanisms.small_mechanisms import ITEMS, network, small
 
 Make = Callable[..., Any]
@@ -68,6 +78,24 @@ def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tm
         assert learned is not None
         assert now is not None
         assert not torch.equal(learned.codebooks, now.codebooks)
+
+
+@pytest.mark.parametrize("name", ["lisa-base", "lisa-soft"])
+def test_the_best_epoch_may_come_before_the_codes_are_frozen(
+    name: str, shop: Path, silent: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling = iter((0.4, 0.3, 0.2))
+    monkeypatch.setattr(MechanismTrainer, "_judge", lambda *_: Validation(next(falling), 0.5))
+    wanted = recipe(name, epochs=3, codes_learned_share=0.3).model_copy(update={"data": DataCard()})
+    with pytest.raises(KeyboardInterrupt):
+        mechanisms.train(shop, tmp_path / "model", wanted, progress=silent(stop_after=0))
+    first = load_file(tmp_path / "model" / BEST_CHECKPOINT)
+    made = mechanisms.train(shop, tmp_path / "model", wanted, resume=True, progress=silent())
+    assert [report["ndcg_at_10"] for report in made.metrics["epochs"]] == [0.4, 0.3, 0.2]
+    assert isinstance(made, Artifact)
+    net = MechanismNetwork(wanted.model, len(first["embedding.weight"])).eval()
+    net.load_state_dict(first)
+    assert torch.equal(made.model.history_codes, served_model(net).history_codes)
 
 
 @pytest.mark.parametrize("name", ["transformer-paper", "lisa-base-paper", "gated-linear"])
