@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN, NAME_RULE
 from model.data.delimited_text import delimited_text
+from model.data.exports.cells import are_compact_days
 from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
@@ -70,6 +71,9 @@ class Table:
     def timestamps_us(self) -> NDArray[np.int64]:
         """Parse the timestamps, Unix seconds or RFC 3339 times, as microseconds; raises DataError."""
         cells = self.frame["timestamp"]
+        if are_compact_days(cells):
+            reason = "timestamp {!r} is a day without a time zone; pass one, such as --timezone Europe/Berlin"
+            self.refuse(cells.cast(pl.Float64, strict=False).is_not_null(), reason, "timestamp")
         seconds = cells.cast(pl.Float64, strict=False)
         seconds = seconds.set(~seconds.is_finite(), None)
         times = (seconds * 1e6).round().cast(pl.Int64, strict=False)

@@ -34,6 +34,7 @@ from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
+FIRST_USUAL_US = 631_152_000 * 1_000_000  # 1990; other units, such as days of a spreadsheet, come before it
 MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives the time of
 MAX_LOST_OF_ITEMS = 0.5
 MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
@@ -255,6 +256,13 @@ def _read_times(found: Examination, mapping: TableMapping) -> None:
         "timestamp is after the year 9999",
         "the unit is seconds: divide milliseconds by 1,000",
         column="timestamp",
+    )
+    found.find(
+        times.us < FIRST_USUAL_US,
+        "timestamp is before 1990",
+        "use Unix seconds, or times such as 2025-12-24 18:30; numbers that only give an order may stay",
+        column="timestamp",
+        stops=False,
     )
     found.find(
         times.us > time.time_ns() // 1_000 + MAX_AHEAD_US,

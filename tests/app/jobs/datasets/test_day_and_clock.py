@@ -82,6 +82,22 @@ def test_the_suggested_option_joins_them(tmp_path: Path, capsys: pytest.CaptureF
         pass
 
 
+def test_numbers_that_are_days_need_a_zone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = export(tmp_path, "user_id,item_id,day,time\nu,i,20251224,18:30\nu,i,20251225,\n")
+    columns = "day=timestamp"
+    status, said = checked(capsys, table, "--columns", columns)
+    assert (status, "timestamp has no time zone" in said) == (1, True)
+    assert "--columns 'day+time=timestamp'" in said
+    assert times_of(table, columns, tmp_path / "cache") == [1766530800.0, 1766617200.0]
+    assert times_of(table, "day+time=timestamp", tmp_path / "cache") == [TIMES[0], TIMES[2]]
+
+
+def test_times_in_another_unit_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = export(tmp_path, "user_id,item_id,timestamp\nu,i,46015\nu,i,46016\n")  # days of a spreadsheet
+    status, said = checked(capsys, table)
+    assert (status, "note: 2 lines: timestamp is before 1990 (line 2: '46015'; line 3: '46016')" in said) == (0, True)
+
+
 def test_columns_of_english_names_are_told_apart_by_their_cells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

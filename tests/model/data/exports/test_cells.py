@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.exports.cells import DecimalSign, amounts_in, looks_like_amounts, times_in
+from model.data.exports.cells import DecimalSign, amounts_in, looks_like_amounts, looks_like_days, times_in
 
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S")
@@ -42,6 +42,24 @@ def test_times_by_the_clocks_of_a_zone_are_those_of_the_standard_library(
     assert unknown.us.null_count() == len(times)
     assert unknown.by_no_clock.to_list() == [True] * len(times)
     assert found.by_no_clock.to_list() == found.us.is_null().to_list()
+
+
+@pytest.mark.parametrize("ending", ["", ".0"])
+def test_numbers_are_days_where_all_of_them_can_be(ending: str) -> None:
+    days = [f"20251224{ending}", f"20240229{ending}"]
+    found = times_in(pl.Series([*days, "", "noon", f"20250230{ending}"]), "Europe/Berlin")
+    expected = [micros(datetime.fromisoformat(f"{day}T00:00:00+01:00")) for day in ("2025-12-24", "2024-02-29")]
+    assert found.us.to_list() == [*expected, None, None, None]
+    assert times_in(pl.Series(days), None).by_no_clock.all()
+    assert looks_like_days(pl.Series(days))
+    mixed = times_in(pl.Series([*days, "1751360700"]), "Europe/Berlin")
+    assert mixed.us.to_list() == [20_251_224_000_000, 20_240_229_000_000, 1_751_360_700_000_000]
+
+
+def test_a_compact_day_may_have_a_time() -> None:
+    found = times_in(pl.Series(["20251224 18:30", "20250701 9:05:01"]), "Europe/Berlin")
+    expected = ("2025-12-24T18:30:00+01:00", "2025-07-01T09:05:01+02:00")
+    assert found.us.to_list() == [micros(datetime.fromisoformat(time)) for time in expected]
 
 
 @pytest.mark.parametrize(
