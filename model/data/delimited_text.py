@@ -39,11 +39,17 @@ class DelimitedText:
             frame = self._read(truncate=False)
         except pl.exceptions.PolarsError as exc:
             raise self._first_problem(str(exc)) from exc
-        if frame.width > 1 and frame[:, -1].null_count():
+        if frame.width > 1 and frame[:, -1].null_count() and not self._is_complete(frame):
             error = self._first_problem("")
             if "fields" in str(error):
                 raise error
         return frame
+
+    def _is_complete(self, frame: pl.DataFrame) -> bool:
+        """Return whether no line is too short, as far as the number of separators says. None is too long."""
+        may_quote = self.separator != "\t" and b'"' in self.raw
+        separators = (frame.width - 1) * (len(frame) + 1)  # with the header
+        return not may_quote and self.raw.count(self.separator.encode()) == separators
 
     def ragged_frame(self) -> pl.DataFrame:
         """Return the columns, null where a line has too few fields; excess fields of a line are left out.
@@ -80,7 +86,7 @@ class DelimitedText:
         )
 
     def _lines(self) -> Iterator[list[str]]:
-        text = io.StringIO(self.raw.decode("utf-8", errors="strict"), newline="")
+        text = io.TextIOWrapper(io.BytesIO(self.raw), "utf-8", newline="")
         if self.separator == "\t":
             return csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         return csv.reader(text, delimiter=self.separator)
@@ -100,7 +106,7 @@ class DelimitedText:
     def _unreadable(self, exc: UnicodeDecodeError | csv.Error) -> DataError:
         if isinstance(exc, csv.Error):
             return DataError(f"{self.path}: {exc}")
-        number = self.raw[: exc.start].count(b"\n") + 1
+        number = next(number for number, line in enumerate(io.BytesIO(self.raw), start=1) if not _is_utf8(line))
         return DataError(f"{self.path}, line {number}: not UTF-8 text")
 
 

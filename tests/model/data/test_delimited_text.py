@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.delimited_text import DelimitedText, delimited_text
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_items
 
@@ -45,6 +47,40 @@ def test_every_separator_and_encoding_gives_the_same_titles(
 def test_a_table_of_events_with_semicolons_may_be_called_tsv(tmp_path: Path) -> None:
     (tmp_path / "interactions.tsv").write_text('user_id;item_id;timestamp\n"u";i;1\n')
     assert read_interactions(tmp_path).user_ids == ["u"]
+
+
+cells = st.sampled_from(["", "x", "é"])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(cells, min_size=2, max_size=4), max_size=5), st.sampled_from(["\t", ";"]), st.booleans())
+def test_only_lines_with_too_few_fields_are_refused(rows: list[list[str]], separator: str, is_quoted: bool) -> None:
+    quoting = csv.QUOTE_ALL if is_quoted and separator == ";" else csv.QUOTE_MINIMAL
+    text = written([["a", "b", "c", "d"], *rows], separator, quoting)
+    table = delimited_text(Path("table.tsv"), text.encode())
+    short = next((number for number, row in enumerate(rows, 2) if len(row) < 4), None)
+    if short is None:
+        frame = table.frame()
+        assert frame.fill_null("").rows() == [tuple(row) for row in rows]
+    else:
+        with pytest.raises(DataError, match=rf"line {short}: \d fields, but the header has 4"):
+            table.frame()
+
+
+def test_empty_cells_at_the_end_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(DelimitedText, "_lines")
+    table = delimited_text(Path("table.csv"), b"a,b,c\n1,2,\n,,\n3,4,5\n")
+    assert table.frame().rows() == [("1", "2", None), (None, None, None), ("3", "4", "5")]
+
+
+def test_a_second_pass_copies_no_text() -> None:
+    table = delimited_text(Path("table.csv"), b"a,b\n" + b'"x",\n' * 500_000)
+    tracemalloc.start()
+    try:
+        assert next(table.broken_lines(), None) is None
+        assert tracemalloc.get_traced_memory()[1] < len(table.raw) / 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_few_broken_letters_are_refused_and_not_guessed(tmp_path: Path) -> None:
