@@ -48,7 +48,7 @@ def vectors_in(path: Path) -> ItemVectors | None:
     raises  DataError  which names the line, when a vector is not a list of finite numbers, is too long, has another
                        length than the first one, or only zeros
     """
-    table = read_table(path, ("item_id",), (VECTOR,), has_vectors=True)
+    table = read_table(path, ("item_id",), (VECTOR,))
     if VECTOR not in table.frame.columns:
         return None
     has_one = table.frame[VECTOR].is_not_null()

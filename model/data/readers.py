@@ -119,6 +119,8 @@ def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
     raises DataError, also for an id that appears twice
     """
     table = read_table(path, ("item_id",), ("title", "categories", "available"), has_others=has_properties)
+    for name in table.left_out:
+        raise DataError(f"{path}: column {name!r} has neither numbers nor texts; convert it, or leave it out")
     table.require_ids("item_id")
     ids = table.frame["item_id"]
     again = ids.is_duplicated() & ~ids.is_first_distinct()

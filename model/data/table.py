@@ -30,12 +30,14 @@ class Table:
     """A table of text columns; row i is line i + 2 of a text file.
 
     first_row  the number of its first row, if it is a piece of a table
+    left_out   other columns of a Parquet file that were wanted, but have neither numbers nor texts
     """
 
     path: Path
     frame: pl.DataFrame
     sha256: str
     first_row: int = 0
+    left_out: Sequence[str] = ()
 
     def refuse(self, bad: pl.Series, reason: str, column: str) -> None:
         """Raise DataError for the first row where ``bad`` holds; ``{!r}`` in the reason becomes the cell."""
@@ -108,27 +110,27 @@ def read_table(
     optional: Sequence[str],
     *,
     has_others: bool = False,
-    has_vectors: bool = False,
 ) -> Table:
     """Read a table with these columns, and others if wanted, from a file of any supported format; raises DataError.
 
-    has_vectors  whether a column of lists in a Parquet file is wanted, as lists of floats
+    Lists in the column ``vector`` of a Parquet file become lists of floats. They are not among the others.
     """
     raw = uncompressed(path)
-    if path.suffix == ".parquet":
+    frame = _parquet(path, raw) if path.suffix == ".parquet" else delimited_text(path, raw).frame().lazy()
+    schema = frame.collect_schema()
+    others = [name for name in schema if has_others and name not in (*required, *optional)]
+    others = [name for name in others if name != VECTOR or not schema[name].is_nested()]
+    _check_header(path, schema.names(), required, (*optional, *others))
+    keep = [name for name in (*required, *optional, *others) if name in schema]
+    columns, left_out = [], []
+    for column in _collected(path, frame.select(keep)):
         try:
-            frame = pl.read_parquet(io.BytesIO(raw))
-            lists = [name for name in frame.columns if name == VECTOR and frame.schema[name].is_nested()]
-            vectors = [frame[name].cast(pl.List(pl.Float64)) for name in lists if has_vectors]
-            frame = frame.select(*(_as_text(frame[name]) for name in frame.columns if name not in lists), *vectors)
-        except pl.exceptions.PolarsError as exc:
-            raise _not_parquet(path, exc) from exc
-    else:
-        frame = delimited_text(path, raw).frame()
-    others = [name for name in frame.columns if has_others and name not in (*required, *optional)]
-    _check_header(path, frame.columns, required, (*optional, *others))
-    keep = [name for name in (*required, *optional, *others) if name in frame.columns]
-    return Table(path, frame.select(keep), hashlib.sha256(raw).hexdigest())
+            columns.append(_as_text(path, column))
+        except DataError:
+            if column.name not in others:
+                raise
+            left_out.append(column.name)
+    return Table(path, pl.DataFrame(columns), hashlib.sha256(raw).hexdigest(), left_out=left_out)
 
 
 class TableInPieces:
@@ -166,22 +168,43 @@ class TableInPieces:
             yield Table(self.path, self._texts(begin, rows), self.sha256, begin)
 
     def _texts(self, begin: int, rows: int) -> pl.DataFrame:
-        try:
-            frame = pl.scan_parquet(self.path).select(self.columns).slice(begin, rows).collect()
-            return frame.select(*(_as_text(column) for column in frame))
-        except (OSError, pl.exceptions.PolarsError) as exc:
-            raise _not_parquet(self.path, exc) from exc
+        frame = _collected(self.path, pl.scan_parquet(self.path).select(self.columns).slice(begin, rows))
+        return pl.DataFrame([_as_text(self.path, column) for column in frame])
 
 
 def _not_parquet(path: Path, exc: Exception) -> DataError:
     return DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}")
 
 
-def _as_text(column: pl.Series) -> pl.Series:
-    """Return the column of a Parquet file as texts, times with a zone as those of RFC 3339."""
+def _parquet(path: Path, raw: bytes) -> pl.LazyFrame:
+    try:
+        found = pl.scan_parquet(io.BytesIO(raw))
+        found.collect_schema()
+    except pl.exceptions.PolarsError as exc:
+        raise _not_parquet(path, exc) from exc
+    return found
+
+
+def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return frame.collect()
+    except (OSError, pl.exceptions.PolarsError) as exc:
+        raise _not_parquet(path, exc) from exc
+
+
+def _as_text(path: Path, column: pl.Series) -> pl.Series:
+    """Return a column of a Parquet file as texts, times with a zone as those of RFC 3339, and vectors as lists.
+
+    raises  DataError  when it has neither numbers nor texts
+    """
     if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
         return column.dt.convert_time_zone("UTC").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-    return column.cast(pl.String)
+    try:
+        is_vectors = column.name == VECTOR and column.dtype.is_nested()
+        return column.cast(pl.List(pl.Float64) if is_vectors else pl.String)
+    except pl.exceptions.PolarsError as exc:
+        reason = f"column {column.name!r} has neither numbers nor texts, but {column.dtype}"
+        raise DataError(f"{path}: {reason}; convert it, or leave it out") from exc
 
 
 def uncompressed(path: Path) -> bytes:

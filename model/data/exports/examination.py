@@ -116,8 +116,11 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
     if not path.is_file():
         raise DataError(f"{str(path)!r} is not a file")
     if path.suffix == ".parquet":
-        table = read_table(path, (), (VECTOR,), has_others=True, has_vectors=True)
-        return Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
+        table = read_table(path, (), (VECTOR,), has_others=True)
+        found = Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
+        for name in table.left_out:
+            found.note(f"column {name!r} has neither numbers nor texts, and is not read")
+        return found
     text = delimited_text(path, uncompressed(path))
     try:
         frame, is_ragged = text.frame(), False

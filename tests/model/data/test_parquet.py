@@ -1,0 +1,44 @@
+"""Parquet tables: columns that nobody reads may hold anything, and one that is needed is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from model.data.arrays import IN_MEMORY, Arrays, MappedArrays
+from model.data.exports.checks import examine_items
+from model.data.exports.mapping import TableMapping
+from model.data.interactions import DataError
+from model.data.readers import read_interactions, read_item_table, read_items
+
+ODD = {"lists": [["x"]], "bytes": [b"\xff"]}
+NEITHER = "has neither numbers nor texts"
+
+
+@pytest.fixture(params=["in memory", "mapped"])
+def arrays(request: pytest.FixtureRequest, tmp_path: Path) -> Arrays:
+    return IN_MEMORY if request.param == "in memory" else MappedArrays(tmp_path / "arrays", 8)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_column_is_refused_only_where_events_need_it(name: str, arrays: Arrays, tmp_path: Path) -> None:
+    frame = pl.DataFrame({"user_id": ["u"], "item_id": ["i"], "timestamp": [1], name: ODD[name]})
+    frame.write_parquet(tmp_path / "interactions.parquet")
+    assert read_interactions(tmp_path, arrays).item_ids == ["i"]
+    frame.with_columns(user_id=name).write_parquet(tmp_path / "interactions.parquet")
+    with pytest.raises(DataError, match=rf"interactions\.parquet: column 'user_id' {NEITHER}"):
+        read_interactions(tmp_path, arrays)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_column_is_refused_only_where_items_have_it_as_a_property(name: str, tmp_path: Path) -> None:
+    table = tmp_path / "items.parquet"
+    pl.DataFrame({"item_id": ["i"], "title": ["I"], name: ODD[name]}).write_parquet(table)
+    assert read_items(tmp_path).titles == {"i": "I"}
+    with pytest.raises(DataError, match=rf"items\.parquet: column '{name}' {NEITHER}"):
+        read_item_table(table, has_properties=True)
+    found = examine_items(table, TableMapping())
+    assert [finding.problem for finding in found.findings] == [f"column {name!r} {NEITHER}, and is not read"]
+    assert found.frame.columns == ["item_id", "title"]
