@@ -97,7 +97,10 @@ class Interactions:
         return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
-        """Drop the events that do not change a state: those of weight 0. Warn of types without a weight."""
+        """Drop the events that do not change a state: those of weight 0. Warn of types without a weight.
+
+        raises  DataError  when no event is left
+        """
         steps = self.type_weights(event_weights) > 0
         counts = self.arrays.counted(self.type, len(self.type_names))
         named_counts = zip(self.type_names, counts.tolist(), strict=True)
@@ -111,6 +114,8 @@ class Interactions:
             )
         if steps[counts > 0].all():
             return self
+        if not steps[counts > 0].any():
+            raise DataError("no event has a weight above 0; pass --event-weight TYPE=1 for a type to train on")
         parts = (steps[self.type[part]] for part in self.arrays.slices(len(self)))
         return self.where(self.arrays.joined(parts, len(self), np.bool_))
 

@@ -52,6 +52,8 @@ def test_half_of_the_users_are_half(found: Interactions) -> None:
 def test_nothing_to_learn_from_is_refused(found: Interactions, tmp_path: Path, write_rows: Write) -> None:
     with pytest.raises(DataError, match="no training event is left; use an earlier --since"):
         thinned(found, split(found, "loo"), DataCard(since=datetime(2030, 1, 1, tzinfo=UTC)))
+    with pytest.raises(DataError, match="no event has a weight above 0"):
+        found.stepping({"click": 0.0})
     order = read_interactions(write_rows(tmp_path / "order", [("u", f"i{place}", place) for place in range(5)]))
     with pytest.raises(DataError, match="omit --since"):
         thinned(order, split(order, "loo"), DataCard(since=datetime(1970, 1, 1, tzinfo=UTC)))
