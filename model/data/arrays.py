@@ -7,6 +7,7 @@ time, and releases their pages after each piece: the file keeps them.
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -156,7 +157,10 @@ class Arrays:
 
 
 class MappedArrays(Arrays):
-    """Creates arrays in files of a folder. The system deletes the files once nothing uses them."""
+    """Creates arrays in files of a folder. The system deletes the files once nothing uses them.
+
+    An array has its space on the disk from the beginning: the system kills a process that finds none while it writes.
+    """
 
     def __init__(self, folder: Path, piece: int) -> None:
         """Work on ``piece`` events at a time; raises OSError when the folder cannot be written."""
@@ -167,11 +171,15 @@ class MappedArrays(Arrays):
 
     @override
     def empty(self, length: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array of zeros; raises OSError when the disk has no space for it."""
         size = length * np.dtype(dtype).itemsize
         if not size:
             return np.empty(length, dtype)
         with TemporaryFile(dir=self._folder) as file:
-            file.truncate(size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, str(self._folder)) from exc
             mapped = mmap.mmap(file.fileno(), size)
         self._maps.add(mapped)
         return np.frombuffer(mapped, dtype)

@@ -18,6 +18,7 @@ from model.lisa.neighbours import BlockCounter, ItemBlock
 
 PAIRS_SHARE = 2  # a block has half of a piece's events, because each event has up to 60 neighbours
 LOOKED_UP_AT_ONCE = 1 << 16
+STORED_AT_ONCE = 1 << 26
 VECTORS = "computing item vectors"  # a stage
 
 
@@ -81,7 +82,8 @@ class PairCounts:
             counts = item_codes.cooccurrence(self._histories.item, self._histories.starts, self._items)
             self._on_stage(VECTORS)
             return item_codes.item_vectors(counts, width, seed)
-        association = StoredMatrix(self._items, 2 * item_codes.WINDOW * len(self._histories.item), self._arrays)
+        most = min(2 * item_codes.WINDOW * len(self._histories.item), self._items**2)
+        association = StoredMatrix(most, self._arrays)
         for first, counter in self._counters(self._index, stage):
             association.append(first, counter.cooccurrence())
         self._on_stage(VECTORS)
@@ -99,20 +101,24 @@ class PairCounts:
 class StoredMatrix:
     """A symmetric matrix (N, N) of float32 by blocks of rows, whose arrays may be mapped.
 
-    The arrays have the largest possible length. Files of mapped arrays take disk space only for what was written.
+    Each array has many entries, because each takes a file if it is mapped.
     """
 
-    def __init__(self, items: int, most: int, arrays: Arrays) -> None:
-        """Create an empty matrix with room for ``most`` entries, at most N * N."""
-        most = min(most, items * items)
-        self._data, self._indices = arrays.empty(most, np.float32), arrays.empty(most, np.int32)
+    def __init__(self, most: int, arrays: Arrays) -> None:
+        """Create an empty matrix, which will have at most ``most`` entries."""
+        self._at_once = min(most, STORED_AT_ONCE)
+        self._data, self._indices = np.empty(0, np.float32), np.empty(0, np.int32)  # unused places
         self._blocks: list[tuple[int, sparse.csr_array]] = []
-        self._end, self._arrays = 0, arrays
+        self._arrays = arrays
 
     def append(self, first: int, rows: sparse.csr_array) -> None:
         """Append a block of rows; ``first`` is the number of its first row."""
-        begin, self._end = self._end, self._end + len(rows.data)
-        data, indices = self._data[begin : self._end], self._indices[begin : self._end]
+        count = len(rows.data)
+        if count > len(self._data):
+            room = max(count, self._at_once)
+            self._data, self._indices = self._arrays.empty(room, np.float32), self._arrays.empty(room, np.int32)
+        data, indices = self._data[:count], self._indices[:count]
+        self._data, self._indices = self._data[count:], self._indices[count:]
         data[:], indices[:] = rows.data, rows.indices
         self._blocks.append((first, sparse.csr_array((data, indices, rows.indptr.astype(np.int32)), shape=rows.shape)))
 

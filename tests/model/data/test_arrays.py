@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,11 +67,16 @@ def test_what_is_read_and_split_in_pieces_is_what_is_read_and_split_at_once(
     directory = written(tmp_path_factory.mktemp("events"), rows)
     both = read_interactions(directory), read_interactions(directory, MappedArrays(directory / "work", piece))
     require_same(*both)
+    if {row[3] for row in rows} == {"dislike"}:
+        for one in both:
+            with pytest.raises(DataError, match="no event has a weight above 0"):
+                one.stepping(EVENT_WEIGHTS)
+        return
     whole, in_pieces = (one.stepping(EVENT_WEIGHTS) for one in both)
     require_same(whole, in_pieces)
     assert repeat_share(whole) == repeat_share(in_pieces)
     np.testing.assert_array_equal(order_numbers(whole), order_numbers(in_pieces))
-    names = ["loo"] if whole.time_is_order or not len(whole) else ["loo", "temporal"]
+    names = ["loo"] if whole.time_is_order else ["loo", "temporal"]
     for name in names:
         for train_on in ("train", "validation", "all"):
             parts = [split(one, name, train_on) for one in (whole, in_pieces)]  # type: ignore[arg-type]
@@ -187,3 +194,18 @@ def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     directory = written(tmp_path, [("u", "i", 1, "click", None, None)])
     digest = hashlib.sha256((directory / "interactions.parquet").read_bytes()).hexdigest()
     assert read_interactions(directory, MappedArrays(tmp_path / "work", 3)).sha256 == digest
+
+
+def test_a_mapped_array_has_its_space_on_the_disk_before_it_is_written(tmp_path: Path) -> None:
+    array = MappedArrays(tmp_path, 8).empty(1 << 20, np.int8)
+    files = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(tmp_path))]
+    assert [file.stat().st_blocks * 512 >= len(array) for file in files] == [True]
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(tmp_path))}'"):
+        MappedArrays(tmp_path, 8).empty(10, np.int8)

@@ -18,7 +18,7 @@ from model.data.arrays import MappedArrays
 from model.data.interactions import Histories
 from model.data.readers import read_interactions
 from model.training import memory, train
-from model.training.counts import purchases
+from model.training.counts import pair_counts, purchases
 from model.training.counts.pair_counts import PairCounts
 from model.training.loop import TrainError
 from model.training.memory import GIB, MIB, Resources
@@ -56,7 +56,11 @@ def test_pairs_are_counted_the_same_by_blocks_of_items(
     np.testing.assert_array_equal(whole.item_vectors(4, seed=0), by_blocks.item_vectors(4, seed=0))
 
 
-def test_many_pairs_are_counted_to_the_same_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored_at_once", [1, 5_000, pair_counts.STORED_AT_ONCE])
+def test_many_pairs_are_counted_to_the_same_bit(
+    tmp_path: Path, stored_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_counts, "STORED_AT_ONCE", stored_at_once)
     rng = np.random.default_rng(0)
     popular = 300 * rng.random((400, 60)) ** 4
     events = packed([row.astype(int)[: rng.integers(0, 60)].tolist() for row in popular])
