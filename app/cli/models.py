@@ -243,7 +243,7 @@ def train(
     output = model_output(out, resume)
     if output.is_uploaded and (processes.count > 1 or isinstance(recipe, MechanismRecipe)):
         raise typer.BadParameter("several processes, and mechanisms, write to a directory; pass one as --out")
-    data = source.directory()
+    data = source.directory() if processes.is_first else source.data  # which the others do not read
     console.quiet = not processes.is_first  # only the first process prints
     gpu = " and the GPU" if device == "cuda" else ""
     together = f" in each of {processes.count} processes" if processes.count > 1 else ""

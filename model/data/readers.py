@@ -139,6 +139,14 @@ def categories_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in text.split("|") if part))
 
 
+def is_parquet_of_events(path: Path) -> bool:
+    """Return whether the file is a Parquet table with all columns that events need."""
+    try:
+        return path.suffix == ".parquet" and {*REQUIRED} <= pl.read_parquet_schema(path).keys()
+    except (OSError, pl.exceptions.PolarsError):
+        return False
+
+
 def _read_interactions_table(directory: Path) -> Table:
     return read_table(_interactions_file(directory), REQUIRED, OPTIONAL)
 
@@ -147,7 +155,8 @@ def _interactions_file(directory: Path) -> Path:
     path = find_table(directory, "interactions")
     if path is None:
         raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
-    return path
+    is_linked = path.is_symlink() and path.resolve().suffix == path.suffix == ".parquet"
+    return path.resolve() if is_linked else path  # so that errors name the shop's own file
 
 
 def _require_rows(path: Path, rows: int) -> None:

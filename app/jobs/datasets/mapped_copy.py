@@ -10,6 +10,7 @@ from model.data.exports.checks import examine, examine_items
 from model.data.exports.examination import Examination, Finding
 from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
+from model.data.readers import is_parquet_of_events
 
 MAX_LOST_SHARE = 0.1  # of the lines of a table, without a warning
 
@@ -17,13 +18,18 @@ MAX_LOST_SHARE = 0.1  # of the lines of a table, without a warning
 def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
     """Return a data directory with these tables, and a description of the lines that were left out.
 
-    Without a mapping, the given directory itself is returned. Only this process uses a copy, until the process ends.
+    Without a mapping, the given directory itself is returned, and a Parquet file with the standard columns gets a link.
+    Only this process uses a copy, until the process ends.
 
     raises  DataError  which lists all problems of the tables
             OSError    when the copy cannot be written
     """
     if mapping.is_plain and not data.is_file():
         return data, []
+    if mapping.is_plain and is_parquet_of_events(data):
+        directory = _own_directory(cache)
+        (directory / "interactions.parquet").symlink_to(data.resolve())
+        return directory, []
     found = examine(data, mapping)
     _require_readable(found.values(), mapping)
     return _written(found, cache), [*_left_out(found), *warnings(found.values())]
@@ -67,10 +73,14 @@ def _require_readable(tables: Iterable[Examination], mapping: TableMapping) -> N
 
 
 def _written(found: Mapping[str, Examination], cache: Path) -> Path:
-    directory = own_directory(cache / "data" / "mapped")
+    directory = _own_directory(cache)
     for stem, table in found.items():
         table.good.write_csv(directory / f"{stem}.csv")
     return directory
+
+
+def _own_directory(cache: Path) -> Path:
+    return own_directory(cache / "data" / "mapped")
 
 
 def _left_out(found: Mapping[str, Examination]) -> Iterator[str]:

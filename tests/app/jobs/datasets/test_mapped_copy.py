@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from app.cli.main import main
 from app.jobs.datasets.mapped_copy import data_directory, table_of_items
 from app.jobs.import_items import read
+from model.data.arrays import MappedArrays
 from model.data.exports.checks import examine_items
 from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions, read_items
+from model.training import train
+from model.training.distributed.processes import Processes
 
 EVENTS = """\ufeffKundennummer;Artikel;Bestelldatum;Aktion;Preis;Rechnung
 4711;"KÄSE\x07-1";24.12.2025 18:30;purchase;1.299,00 €;R1
@@ -302,6 +308,37 @@ def test_a_line_that_is_left_out_does_not_turn_prices_into_texts(tmp_path: Path)
     table, _ = table_of_items(tmp_path / "items.csv", mapping, tmp_path / "cache")
     prices = {item["item_id"]: item["properties"]["price"] for item in read(table, {})}
     assert prices == {"K-1": 1299.0, "K-3": 5.0}
+
+
+def test_a_plain_parquet_file_is_not_copied_so_that_it_can_be_read_piece_by_piece(tmp_path: Path) -> None:
+    table = tmp_path / "events.parquet"
+    frame = pl.DataFrame({"user_id": ["u", "v"], "item_id": ["i", "j"], "timestamp": [1, 2], "others": [["x"], []]})
+    frame.write_parquet(table)
+    directory, left_out = data_directory(table, TableMapping(), tmp_path / "cache")
+    assert (left_out, [file.name for file in directory.iterdir()]) == ([], ["interactions.parquet"])
+    found = read_interactions(directory, MappedArrays(tmp_path / "arrays", 1))
+    assert (found.user_ids, found.sha256) == (["u", "v"], hashlib.sha256(table.read_bytes()).hexdigest())
+    frame.with_columns(user_id=pl.lit("")).write_parquet(table)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(table))}, row 1: user_id '' is not an id"):
+        read_interactions(directory)
+    frame.rename({"user_id": "customer"}).write_parquet(table)
+    with pytest.raises(DataError, match="--columns 'customer=user_id'"):
+        data_directory(table, TableMapping(), tmp_path / "cache")
+
+
+def test_only_the_first_of_several_processes_reads_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(data: Path, *_: object, **__: object) -> None:
+        raise ValueError(f"training on {data}")
+
+    monkeypatch.setattr(train, "train", trained)
+    monkeypatch.setattr(Processes, "joined", lambda: Processes(1, 2))
+    table = tmp_path / "events.csv"
+    table.write_text("no table\n")
+    with pytest.raises(SystemExit):
+        main(["train", "--data", str(table), "--out", str(tmp_path / "model"), "--timezone", "UTC"])
+    assert f"lisarec: training on {table}" in capsys.readouterr().err
 
 
 def test_a_plain_data_directory_is_not_copied(tmp_path: Path) -> None:
