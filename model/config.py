@@ -182,6 +182,13 @@ class DataCard(Frozen):
     cutoff_us: int | None = Field(None, exclude_if=_is_none)  # of the temporal split, which trains on events before it
     events_before_cutoff: int = Field(0, exclude_if=_is_zero)
 
+    @property
+    def event_options(self) -> str:
+        """The options that chose the events to learn from, such as ``--train-on train --users-sample 0.5``."""
+        since = "" if self.since is None else f" --since {self.since.isoformat()}"
+        sample = "" if self.users_sample == 1 else f" --users-sample {self.users_sample:g}"
+        return f"--train-on {self.train_on}{since}{sample}"
+
 
 class Recipe(Frozen):
     """The content of a model directory's ``config.json``."""

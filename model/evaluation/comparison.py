@@ -43,6 +43,13 @@ class Variant:
     name: str
     results: Sequence[Result]
 
+    def unequal_to(self, other: Variant) -> str:
+        """A sentence, after a space, that says so if the two learned from different events; else nothing."""
+        own, theirs = (one.results[0].event_options for one in (self, other))
+        if own == theirs:
+            return ""
+        return f" They learned from different events: {self.name} with {own}, {other.name} with {theirs}."
+
     def metrics(self) -> dict[str, float]:
         """Return every metric, averaged over the seeds."""
         of_each = [metrics(result.ranks) for result in self.results]
@@ -62,11 +69,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences between the first model and another one, by metric."""
+    """The differences between the first model and another one, by metric.
+
+    caveat  a sentence, after a space, if they learned from different events
+    """
 
     first: str
     other: str
     differences: dict[str, Difference]
+    caveat: str
 
     @classmethod
     def of(cls, first: Variant, other: Variant) -> Comparison:
@@ -79,11 +90,11 @@ class Comparison:
         for name in HEADLINES:
             by_user = first.gains(name) - other.gains(name)
             differences[name] = Difference(float(by_user.mean()), mean_interval_95(by_user))
-        return cls(first.name, other.name, differences)
+        return cls(first.name, other.name, differences, first.unequal_to(other))
 
     @property
     def verdict(self) -> str:
-        """The result of the comparison as a sentence."""
+        """The result of the comparison as a sentence, and a second one if they learned from different events."""
         found: dict[int, list[str]] = {1: [], -1: [], 0: []}
         for name, label in JUDGED.items():
             difference = self.differences[name]
@@ -91,9 +102,10 @@ class Comparison:
         better, worse, unclear = (" and ".join(found[sign]) for sign in (1, -1, 0))
         if not better and not worse:
             return (
-                f"{self.first} and {self.other} do not differ significantly: in {unclear} the difference may be chance."
+                f"{self.first} and {self.other} do not differ significantly: in {unclear} the difference may be "
+                f"chance.{self.caveat}"
             )
         parts = [f"{word} in {names}" for word, names in (("better", better), ("worse", worse)) if names]
         parts[0] = parts[0].replace(" in ", f" than {self.other} in ", 1)
         rest = f"; in {unclear} the difference may be chance" if unclear else ""
-        return f"{self.first} is {' and '.join(parts)}{rest}."
+        return f"{self.first} is {' and '.join(parts)}{rest}.{self.caveat}"

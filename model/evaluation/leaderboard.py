@@ -74,7 +74,12 @@ class Leaderboard:
 
     @property
     def verdict(self) -> str:
-        """The winner, its margin and the certainty, as a sentence."""
+        """The winner, its margin and the certainty, as a sentence; a second one says if the events learned differ."""
+        caveat = "" if self.rival is None else self.best.variant.unequal_to(self.rival.variant)
+        return f"{self._result}{caveat}"
+
+    @property
+    def _result(self) -> str:
         best = f"{self.best.name} ({self.best.about})"
         if self.rival is None or self.rival.best_minus is None:
             value = f"{self.best.metrics[DECIDES]:.4f} (95% interval {_text(self.best.intervals[DECIDES])})"

@@ -106,6 +106,7 @@ class Report:
             "name": self.first.name,
             "verdict": self.leaderboard.verdict,
             **self.rules(),
+            "event_options": first.event_options,
             **self._numbers(first),
             "by_history_length": [bucket._asdict() for bucket in self.by_history_length(first)],
             "by_item_frequency": [bucket._asdict() for bucket in self.by_item_frequency(first)],
@@ -130,7 +131,10 @@ class Report:
         return numbers
 
     def _each_of(self, variant: Variant) -> list[dict[str, Any]]:
-        return [{**result.settings, **self._numbers(result)} for result in variant.results]
+        return [
+            {**result.settings, "event_options": result.event_options, **self._numbers(result)}
+            for result in variant.results
+        ]
 
     def _compared(self, variant: Variant) -> dict[str, Any]:
         comparison = Comparison.of(self.first, variant)

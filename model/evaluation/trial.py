@@ -48,15 +48,17 @@ SAMPLED_PROTOCOLS: dict[Protocol, NegativeSampling] = {
 class Result:
     """The ranks that one scorer gave to the held-out items.
 
-    settings     a model's name, generation and seed, or a baseline's hyperparameters
-    ranks        (Q,)
-    recommended  (Q, 50) items, best first, filled up with -1; None if only some candidates were ranked
+    settings       a model's name, generation and seed, or a baseline's hyperparameters
+    ranks          (Q,)
+    recommended    (Q, 50) items, best first, filled up with -1; None if only some candidates were ranked
+    event_options  the options that chose the events it learned from
     """
 
     name: str
     settings: dict[str, Any]
     ranks: NDArray[np.int64]
     recommended: NDArray[np.int32] | None
+    event_options: str = ""
 
     @property
     def ndcg_at_10(self) -> float:
@@ -90,10 +92,12 @@ class Trial:
         events  the trial's events, with the scorer's weights in the histories; None: with those of the trial's model
         """
         events = self.events if events is None else events
+        event_options = self.config.data.event_options
         if self.protocol in SAMPLED_PROTOCOLS:
-            return Result(name, settings, ranks_sampled(events, scorer, 0, SAMPLED_PROTOCOLS[self.protocol]), None)
+            ranks = ranks_sampled(events, scorer, 0, SAMPLED_PROTOCOLS[self.protocol])
+            return Result(name, settings, ranks, None, event_options)
         k = min(max(CUTOFFS), self.items)
-        return Result(name, settings, *ranks_and_recommendations(events, scorer, self.seen_rule, k))
+        return Result(name, settings, *ranks_and_recommendations(events, scorer, self.seen_rule, k), event_options)
 
     def test_model(self, model: Artifact | TrainedMechanism) -> Result:
         """Test a model. Raise DataError if it may have seen a test event in training."""
@@ -103,7 +107,8 @@ class Trial:
         if isinstance(model, Artifact) and list(model.items.ids) != self.interactions.item_ids:
             rows = np.array([model.items.rows.get(name, -1) for name in self.interactions.item_ids], np.int64)
             scorer = _renumbered(scorer, rows)
-        return self.test(model.config.model.preset, settings, scorer, self._events_as_weighed_by(model))
+        found = self.test(model.config.model.preset, settings, scorer, self._events_as_weighed_by(model))
+        return replace(found, event_options=model.config.data.event_options)
 
     def _events_as_weighed_by(self, model: Artifact | TrainedMechanism) -> HeldOutEvents:
         """Return the held-out events, with the model's weights in the histories, but with the trial's seen items."""

@@ -18,8 +18,10 @@ from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.config import EVENT_WEIGHTS, Config, DataCard
 from model.data.interactions import DataError
+from model.evaluation.baselines import GRIDS
 from model.evaluation.comparison import Comparison, Variant
 from model.evaluation.evaluate import by_variant, evaluate
+from model.evaluation.leaderboard import Leaderboard
 from model.evaluation.trial import Result
 from model.training import train
 
@@ -55,6 +57,17 @@ class TestVerdict:
         found = verdict([10] * 100, [1] * 80 + [11] * 20)
         assert found.startswith("one is better than other in HR@10 (+0.2000")
         assert " and worse in NDCG@10 (-" in found
+
+    def test_says_where_they_learned_from_different_events(self) -> None:
+        one, other = variant("one", [1] * 50), variant("other", [11] * 50)
+        more = Variant("other", [replace(other.results[0], event_options="--train-on validation --users-sample 0.5")])
+        less = Variant("one", [replace(one.results[0], event_options="--train-on train")])
+        caveat = (
+            " They learned from different events: one with --train-on train, "
+            "other with --train-on validation --users-sample 0.5."
+        )
+        assert Comparison.of(less, more).verdict == Comparison.of(one, other).verdict + caveat
+        assert Leaderboard.of([less, more], []).verdict == Leaderboard.of([one, other], []).verdict + caveat
 
 
 def test_seeds_are_averaged_within_each_user() -> None:
@@ -144,7 +157,15 @@ class TestModels:
         other = replace(first, name="on more", config=first.config.model_copy(update={"data": data}))
         report = evaluate([first, other], shop)
         assert [one.name for one in report.others] == ["on more"]
-        assert "do not differ significantly" in report.to_json()["other_models"]["on more"]["verdict"]
+        found = report.to_json()["other_models"]["on more"]
+        assert "do not differ significantly" in found["verdict"]
+        caveat = " They learned from different events: tiny with --train-on train, on more with --train-on validation."
+        assert found["verdict"].endswith(caveat)
+        assert [model["event_options"] for model in found["models"]] == ["--train-on validation"]
+        assert (
+            "different events"
+            not in evaluate([first], shop, grids={"popularity": GRIDS["popularity"]}).to_json()["verdict"]
+        )
 
     def test_all_have_their_ranks_written(self, first: Artifact, shop: Path) -> None:
         other = changed(first, "other", noise=1.0, epochs=9)
