@@ -190,16 +190,17 @@ def counts_of_block(block: ItemBlock, items: int, baskets: Baskets, look_up: Col
     block    items, and the places of theirs in the baskets
     look_up  looks a column of the baskets up at so many places after some
     """
-    shape, places = (block.end - block.first, items), block.places
-    row = look_up(baskets.item, places, range(1))[0] - block.first
-    own, size = (look_up(column, places, range(1))[0] for column in (baskets.order, baskets.size))
+    shape = (block.end - block.first, items)
     counts = sparse.csr_array(shape, dtype=np.float64)
-    for steps in (range(1, NEAR + 1), range(-1, -NEAR - 1, -1)):
-        orders, others = (look_up(column, places, steps) for column in (baskets.order, baskets.item))
-        for step, order, other in zip(steps, orders, others, strict=True):
-            both = (order == own) & (places + step >= 0) & (places + step < len(baskets.order))
-            weights = _weights(size[both], abs(step))
-            counts += sparse.coo_array((weights, (row[both], other[both])), shape=shape).tocsr()
+    for places in block.parts():
+        row = look_up(baskets.item, places, range(1))[0] - block.first
+        own, size = (look_up(column, places, range(1))[0] for column in (baskets.order, baskets.size))
+        for steps in (range(1, NEAR + 1), range(-1, -NEAR - 1, -1)):
+            orders, others = (look_up(column, places, steps) for column in (baskets.order, baskets.item))
+            for step, order, other in zip(steps, orders, others, strict=True):
+                both = (order == own) & (places + step >= 0) & (places + step < len(baskets.order))
+                weights = _weights(size[both], abs(step))
+                counts += sparse.coo_array((weights, (row[both], other[both])), shape=shape).tocsr()
     return counts
 
 

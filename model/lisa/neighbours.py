@@ -6,7 +6,7 @@ that blocks together are the whole matrix, to the last bit: sums of a row are ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,46 +23,65 @@ Anything stands for a place that is none.
 
 
 class ItemBlock(NamedTuple):
-    """The items from ``first`` to before ``end``, and the places (P,) of their events in the histories, ascending."""
+    """The items from ``first`` to before ``end``, and the places (P,) of their events in the histories, ascending.
+
+    at_once  how many places are looked up together at most, as a popular item alone may have too many
+    """
 
     first: int
     end: int
     places: NDArray[np.int64]
+    at_once: int
+
+    def parts(self) -> Iterator[NDArray[np.int64]]:
+        """Iterate over the places, so many at once."""
+        for begin in range(0, len(self.places), self.at_once):
+            yield np.array(self.places[begin : begin + self.at_once])
 
 
 class BlockCounter:
     """Counts neighbours of the events of one block."""
 
     def __init__(self, block: ItemBlock, starts: NDArray[np.int64], items: int, look_up: LookUp) -> None:
-        """Look the block's own events up.
+        """Count in histories.
 
         starts  (users + 1,)  where each user's events begin, and the end
         items   N, the size of the catalogue
         """
-        user = np.searchsorted(starts, block.places, side="right") - 1
-        self._before = block.places - starts[user]
-        self._after = starts[user + 1] - 1 - block.places
-        self._row = look_up(block.places, range(1))[0] - np.int32(block.first)
-        self._block, self._shape, self._look_up = block, (block.end - block.first, items), look_up
+        self._block, self._starts, self._look_up = block, starts, look_up
+        self._shape = block.end - block.first, items
 
     def followers(self, window: int, decay: float) -> sparse.csr_array:
         """Count as ``item_codes.follower_counts`` what follows the block's items: (n, N)."""
-        return self._counts(range(1, window + 1), self._after, decay)
+        return self._counts(range(1, window + 1), decay)
 
     def cooccurrence(self) -> sparse.csr_array:
         """Count as ``item_codes.cooccurrence`` what stands near the block's items: (n, N)."""
-        following = self._counts(range(1, WINDOW + 1), self._after, DECAY_PER_EVENT)
-        counts = sparse.csr_array(following + self._counts(range(-1, -WINDOW - 1, -1), self._before, DECAY_PER_EVENT))
+        following = self._counts(range(1, WINDOW + 1), DECAY_PER_EVENT)
+        counts = sparse.csr_array(following + self._counts(range(-1, -WINDOW - 1, -1), DECAY_PER_EVENT))
         row = np.repeat(np.arange(self._block.first, self._block.end), np.diff(counts.indptr))
         counts.data[counts.indices == row] = 0
         counts.eliminate_zeros()
         return counts
 
-    def _counts(self, steps: range, reach: NDArray[np.int64], decay: float) -> sparse.csr_array:
+    def _counts(self, steps: range, decay: float) -> sparse.csr_array:
         """Count what is so many steps away, where the history reaches so far."""
         counts = sparse.csr_array(self._shape, dtype=np.float32)
-        for distance, others in enumerate(self._look_up(self._block.places, steps), 1):
-            near = reach >= distance
-            weight = np.full(np.count_nonzero(near), np.exp(-decay * (distance - 1)), np.float32)
-            counts += sparse.coo_array((weight, (self._row[near], others[near])), shape=self._shape).tocsr()
+        for distance, pairs in enumerate(self._pairs(steps)):
+            weight = np.full(pairs.data.max(initial=0), np.exp(-decay * distance), np.float32)
+            sums = np.cumsum(weight)  # one after the other, as a sum of all pairs' weights is computed
+            counts += sparse.csr_array((sums[pairs.data - 1], pairs.indices, pairs.indptr), shape=self._shape)
         return counts
+
+    def _pairs(self, steps: range) -> list[sparse.csr_array]:
+        """Count the pairs of events that are so far from each other, for each step: (n, N) of int64."""
+        found = [sparse.csr_array(self._shape, dtype=np.int64) for _ in steps]
+        for places in self._block.parts():
+            user = np.searchsorted(self._starts, places, side="right") - 1
+            reach = self._starts[user + 1] - 1 - places if steps.step > 0 else places - self._starts[user]
+            row = self._look_up(places, range(1))[0] - np.int32(self._block.first)
+            for distance, others in enumerate(self._look_up(places, steps)):
+                near = reach > distance
+                once = np.ones(np.count_nonzero(near), np.int64)
+                found[distance] += sparse.coo_array((once, (row[near], others[near])), shape=self._shape).tocsr()
+        return found

@@ -34,8 +34,8 @@ class ItemIndex:
     def blocks(self) -> Iterator[ItemBlock]:
         """Iterate over all blocks."""
         for one in self._stretches():
-            places = np.array(self._places[self._starts[one.start] : self._starts[one.stop]])
-            yield ItemBlock(one.start, one.stop, places)
+            places = self._places[self._starts[one.start] : self._starts[one.stop]]
+            yield ItemBlock(one.start, one.stop, places, max(self._arrays.piece // PAIRS_SHARE, 1))
 
     def look_up(self, column: NDArray[Any], places: NDArray[np.int64], steps: range) -> NDArray[Any]:
         """Look up a column of the events at ``steps`` after some places, which ascend: (P,) -> (steps, P).

@@ -17,6 +17,7 @@ from model.artifact.item_statistics import FILES
 from model.data.arrays import MappedArrays
 from model.data.interactions import Histories
 from model.data.readers import read_interactions
+from model.lisa import item_complements
 from model.training import memory, train
 from model.training.counts import pair_counts, purchases
 from model.training.counts.pair_counts import PairCounts
@@ -69,6 +70,26 @@ def test_many_pairs_are_counted_to_the_same_bit(
     np.testing.assert_array_equal(one.items, other.items)
     np.testing.assert_array_equal(one.shares, other.shares)
     np.testing.assert_array_equal(whole.item_vectors(16, seed=0), by_blocks.item_vectors(16, seed=0))
+
+
+def test_an_item_of_most_events_is_counted_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+    whole_look_up = pair_counts.ItemIndex.look_up
+
+    def look_up(index: pair_counts.ItemIndex, column: Any, places: Any, steps: range) -> Any:
+        looked_up.append(len(places))
+        return whole_look_up(index, column, places, steps)
+
+    monkeypatch.setattr(pair_counts.ItemIndex, "look_up", look_up)
+    rows = [[0, 1, 0, 2, 0, 0] for _ in range(50)]
+    events, arrays = packed(rows), MappedArrays(tmp_path / "arrays", 40)
+    whole, by_blocks = PairCounts(events, 3), PairCounts(events, 3, arrays)
+    np.testing.assert_array_equal(whole.item_vectors(2, seed=0), by_blocks.item_vectors(2, seed=0))
+    baskets = item_complements.baskets_of(np.repeat(np.arange(50), 6), events.item)
+    index = pair_counts.ItemIndex(baskets.item, 3, arrays)
+    for block in index.blocks():
+        item_complements.counts_of_block(block, 3, baskets, index.look_up)
+    assert max(looked_up) <= 20
 
 
 def test_a_limited_training_makes_the_same_model(
