@@ -12,16 +12,7 @@ from typing import Any
 import httpx
 import polars as pl
 
-from app.jobs.replay import (
-    FIRST_PAUSE_S,
-    MAX_PAUSE_S,
-    RETRIED_STATUSES,
-    RETRY_FOR_S,
-    TIMEOUT_S,
-    ReplayError,
-    error_message,
-    require_http_url,
-)
+from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, require_http_url
 from app.schemas.properties import NAME_RULE, is_property_name
 from model.data.interactions import DataError
 from model.data.item_vectors import vectors_in
@@ -205,29 +196,25 @@ def send(
                               sending all of them again does not change them
     """
     require_http_url(url)
-    unknown = 0
+    unknown, warned = 0, set[str]()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
         for begin, batch in _batches(items):
-            unknown += _send(client, batch, begin, retry_for_s)
+            unknown += _send(client, batch, begin, Retries(url, retry_for_s, warned))
             on_sent(len(batch))
     return unknown
 
 
-def _send(client: httpx.Client, batch: list[ItemJson], begin: int, retry_for_s: float) -> int:
-    give_up_s, pause_s = time.monotonic() + retry_for_s, FIRST_PAUSE_S
+def _send(client: httpx.Client, batch: list[ItemJson], begin: int, retries: Retries) -> int:
+    failure: httpx.Response | httpx.TransportError
     while True:
         try:
-            answer = client.post("/v1/items", json=batch)
+            failure = client.post("/v1/items", json=batch)
         except httpx.TransportError as exc:
-            problem = f"cannot be reached ({str(exc) or type(exc).__name__}); start it with 'lisarec serve'"
+            failure = exc
         else:
-            if answer.status_code == httpx.codes.OK:
-                return int(answer.json()["unknown_items"])
-            problem = f"answers {answer.status_code}: {error_message(answer)}"
-            if answer.status_code not in RETRIED_STATUSES:
-                raise ReplayError(f"{client.base_url} {problem} (items {begin + 1:,} to {begin + len(batch):,})")
-        if time.monotonic() + pause_s > give_up_s:
-            raise ReplayError(f"{client.base_url} {problem}; run the same command again when it is back")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            if failure.status_code == httpx.codes.OK:
+                return int(failure.json()["unknown_items"])
+        time.sleep(
+            retries.pause_s(failure, lambda index: f"item {batch[index]['item_id']!r} (row {begin + index + 1:,})")
+        )

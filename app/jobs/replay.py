@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import httpx
@@ -19,9 +21,17 @@ EventJson = dict[str, str | float]
 BATCH_LIMIT = 1000  # events the service takes in one request
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 60.0  # how long a service may be unreachable before the replay gives up
+MESSAGE_LIMIT = 1000  # characters of a service's message
 START_FOR_S = 20.0  # how long a service may take to start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
+MAX_RETRY_AFTER_S = 3600.0  # the longest window of a quota
+FASTER = {
+    "too_many_requests": "; a key with a higher --rate is faster",
+    "too_many_new_users": "; to continue sooner, raise LISAREC_NEW_USERS_PER_HOUR, or the key's --new-users",
+}
+
+logger = logging.getLogger(__name__)
 
 
 class ReplayError(Exception):
@@ -89,12 +99,13 @@ async def replay(
     counts = ReplayCounts()
     waiting = iter(histories)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    warned: set[str] = set()
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
         await _require_service(client)
 
         async def send_users() -> None:
             for batch in _batches(waiting, batch_size):
-                await _send(client, batch, retry_for_s, counts)
+                await _send(client, batch, Retries(url, retry_for_s, warned), counts)
                 on_sent(len(batch))
 
         try:
@@ -146,34 +157,78 @@ def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterato
         yield pending
 
 
-async def _send(client: httpx.AsyncClient, batch: list[EventJson], retry_for_s: float, counts: ReplayCounts) -> None:
-    give_up_s = time.monotonic() + retry_for_s
-    pause_s = FIRST_PAUSE_S
-    while (problem := await _post(client, batch, counts)) is not None:
-        if time.monotonic() + pause_s > give_up_s:
+class Retries:
+    """The pauses between the attempts to send one request.
+
+    warned  the warnings about used-up quotas so far, each of which is logged once for all requests
+    """
+
+    def __init__(self, url: str, retry_for_s: float, warned: set[str]) -> None:
+        self._url, self._retry_for_s, self._warned = url, retry_for_s, warned
+        self._pause_s = FIRST_PAUSE_S
+        self._give_up_s = time.monotonic() + retry_for_s
+
+    def pause_s(self, failure: httpx.Response | httpx.TransportError, name_of: Callable[[int], str]) -> float:
+        """Return the seconds to wait before the next attempt.
+
+        A service that answers 429 with Retry-After works, so this wait does not count as busy.
+
+        name_of  returns what the request has at an index, for the message
+        raises   ReplayError  when the service refuses the request, or has been unreachable or busy for too long
+        """
+        if isinstance(failure, httpx.Response):
+            problem = f"{self._url} answers {failure.status_code}: {error_message(failure, name_of)}"
+            if failure.status_code not in RETRIED_STATUSES:
+                raise ReplayError(problem)
+            if wait_s := _retry_after_s(failure):
+                self._warn(f"{problem}{FASTER.get(_code(failure), '')}")
+                self._give_up_s = time.monotonic() + wait_s + self._retry_for_s
+                return wait_s
+        else:
+            problem = f"{self._url} cannot be reached ({str(failure) or type(failure).__name__})"
+        if time.monotonic() + self._pause_s > self._give_up_s:
             raise ReplayError(
-                f"{client.base_url} {problem}; gave up after {retry_for_s:g} s. "
-                "Run the same command again once the service is back: no event counts twice"
+                f"{problem}; gave up after {self._retry_for_s:g} s. "
+                "Run the same command again once the service is back; it is safe to repeat"
             )
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, MAX_PAUSE_S)
+        return pause_s
+
+    def _warn(self, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            logger.warning("waiting as long as the service asks: %s", problem)
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """Return the seconds that a 429 asks to wait; 0 for any other answer."""
+    given = answer.headers.get("retry-after", "") if answer.status_code == httpx.codes.TOO_MANY_REQUESTS else ""
+    return min(float(given), MAX_RETRY_AFTER_S) if given.isdecimal() else 0.0
+
+
+async def _send(client: httpx.AsyncClient, batch: list[EventJson], retries: Retries, counts: ReplayCounts) -> None:
+    while (failure := await _post(client, batch, counts)) is not None:
+        await asyncio.sleep(retries.pause_s(failure, lambda index: _name(batch[index])))
         counts.retries += 1
 
 
-async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: ReplayCounts) -> str | None:
-    """Post once; return what failed, or None when the service acknowledged the events."""
+def _name(event: EventJson) -> str:
+    return f"event of user {event['user_id']!r}, item {event['item_id']!r} at {event['timestamp']}"
+
+
+async def _post(
+    client: httpx.AsyncClient, batch: list[EventJson], counts: ReplayCounts
+) -> httpx.Response | httpx.TransportError | None:
+    """Post once; return the failure, or None when the service acknowledged the events."""
     counts.requests += 1
     try:
         answer = await client.post("/v1/events", json=batch)
     except httpx.TransportError as exc:
-        return f"cannot be reached ({str(exc) or type(exc).__name__})"
-    if answer.status_code == httpx.codes.OK:
-        _add_counts(counts, answer)
-        return None
-    problem = f"answers {answer.status_code}: {error_message(answer)}"
-    if answer.status_code not in RETRIED_STATUSES:
-        raise ReplayError(f"{client.base_url} {problem}")
-    return problem
+        return exc
+    if answer.status_code != httpx.codes.OK:
+        return answer
+    _add_counts(counts, answer)
+    return None
 
 
 def _add_counts(counts: ReplayCounts, answer: httpx.Response) -> None:
@@ -186,16 +241,31 @@ def _add_counts(counts: ReplayCounts, answer: httpx.Response) -> None:
         raise ReplayError(f"the server at {answer.url} is not lisarec; check the URL") from exc
 
 
-def error_message(answer: httpx.Response) -> str:
-    """Return the message of the service's error response, or the HTTP reason."""
+def error_message(answer: httpx.Response, name_of: Callable[[int], str] | None = None) -> str:
+    """Return the message of the service's error response with its first problem, or the HTTP reason.
+
+    name_of  returns what the request has at an index, such as an event; the message then says whose problem it is
+    """
     try:
         error = answer.json()["error"]
-        first = "".join(
-            f"; the first problem: {detail['field']} {detail['reason']}" for detail in error.get("details", [])[:1]
-        )
-        return f"{error['message']}{first}"[:500]
+        first = "".join(f"; the first problem: {_problem(one, name_of)}" for one in error.get("details", [])[:1])
+        return f"{error['message']}{first}"[:MESSAGE_LIMIT]
     except (ValueError, TypeError, LookupError):
         return answer.reason_phrase or "no reason"
+
+
+def _problem(detail: Mapping[str, Any], name_of: Callable[[int], str] | None) -> str:
+    index = detail.get("index")
+    whose = "" if name_of is None or index is None else f"{name_of(index)}: "
+    return whose + " ".join(filter(None, (detail.get("field"), detail["reason"])))
+
+
+def _code(answer: httpx.Response) -> str:
+    """Return the code of the service's error response, or an empty text."""
+    try:
+        return str(answer.json()["error"]["code"])
+    except (ValueError, TypeError, LookupError):
+        return ""
 
 
 def require_http_url(url: str) -> None:

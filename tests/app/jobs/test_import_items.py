@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.main import main
-from app.jobs.import_items import BATCH_BYTES, _batches, column_type, held_types, read, send
+from app.jobs.import_items import BATCH, BATCH_BYTES, _batches, column_type, held_types, read, send
+from app.jobs.replay import ReplayError
 from model.data.interactions import DataError
 from tests.app.conftest import Client
 
@@ -126,6 +128,31 @@ def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeyp
     monkeypatch.setattr(httpx.Client, "get", lambda *_args, **_options: httpx.Response(403))
     assert held_types("http://service", "key") == {}
     assert held_types("http://127.0.0.1:9") == {}
+
+
+def test_a_used_up_quota_is_waited_for_as_long_as_the_service_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    for module in ("replay", "import_items"):
+        monkeypatch.setattr(f"app.jobs.{module}.time", clock)
+
+    def answer(*_: object, **__: object) -> httpx.Response:
+        if sum(pauses) < 65:
+            return httpx.Response(429, headers={"retry-after": "58"}, json={"error": {"message": "rate limit"}})
+        return httpx.Response(200, json={"unknown_items": 0})
+
+    monkeypatch.setattr(httpx.Client, "post", answer)
+    assert send([{"item_id": "tea"}], "http://service") == 0
+    assert pauses == [58, 58]
+    assert caplog.messages == ["waiting as long as the service asks: http://service answers 429: rate limit"]
+
+
+def test_a_rejected_item_is_named(client: Client, url: str) -> None:
+    items = [{"item_id": f"i{number}"} for number in range(BATCH + 2)]
+    with pytest.raises(ReplayError, match=r"the first problem: item 'i501' \(row 502\): title "):
+        send([*items[:-1], {"item_id": "i501", "title": 7}], url)
 
 
 def test_requests_stay_within_a_body(client: Client, url: str, tmp_path: Path) -> None:

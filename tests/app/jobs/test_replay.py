@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ class Service:
 
     url: str = ""
     answers: list[Answer | None] = field(default_factory=list)
+    is_full: Callable[[], bool] = lambda: False  # whether a quota is used up; then the answer is `full`
+    full: dict[str, str] = field(default_factory=lambda: {"code": "too_many_requests", "message": "rate limit"})
     requests: list[list[EventJson]] = field(default_factory=list)
     acknowledged: dict[str, EventJson] = field(default_factory=dict)
     overlaps: set[str] = field(default_factory=set)
@@ -46,6 +49,8 @@ class Service:
             users = {str(event["user_id"]) for event in events}
             self.overlaps |= {user_id for user_id in users if self.users_in_flight[user_id]}
             self.users_in_flight.update(users)
+            if self.is_full():
+                return 429, {"error": self.full}
             return self.answers.pop(0) if self.answers else None
 
     def end(self, events: list[EventJson]) -> None:
@@ -84,6 +89,8 @@ def service(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Servic
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))
+            if at.is_full():
+                self.send_header("retry-after", "58")
             self.end_headers()
             self.wfile.write(content)
 
@@ -185,12 +192,59 @@ def test_the_same_events_are_sent_again_after_trouble_that_passes(
     assert (counts.accepted, counts.duplicates, counts.retries) == (len(interactions), 0, 3)
 
 
+class Clock:
+    """Time that passes only while the replay pauses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr("app.jobs.replay.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr("app.jobs.replay.asyncio.sleep", self.sleep)
+
+    async def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+
+@pytest.mark.parametrize(
+    ("code", "full_for_s", "hint"),
+    [("too_many_requests", 65, "--rate"), ("too_many_new_users", 3500, "LISAREC_NEW_USERS_PER_HOUR")],
+)
+def test_a_used_up_quota_is_waited_for_as_long_as_the_service_asks(
+    service: Service,
+    interactions: Interactions,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: str,
+    full_for_s: float,
+    hint: str,
+) -> None:
+    clock = Clock(monkeypatch)
+    service.is_full = lambda: clock.now_s < full_for_s
+    service.full = {"code": code, "message": "the quota is used up"}
+    counts = run(service, interactions, concurrency=1)
+    assert counts.accepted == len(interactions)
+    assert counts.retries == -(-full_for_s // 58)
+    (line,) = caplog.messages
+    assert "answers 429: the quota is used up" in line
+    assert hint in line
+
+
 class TestGivesUp:
     def test_at_once_when_events_are_refused(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(422, {"error": {"code": "invalid_events", "message": "timestamp lies ahead"}})]
         with pytest.raises(ReplayError, match="answers 422: timestamp lies ahead"):
             run(service, interactions, concurrency=1)
         assert len(service.requests) == 1
+
+    @pytest.mark.parametrize(("field", "says"), [("type", "type is not a name"), (None, "is not a name")])
+    def test_and_names_the_event(
+        self, service: Service, interactions: Interactions, field: str | None, says: str
+    ) -> None:
+        details = [{"index": 1, "field": field, "reason": "is not a name"}]
+        service.answers = [(422, {"error": {"message": "some events are invalid", "details": details}})]
+        with pytest.raises(ReplayError) as refused:
+            run(service, interactions, concurrency=1)
+        whose = "event of user 'u0', item 'i1' at 1700000000.25"
+        assert str(refused.value).endswith(f"some events are invalid; the first problem: {whose}: {says}")
 
     def test_with_the_other_senders_too(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(422, {})]
