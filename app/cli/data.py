@@ -92,7 +92,11 @@ def replay(
     hold_out: Annotated[int, typer.Option(min=0, help="Number of each user's last events to omit.")] = 0,
     key_file: EventsKeyOption = None,
 ) -> None:
-    """Send a data set as events to a running service. It is safe to repeat: no event counts twice."""
+    """Send a data set as events to a running service. While a quota of the key is used up, the command waits.
+
+    It is safe to repeat, also with a longer table: lines with the same user, item, type and time count as often as the
+    table has them.
+    """
     from app.jobs.replay import histories, wait_for_service
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions

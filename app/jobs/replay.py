@@ -6,11 +6,12 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, uuid5
 
 import httpx
 
@@ -18,6 +19,7 @@ from model.data.interactions import Interactions
 
 EventJson = dict[str, str | float]
 
+EVENTS = uuid5(NAMESPACE_URL, "lisarec/replay")  # the namespace of the events' ids
 BATCH_LIMIT = 1000  # events the service takes in one request
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 60.0  # how long a service may be unreachable before the replay gives up
@@ -52,25 +54,31 @@ class ReplayCounts:
 def histories(interactions: Interactions, hold_out: int = 0) -> Iterator[list[EventJson]]:
     """Yield each user's events, as ``POST /v1/events`` takes them, without the user's last ``hold_out`` events.
 
-    The ids depend only on the data, so a replay may be repeated and nothing counts twice.
+    The id of an event depends only on its user, item, type and time, and on the number of such events before it. A
+    replay may therefore be repeated, also with a longer table or another column, and nothing counts twice.
     """
-    namespace = uuid5(NAMESPACE_URL, interactions.sha256)
     for begin, end in pairwise(interactions.starts.tolist()):
-        events = [_event(interactions, row, row - begin, namespace) for row in range(begin, end - hold_out)]
+        seen: Counter[str] = Counter()
+        events = [_event(interactions, row, seen) for row in range(begin, end - hold_out)]
         if events:
             yield events
 
 
-def _event(interactions: Interactions, row: int, position: int, namespace: UUID) -> EventJson:
+def _event(interactions: Interactions, row: int, seen: Counter[str]) -> EventJson:
     user_id = interactions.user_ids[interactions.user[row]]
-    seconds, rest_us = divmod(int(interactions.timestamp_us[row]), 1_000_000)
+    item_id = interactions.item_ids[interactions.item[row]]
+    type_name = interactions.type_names[interactions.type[row]]
+    timestamp_us = int(interactions.timestamp_us[row])
+    seconds, rest_us = divmod(timestamp_us, 1_000_000)
+    content = f"{user_id}\n{item_id}\n{type_name}\n{timestamp_us}"
+    seen[content] += 1
     value = float(interactions.value[row])
     order_id = interactions.order_id(row)
     return {
-        "event_id": str(uuid5(namespace, f"{user_id}/{position}")),
+        "event_id": str(uuid5(EVENTS, f"{content}\n{seen[content]}")),
         "user_id": user_id,
-        "item_id": interactions.item_ids[interactions.item[row]],
-        "type": interactions.type_names[interactions.type[row]],
+        "item_id": item_id,
+        "type": type_name,
         "timestamp": seconds + rest_us / 1e6 if rest_us else seconds,
         **({} if math.isnan(value) else {"value": value}),
         **({} if order_id is None else {"order_id": order_id}),

@@ -145,6 +145,24 @@ class TestHistories:
         assert ids[0] == ids[1]
         assert len(set(ids[0])) == len(interactions)
 
+    @pytest.mark.parametrize(("header", "cells"), [("", ""), ("\tvalue\torder_id", "\t4.5\to-1")])
+    def test_keep_their_ids_when_the_table_gets_lines_and_columns(
+        self, tmp_path: Path, header: str, cells: str
+    ) -> None:
+        columns = "user_id\titem_id\ttimestamp\ttype"
+        old = [f"u\ta\t{time}\t{type_}" for time in (10, 10, 11) for type_ in ("cart", "view")]
+        new = ["u\ta\t10\tview", "a\tu\t10\tview", "u\tb\t9\tview"]
+
+        def ids(name: str, lines: list[str], header: str) -> list[str]:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "interactions.tsv").write_text("\n".join([columns + header, *lines, ""]))
+            return [str(event["event_id"]) for each in histories(read_interactions(tmp_path / name)) for event in each]
+
+        before, after = ids("old", old, ""), ids("new", [f"{one}{cells}" for one in old + new], header)
+        assert len({*before}) == len(before) == len(old)
+        assert len({*after}) == len(after) == len(old + new)
+        assert {*before} < {*after}
+
     def test_held_out_events_are_the_last_of_each_user(self, interactions: Interactions) -> None:
         whole = {str(history[0]["user_id"]): history for history in histories(interactions)}
         kept = {str(history[0]["user_id"]): history for history in histories(interactions, hold_out=2)}
