@@ -22,6 +22,7 @@ from app.cli.options import (
     MappingOptions,
     UrlOption,
     bad_values,
+    read_key,
     service_settings,
 )
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn, counted
@@ -101,6 +102,7 @@ def replay(
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions
 
+    key = read_key(key_file)
     interactions = read_interactions(source.directory())
     lengths = interactions.starts[1:] - interactions.starts[:-1]
     events = int((lengths - hold_out).clip(0).sum())
@@ -113,7 +115,7 @@ def replay(
                 url,
                 batch_size=batch,
                 concurrency=concurrency,
-                key=None if key_file is None else key_file.read_text(encoding="utf-8").strip(),
+                key=key,
                 on_sent=lambda sent: bar.advance(task, sent),
             )
         )

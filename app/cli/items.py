@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
 from app.cli.option_groups import ungrouped
-from app.cli.options import MappingOptions, StoreOptions, UrlOption
+from app.cli.options import MappingOptions, StoreOptions, UrlOption, read_key
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
 cli = typer.Typer(help="Import items, and delete their vectors.", no_args_is_help=True)
@@ -48,10 +48,10 @@ def import_items(
     from app.jobs.replay import wait_for_service
     from app.settings import StoreSettings
 
+    key = read_key(key_file)
     table, left_out = table_of_items(file, options.mapping(), StoreSettings().cache_dir)
     for line in left_out:
         say(line)
-    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
     wait_for_service(url, say)
     items = read(table, held_types(url, key))
     with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:

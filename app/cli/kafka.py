@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.console import say
-from app.cli.options import EventsKeyOption, MetricsOption, StoreOptions, UrlOption, store_settings
+from app.cli.options import EventsKeyOption, MetricsOption, StoreOptions, UrlOption, read_key, store_settings
 
 if TYPE_CHECKING:
     from app.jobs.kafka.records import Decode
@@ -121,8 +121,7 @@ def consume(
     metrics = ConsumerMetrics()
     config = client.begin(source.brokers, metrics)
     plan = ConsumerPlan(source.topic, group, batches.batch_size, batches.linger)
-    key_file = service.key_file
-    access = ServiceAccess(service.url, None if key_file is None else key_file.read_text(encoding="utf-8").strip())
+    access = ServiceAccess(service.url, read_key(service.key_file))
     say(f"sending {', '.join(source.topic)} from {source.brokers} to {service.url}")
     run_consumer(config, plan, records.decoder(), access, records.dead_letters, metrics)
 

@@ -72,6 +72,26 @@ EventsKeyOption = Annotated[
     Path | None,
     typer.Option(help="File with a key of the scope events:write, if the service has keys.", metavar="FILE"),
 ]
+API_KEY = re.compile("[!-~]+")  # the characters that an HTTP header can carry
+
+
+def read_key(file: Path | None) -> str | None:
+    """Return the API key in the file, None without a file.
+
+    raises  ValueError  unless the file contains one key; the message names the file and does not quote it
+            OSError     when the file cannot be read
+    """
+    if file is None:
+        return None
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if API_KEY.fullmatch(key) is None:
+        raise ValueError(f"'{file}' must contain one API key and nothing else; create a key with 'lisarec keys add'")
+    return key
+
+
 ThreadsOption = Annotated[
     int,
     typer.Option(

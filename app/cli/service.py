@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import Device, JsonOption, LogOptions, UrlOption, service_settings
+from app.cli.options import Device, JsonOption, LogOptions, UrlOption, read_key, service_settings
 from app.observability.log_format import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def mcp(
     from clients.lisarec_client import LisarecError
     from clients.lisarec_client.mcp_server import serve as serve_mcp
 
-    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    key = read_key(key_file)
     try:
         serve_mcp(url, key, version=own_version(), allow_events=allow_events)
     except ImportError:
