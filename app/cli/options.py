@@ -50,6 +50,15 @@ DataOption = Annotated[
         parser=_data_directory,
     ),
 ]
+OptionalDataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Data directory, or a shop's event table, to use instead of the generated shop.",
+        metavar="DIR|FILE|URL",
+        parser=_data_directory,
+    ),
+]
 ModelOption = Annotated[
     str, typer.Option("--model", help="Model directory that 'lisarec train' wrote.", metavar="DIR|URL")
 ]

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from app.cli.console import console, say
-from app.cli.options import Device, JsonOption, LogOptions, UrlOption, read_key, service_settings
+from app.cli.options import (
+    DataOptions,
+    Device,
+    JsonOption,
+    LogOptions,
+    MappingOptions,
+    OptionalDataOption,
+    UrlOption,
+    read_key,
+    service_settings,
+)
 from app.observability.log_format import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -123,15 +133,16 @@ def _tenants(given: list[str]) -> dict[str, str]:
 
 
 def demo(
-    data: Annotated[
-        Path | None, typer.Option(help="Data directory to use instead of the generated shop.", metavar="DIR")
-    ] = None,
+    mapping: MappingOptions,
+    data: OptionalDataOption = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on at 127.0.0.1.")] = 8000,
 ) -> None:
     """Train on a small generated shop, serve it, and print requests to try."""
     from app.jobs.demo import demo as run_demo
 
-    run_demo(data, port, console)
+    if data is None and mapping != MappingOptions():
+        raise typer.BadParameter("options such as --columns describe a shop's tables; pass these with --data")
+    run_demo(None if data is None else DataOptions(**vars(mapping), data=data).directory(), port, console)
 
 
 def mcp(

@@ -19,7 +19,7 @@ from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings
 from model.artifact import model_directory
-from model.config import Config, preset
+from model.config import EVENT_WEIGHTS, Config, preset
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions, read_items
 from model.training.threads import cores_in_use, use_threads
@@ -37,19 +37,20 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     """Train on ``data``, or else on a synthetic shop, and serve on 127.0.0.1 until interrupted.
 
     directory  where the demo writes its shop, model and states; earlier ones are removed
-    raises     PortTaken
+    raises     PortTaken, or DataError before anything is removed
     """
     require_free(HOST, port, "lisarec demo --port 8001, or make demo PORT=8001")
     data = data or _generate_shop(directory / "shop", console)
+    interactions, titles = read_interactions(data), read_items(data).titles
+    interactions.type_weights(EVENT_WEIGHTS)  # raises if the training would
     model, state = _empty_directory(directory / "models") / "demo", _empty_directory(directory / "state")
     train_quickly(data, model, console)
     # only this machine may use the demo, whatever is set in the environment
     settings = Settings(
         model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port
     )
-    interactions = read_interactions(data)
     asyncio.run(log_first_events(interactions, settings))
-    text = instructions(interactions, read_items(data).titles, port)
+    text = instructions(interactions, titles, port)
     console.print(text, highlight=False, soft_wrap=True, markup=False)
     serve(settings.model_copy(update={"workers": 1, "playground": True}))
 

@@ -21,11 +21,13 @@ import pytest
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
+from app.cli.main import main
 from app.jobs.datasets.synthetic_shop import GOODS, generate
 from app.jobs.demo import demo, instructions
 from app.main import PortTaken
 from benchmarks.harness.service_process import free_port, is_ready
 from benchmarks.service import screenshots
+from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions, read_items
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -152,6 +154,34 @@ def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
         with pytest.raises(PortTaken, match=f"port {port} .*; choose another port: .*--port 8001"):
             demo(None, port, Console(quiet=True), tmp_path / "demo")
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("rows", ["", "ann\ta\tyesterday\tclick", "ann\ta\t10\tadmired"], ids=str)
+def test_tables_that_cannot_be_trained_on_remove_no_earlier_demo(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "interactions.tsv").write_text(f"user_id\titem_id\ttimestamp\ttype\n{rows}\n")
+    earlier = [tmp_path / "demo" / name / "file" for name in ("models", "state")]
+    for file in earlier:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    with pytest.raises(DataError):
+        demo(tmp_path, free_port(), Console(quiet=True), tmp_path / "demo")
+    assert all(file.exists() for file in earlier)
+
+
+def test_it_reads_a_shops_own_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[Interactions] = []
+    monkeypatch.setattr("app.jobs.demo.demo", lambda data, *_: found.append(read_interactions(data)))
+    (tmp_path / "orders.csv").write_text("Customer;SKU;Ordered at;Total\nann;a;24.12.2025 18:30;4,50\n")
+    columns = "Customer=user_id,SKU=item_id,Ordered at=timestamp,Total=value"
+    options = ["--columns", columns, "--timezone", "Europe/Berlin", "--decimal", ","]
+    with pytest.raises(SystemExit, match="0"):
+        main(["demo", "--data", str(tmp_path / "orders.csv"), *options])
+    assert (found[0].user_ids, found[0].item_ids, found[0].value.tolist()) == (["ann"], ["a"], [4.5])
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", *options])
+    assert "--data" in capsys.readouterr().err
 
 
 def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
