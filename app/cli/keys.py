@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +13,24 @@ from app.cli.console import error_console, say
 from app.cli.option_groups import ungrouped
 from app.cli.options import store_settings
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 cli = typer.Typer(help="Manage API keys, seal keys and model-signing keys.", no_args_is_help=True)
 KeysFileOption = Annotated[
     Path | None,
     typer.Option("--keys", help="File of the API keys. Default: LISAREC_KEYS_FILE, else keys.", metavar="FILE"),
 ]
+
+OPTIONS: Mapping[int | str, str] = {
+    "tenant": "--tenant",
+    "origins": "--origin",
+    "requests_per_minute": "--rate",
+    "new_users_per_hour": "--new-users",
+    "note": "--note",
+    "audience": "--audience",
+}
+"""The options of `lisarec keys add` by the field of a key that they set."""
 
 SignedModel = Annotated[Path, typer.Argument(help="Model directory on this machine.", metavar="DIR")]
 
@@ -70,7 +84,7 @@ def add_key(
         whose = tenant or store_settings().tenant
         text, key = keyring.make(whose, scopes, origin or (), limits.rate, limits.new_users, note, audience)
     except ValidationError as exc:
-        raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
+        raise typer.BadParameter("; ".join(map(_problem, exc.errors()))) from None
     keyring.add(file, key)
     error_console.print(
         f"created key {key.id} for tenant {key.tenant} in '{file}'. Store it now, it is shown only once:",
@@ -78,6 +92,12 @@ def add_key(
         markup=False,
     )
     say(text)
+
+
+def _problem(error: ErrorDetails) -> str:
+    """Return the option that a key's faulty field comes from, and the reason; it does not quote the value."""
+    option = OPTIONS.get(error["loc"][0], "") if error["loc"] else ""
+    return f"{option}{': ' if option else ''}{error['msg'].removeprefix('Value error, ')}"
 
 
 @cli.command("list")

@@ -8,6 +8,7 @@ key. Blank lines and lines that begin with # are ignored. docs/reference/data-fo
 import hmac
 import json
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
@@ -15,7 +16,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from app.http.auth.watched_file import WatchedFile
 from app.schemas.fields import Name
@@ -35,14 +45,33 @@ BROWSER_SCOPES: frozenset[Scope] = frozenset({"events:write", "portable"})
 INCLUDED: Mapping[Scope, Scope] = {"scenarios:write": "admin"}  # by scope, the scope that includes it
 KEY_PREFIX = "lisarec"
 
-# as browsers send it: scheme, host, and the port unless it is the scheme's default; no path
-Origin = Annotated[str, StringConstraints(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$", max_length=256)]
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")
 
 logger = logging.getLogger(__name__)
 
 
 class KeysFileError(ValueError):
     """The file cannot be used. The message names the place and the remedy, and quotes nothing from the file."""
+
+
+def _as_browsers_send_it(origin: str) -> str:
+    """Return the scheme, the host in lower case and ASCII, and the port unless it is the scheme's default.
+
+    raises  ValueError  if there is more than that, or less
+    """
+    from httpx import URL, InvalidURL  # most services have no key with an origin
+
+    try:
+        url = URL(origin)
+    except InvalidURL:
+        url = URL()
+    sent = f"{url.scheme}://{url.netloc.decode()}"
+    if not ORIGIN.fullmatch(sent) or url.path != "/" or url.query or url.fragment or url.userinfo:
+        raise ValueError("write a scheme, a host and no path, such as https://shop.example or http://localhost:3000")
+    return sent
+
+
+Origin = Annotated[str, StringConstraints(max_length=256), AfterValidator(_as_browsers_send_it)]
 
 
 class Key(BaseModel):

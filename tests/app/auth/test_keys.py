@@ -69,9 +69,29 @@ class TestTheFile:
             (["events:write", "admin"], [SHOP]),
             (["events:write"], ["*"]),
             (["events:write"], [f"{SHOP}/path"]),
+            (["events:write"], [f"{SHOP}?query"]),
+            (["events:write"], [SHOP.replace("//", "//ann@")]),
+            (["events:write"], [SHOP.removeprefix("https://")]),
+            (["events:write"], ["null"]),
         ):
             with pytest.raises(ValidationError):
                 make("main", scopes, origins)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("given", "sent"),
+        [
+            ("https://shop.example:443", "https://shop.example"),
+            ("http://shop.example:80/", "http://shop.example"),
+            ("https://shop.example:80", "https://shop.example:80"),
+            ("HTTPS://Shop.Example", "https://shop.example"),
+            ("https://käse.example/", "https://xn--kse-qla.example"),
+            ("https://straße.example", "https://xn--strae-oqa.example"),
+            ("http://localhost:3000", "http://localhost:3000"),
+            ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+        ],
+    )
+    def test_names_an_origin_as_browsers_send_it(self, given: str, sent: str) -> None:
+        assert make("main", ["events:write"], [given])[1].origins == (sent,)
 
 
 class TestTheKeyring:
@@ -138,6 +158,28 @@ def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.Cap
     assert key.sha256 not in listed
     run("remove", key.id)
     assert read(tmp_path / "new" / "keys") == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--origin", "https://shop.example/cart", "a host and no path, such as https://shop.example"),
+        ("--rate", "20000000", "less than or equal to 10000000"),
+        ("--note", "lisarec_secret", "looks like a key"),
+    ],
+)
+def test_the_cli_names_the_option_that_is_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, reason: str
+) -> None:
+    from app.cli.main import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["keys", "add", "--scope", "events:write", "--keys", str(tmp_path / "keys"), option, value])
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{option}: " in said
+    assert reason in said
+    assert "Value error" not in said
+    assert "secret" not in said
 
 
 def test_the_line_of_a_key_is_as_the_manual_shows_it() -> None:
