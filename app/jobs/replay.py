@@ -28,10 +28,14 @@ START_FOR_S = 20.0  # how long a service may take to start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 MAX_RETRY_AFTER_S = 3600.0  # the longest window of a quota
-FASTER = {
+HINTS = {
     "too_many_requests": "; a key with a higher --rate is faster",
     "too_many_new_users": "; to continue sooner, raise LISAREC_NEW_USERS_PER_HOUR, or the key's --new-users",
+    "too_many_new_users_at_once": "; send fewer events at once, with --batch",
+    "too_many_events": "; send fewer events at once, with --batch",
+    "too_costly": "; send fewer events at once, with --batch",
 }
+"""What to do, by the code of the service's error."""
 
 logger = logging.getLogger(__name__)
 
@@ -185,11 +189,12 @@ class Retries:
         raises   ReplayError  when the service refuses the request, or has been unreachable or busy for too long
         """
         if isinstance(failure, httpx.Response):
-            problem = f"{self._url} answers {failure.status_code}: {error_message(failure, name_of)}"
+            hint = HINTS.get(_code(failure), "")
+            problem = f"{self._url} answers {failure.status_code}: {error_message(failure, name_of)}{hint}"
             if failure.status_code not in RETRIED_STATUSES:
                 raise ReplayError(problem)
             if wait_s := _retry_after_s(failure):
-                self._warn(f"{problem}{FASTER.get(_code(failure), '')}")
+                self._warn(problem)
                 self._give_up_s = time.monotonic() + wait_s + self._retry_for_s
                 return wait_s
         else:

@@ -264,6 +264,11 @@ class TestGivesUp:
         whose = "event of user 'u0', item 'i1' at 1700000000.25"
         assert str(refused.value).endswith(f"some events are invalid; the first problem: {whose}: {says}")
 
+    def test_and_says_that_fewer_events_are_possible(self, service: Service, interactions: Interactions) -> None:
+        service.answers = [(422, {"error": {"code": "too_costly", "message": "this call costs 500 requests"}})]
+        with pytest.raises(ReplayError, match="this call costs 500 requests; send fewer events at once, with --batch"):
+            run(service, interactions, concurrency=1)
+
     def test_with_the_other_senders_too(self, service: Service, interactions: Interactions) -> None:
         service.answers = [(422, {})]
         with pytest.raises(ReplayError, match="answers 422"):
