@@ -16,7 +16,8 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import ItemLabels
 
-CACHE_BYTES = 1 << 25  # for bitmaps of recently requested categories
+CACHE_BYTES, MAX_CACHED = 1 << 25, 1_024  # for bitmaps of recently requested categories
+CACHED_NAMES = 20  # longer lists are rarely requested again
 
 
 class CategoryColumn(SetColumn):
@@ -31,7 +32,7 @@ class CategoryColumn(SetColumn):
         self._replaced = replaced  # replaces the model's categories of the items that it contains
         self._numbers: NDArray[np.int64] = np.zeros(0, np.int64)  # this column's number of each label in `replaced`
         self._labels = Texts()
-        kept = max(8, CACHE_BYTES // 2 // (len(self.known) * 8 + 1))
+        kept = min(max(8, CACHE_BYTES // 2 // (len(self.known) * 8 + 1)), MAX_CACHED)
         self._rows_with = lru_cache(kept)(self._build_rows_with)
         self._rows_of_model = lru_cache(kept)(self._build_rows_of_model)
 
@@ -57,8 +58,30 @@ class CategoryColumn(SetColumn):
 
     @override
     def rows_with(self, text: str) -> Bitmap:
-        """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""
-        return self._rows_with(text, self._replaced.changes)
+        return self.rows_with_names([text])
+
+    def rows_with_names(self, names: Sequence[str]) -> Bitmap:
+        """Return the items that have at least one of the categories. The bitmap is shared: do not change it."""
+        if len(names) > CACHED_NAMES:
+            return self.rows_with_labels(self._numbers_of(names))
+        return self._rows_with(tuple(names), self._replaced.changes)
+
+    def rows_with_all_names(self, names: Sequence[str]) -> Bitmap:
+        """Return the items that have each of these distinct categories, of which there is at least one."""
+        labels = self._numbers_of(names)
+        if len(labels) < len(names):
+            return bitmap.empty(len(self._of_model))  # no item has an unknown category
+        items = bitmap.empty(len(self._of_model))
+        if labels.max() < len(self._of_model.names):
+            items = np.bitwise_and.reduce([self._rows_of_model(number) for number in labels.tolist()])
+        if not self._replaced.changes:
+            return items
+        is_replaced = self._replaced.known.copy()
+        items &= ~is_replaced
+        own = np.flatnonzero(np.isin(self._numbering(), labels))
+        if len(own) == len(labels):
+            items |= self._replaced.rows_with_all(own) & is_replaced
+        return items
 
     @override
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
@@ -133,8 +156,16 @@ class CategoryColumn(SetColumn):
         bitmap.add(items, self._of_model.items_of(number).astype(np.int64))
         return items
 
-    def _build_rows_with(self, text: str, _changes: int) -> Bitmap:
-        items = bitmap.empty(len(self._of_model))
-        bitmap.add(items, self._of_model.items_with(text).astype(np.int64))
-        number = self._replaced.labels.number(text)
-        return self._with_replaced(items, [] if number is None else [number])
+    def _build_rows_with(self, names: tuple[str, ...], _changes: int) -> Bitmap:
+        return self.rows_with_labels(self._numbers_of(names))
+
+    def _numbers_of(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the known categories among these names, in order."""
+        numbers = [self._number_of(name) for name in names]
+        return np.array([number for number in numbers if number is not None], np.int64)
+
+    def _number_of(self, name: str) -> int | None:
+        number = self._of_model.number(name)
+        if number is None and (own := self._replaced.labels.number(name)) is not None:
+            number = int(self._numbering()[own])
+        return number

@@ -191,12 +191,13 @@ class TrainedCatalogue:
         bitmap.add(items, rows)
         return items
 
-    def in_categories(self, categories: Iterable[str]) -> Bitmap:
-        """Return the items that have at least one of the categories."""
-        items = bitmap.empty(len(self))
-        for category in categories:
-            items |= self.in_category(category)
-        return items
+    def in_categories(self, categories: Sequence[str]) -> Bitmap:
+        """Return the items that have at least one of the categories. The bitmap is shared: do not change it."""
+        return self._categories.rows_with_names(categories)
+
+    def in_all_categories(self, categories: Sequence[str]) -> Bitmap:
+        """Return the items that have each of these distinct categories, of which there is at least one."""
+        return self._categories.rows_with_all_names(categories)
 
     def in_category(self, category: str) -> Bitmap:
         """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""

@@ -15,6 +15,7 @@ from app.schemas.scenarios import ScenarioSettings
 
 PLAIN = 1.0
 LIGHT = 2.0  # below this cost, the time of one request predicts that of the next
+FEW_CATEGORIES = 20  # in filters; to look up more takes too long for the event loop
 PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
 LOG_FIELDS = PLAIN_FIELDS | {"mode", "exclude_seen", "exclude_events", "within"}
 
@@ -41,7 +42,6 @@ SEEN_EVENT = 1 / 100  # per log entry read beyond `SHORT_LOG`
 SHORT_LOG = 100
 
 # Units per plain request, or whole plain requests, for calls that are not recommendations
-LISTED_ITEMS = 250  # popular or trending items per plain request
 FOUND_ITEMS = 50
 SEARCHED_ITEMS = 100_000  # titles and ids compared with a word, per plain request
 LOGGED_EVENTS = 100  # events read per plain request
@@ -71,6 +71,18 @@ def cost_of(request: RecommendationRequest) -> float:
     return PLAIN + sum(parts_of(request).values())
 
 
+def is_light(request: RecommendationRequest, cost: float) -> bool:
+    """Return whether a request with this cost takes about as long as a plain one, for its cost."""
+    if cost >= LIGHT:
+        return False
+    return request.model_fields_set <= LOG_FIELDS or _filtered_categories(request) <= FEW_CATEGORIES
+
+
+def _filtered_categories(request: RecommendationRequest) -> int:
+    """Return the number of categories in the request's filters."""
+    return sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))
+
+
 def cost_of_log(request: RecommendationRequest) -> float:
     """Return the part of the request's cost that pays for reading a short log."""
     return SEEN * sum((request.mode == "repeat", request.seen_rule == "all", bool(request.event_rules)))
@@ -78,7 +90,6 @@ def cost_of_log(request: RecommendationRequest) -> float:
 
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what each field of the request adds to the cost of a plain request."""
-    categories = sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))
     filters, limit = CHARACTER * sum(map(len, request.filters)), _cost_of_limit(request)
     return {
         "k": K * request.k,
@@ -101,7 +112,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "fallback": _cost_of_fallback(request),
         "debug": (COUNTED + filters) * request.debug,
         "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
-        "categories": CATEGORY * categories,
+        "categories": CATEGORY * _filtered_categories(request),
         "mode": SEEN * (request.mode == "repeat"),
         "exclude_seen": SEEN * (request.seen_rule == "all"),
         "exclude_events": SEEN * bool(request.event_rules),
@@ -151,6 +162,11 @@ def log_charge(length: int) -> int:
 
 def _cost_of_length(length: int) -> float:
     return SEEN_EVENT * max(0, length - SHORT_LOG)
+
+
+def list_charge(k: int, categories: int = 0) -> int:
+    """Return the cost of a list of popular or trending items, by the number of categories that it is limited to."""
+    return floor(PLAIN + K * k + CATEGORY * categories)
 
 
 def search_charge(query: SearchQuery, words: int, items: int, most: int) -> int:

@@ -17,7 +17,7 @@ from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
-from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_log
+from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_log, is_light
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.filters import EVERYTHING, Selection, Selector
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
@@ -81,7 +81,7 @@ class BatchEntry(NamedTuple):
         cost = cost_of(request)
         if cost >= LIGHT and seen is not None and seen.size <= SHORT_LOG:
             cost -= cost_of_log(request)  # the log is already read, so the request may join a batch of light ones
-        lane = Lane(node, cost >= LIGHT)
+        lane = Lane(node, not is_light(request, cost))
         return cls(request, selection, tracing.current.get(), seen, lane, cost, time.perf_counter())
 
 

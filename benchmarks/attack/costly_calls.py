@@ -48,6 +48,7 @@ ARCHIVED_USER = "user-archived"
 LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
+MAX_LISTED = 600  # categories that fit into an address
 MAX_VALUES = 1_000_000  # different ones, which so have few digits: a body of them has to stay below the size limit
 OPERATIONS = " || ".join(f"size(item.categories) > {n}" for n in range(31))  # as many as an expression may have
 EXPRESSIONS: Mapping[str, Mapping[str, Any]] = {
@@ -210,7 +211,8 @@ def searches(items: int) -> list[Call]:
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
     """Return the costliest calls of what else can be read."""
     item = item_ids[0]
-    listed = "&".join(f"categories={quote(one)}" for one in categories[:100])
+    labels = [*categories, *(f"unknown {n}" for n in range(MAX_K))][:MAX_LISTED]
+    listed = "&".join(f"categories={quote(one)}" for one in labels)
     similar = RecommendationRequest(history=[], k=MAX_K, explain=True)
     with_item = RecommendationRequest(history=[], k=MAX_K, basket=[item], basket_only=True)
     by_query = RecommendationRequest(user_id=USER, k=MAX_K, explain=True, diversity=0.5)
@@ -219,8 +221,8 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("by query", "GET", f"/v1/users/{USER}/recommendations?{query}", None, charge_for([by_query], MOST)),
         Call("similar", "GET", f"/v1/items/{item}/similar?k={MAX_K}&explain=true", None, charge_for([similar], MOST)),
         Call("goes with", "GET", f"/v1/items/{item}/together?k={MAX_K}", None, charge_for([with_item], MOST)),
-        Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, 1 + MAX_K // cost.LISTED_ITEMS),
-        Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, 1 + MAX_K // cost.LISTED_ITEMS),
+        Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, cost.list_charge(MAX_K)),
+        Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, cost.list_charge(MAX_K, len(labels))),
         *searches(len(item_ids)),
         Call("item", "GET", f"/v1/items/{item}"),
         Call("state", "GET", f"/v1/users/{LONG_USER}"),

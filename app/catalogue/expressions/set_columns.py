@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from app.catalogue.expressions.columns import NO_TEXT, Column, StoredColumn, TextColumn
-from app.catalogue.expressions.labels import LabelSnapshot, sets_with_any
+from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers, sets_with_any
 from app.catalogue.expressions.texts import Texts
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -73,6 +73,14 @@ class TextSetColumn(SetColumn, StoredColumn):
     @override
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
         return self._sets.rows_with(sets_with_any(is_wanted, self._labels_of(self._sets.texts)))
+
+    def rows_with_all(self, labels: NDArray[np.int64]) -> Bitmap:
+        """Return the rows whose sets contain each of these distinct labels; thread-safe."""
+        numbers, texts = self._sets.numbered
+        numbers = numbers.copy()  # before the sets, which others may extend
+        sets = self._labels_of(texts)
+        found = np.concatenate([[0], np.cumsum(np.isin(sets.labels, labels))])[sets.ends]
+        return rows_of_numbers(np.append(np.diff(found) == len(labels), False), numbers)
 
     def by_label(self, rows: NDArray[np.int64] | None = None) -> LabelSnapshot:
         """Return a snapshot of the items, or those in some rows, by the texts of their sets; thread-safe."""

@@ -61,20 +61,25 @@ async def get_popular_items(
     query: Annotated[PopularQuery, Query()], service: ServiceDep, charge: ChargeDep
 ) -> PopularItems:
     """List the items with the most training events. The score is that number."""
-    await charge(1 + query.k // cost.LISTED_ITEMS)
+    await charge(cost.list_charge(query.k))
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular_items(query.k))
 
 
 @router.get("/v1/items/trending", dependencies=[READS])
 async def get_trending_items(
-    query: Annotated[TrendingQuery, Query()], service: ServiceDep, charge: ChargeDep
+    query: Annotated[TrendingQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
 ) -> TrendingItems:
     """List the items with the highest number of recent visitors in all processes, with a delay of a few seconds.
 
     The list is empty while no item has been used.
     """
-    await charge(1 + query.k // cost.LISTED_ITEMS)
-    items = service.trending.items(query.k, query.categories)
+    service, categories = services.by_tenant[caller.tenant], query.categories
+    await charge(cost.list_charge(query.k, len(categories)))
+    find = partial(service.trending.items, query.k, categories)
+    if len(categories) <= cost.FEW_CATEGORIES:
+        items = find()
+    else:
+        items = await services.shared_thread.run(find, len(categories) + len(service.catalogue), caller.requester)
     return TrendingItems(generation=service.served_model.generation, items=items)
 
 

@@ -246,9 +246,8 @@ def filter_out(
         for categories in request.category_groups:
             excluded |= ~catalogue.in_categories(categories)
             yield "categories", None
-    for category in request.categories_all:
-        excluded |= ~catalogue.in_category(category)
     if request.categories_all:
+        excluded |= ~catalogue.in_all_categories([*dict.fromkeys(request.categories_all)])
         yield "categories_all", None
     if request.categories_none:
         excluded |= catalogue.in_categories(request.categories_none)

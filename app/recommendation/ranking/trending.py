@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ class Trending:
         self._newest: Mapping[str, float] = {}
         self._snapshot = _TrendSnapshot.of({}, catalogue)
 
-    def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
+    def items(self, k: int, categories: Sequence[str] = ()) -> list[ScoredItem]:
         """Return the k items with the strongest trends among available items of these categories, or of all."""
         excluded = self.catalogue.unavailable.copy()
         if categories:

@@ -72,6 +72,10 @@ def assert_shows(found: LiveCatalogue, ids: list[str], newest: Mapping[str, Item
         expected = [label in (found.item(name)["categories"] if found.item(name) else ()) for name in ids]  # type: ignore[index]
         assert mask(found, found.in_category(label)) == expected
         assert mask(found, selected(found, f'"{label}" in item.categories')) == expected
+    of_items = [set(item["categories"]) if (item := found.item(name)) else set[str]() for name in ids]
+    for labels in (["pots", "never"], ["new", "cups"], ["x", "y"], ["pots", "lids", "new"]):
+        assert mask(found, found.in_categories(labels)) == [not one.isdisjoint(labels) for one in of_items]
+        assert mask(found, found.in_all_categories(labels)) == [one >= {*labels} for one in of_items]
     values: Mapping[str, Mapping[str, Any]] = {name: newest[name].properties if name in newest else {} for name in ids}
     cheap = [values[name].get("price", 9.0) < 1.0 for name in ids]
     assert mask(found, selected(found, "item.price < 1.0")) == cheap

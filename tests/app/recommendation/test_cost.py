@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from app.errors import TooCostly
 from app.http.auth.keys import SCOPES, add, make
-from app.recommendation.cost import ARCHIVED_FILE, PLAIN, charge_for, cost_of, parts_of, search_charge
+from app.recommendation.cost import (
+    ARCHIVED_FILE,
+    FEW_CATEGORIES,
+    LIGHT,
+    PLAIN,
+    charge_for,
+    cost_of,
+    is_light,
+    parts_of,
+    search_charge,
+)
 from app.schemas.items import SearchQuery
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
@@ -94,6 +104,14 @@ class TestTheCost:
             charge_for([request(k=1_000, explain=True)] * MAX_REQUESTS, MOST)
         assert [detail.field for detail in refusal.value.details] == ["explain", "k", "requests"]
         assert refusal.value.details[0].reason == "costs 2,500"
+
+
+@pytest.mark.parametrize("count", [FEW_CATEGORIES, FEW_CATEGORIES + 1])
+@pytest.mark.parametrize("field", ["categories", "categories_all", "categories_none"])
+def test_a_request_with_many_categories_is_not_computed_with_light_ones(field: str, count: int) -> None:
+    asked = request(**{field: [f"label {n}" for n in range(count)]})
+    assert cost_of(asked) < LIGHT
+    assert is_light(asked, cost_of(asked)) == (count <= FEW_CATEGORIES)
 
 
 class TestTheChargeOfASearch:
@@ -206,7 +224,7 @@ class TestACall:
         assert client.request("PUT", "/v1/users/ada/properties", json=user, headers=headers).status_code == 200  # 5
         for path in (
             "/v1/items/popular?k=1000",  # 5
-            "/v1/items/trending?k=1000",  # 5
+            f"/v1/items/trending?k=1000&{'&'.join(['categories=tea'] * 300)}",  # 8
             "/v1/items?limit=1000",  # 21
             "/v1/items?limit=1&query=a+b+c",  # 3
             "/v1/items?limit=100&user_id=ada",  # 5
@@ -214,7 +232,7 @@ class TestACall:
             "/v1/items/popular",  # 1
         ):
             assert client.get(path, headers=headers).status_code == 200, path
-        rest = {"requests": [{"user_id": "ada"}] * (100 - 62)}
+        rest = {"requests": [{"user_id": "ada"}] * (100 - 65)}
         assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
         assert client.get("/v1/items/popular", headers=headers).status_code == 429
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from app.catalogue.expressions.labels import LabelSnapshot
+from app.catalogue.expressions.set_columns import TextSetColumn
 from storage.errors import StorageError, StorageUnavailable
 from storage.items.trends import HALF_LIFE_S
 from tests.app.conftest import Client, categories_of, item_id
@@ -139,6 +144,25 @@ def test_categories_and_availability_are_gone_by(client: Client) -> None:
     assert list(trending(client, k=2)) == ["item-4", "item-2"]
     assert list(trending(client, categories="tea")) == [item_id(row) for row in teas]
     assert trending(client, categories="no such") == {}
+
+
+def test_many_categories_are_looked_up_together_off_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each category that the shop has set would take a pass over all items."""
+    labels, threads = [f"label-{n}" for n in range(100)], list[str]()
+    client.request("PUT", "/v1/items/item-3", json={"categories": labels})
+    client.click("ada", "item-3", "item-4")
+    by_label = TextSetColumn.by_label
+
+    def noted(column: TextSetColumn, rows: NDArray[np.int64] | None = None) -> LabelSnapshot:
+        threads.append(threading.current_thread().name)
+        return by_label(column, rows)
+
+    monkeypatch.setattr(TextSetColumn, "by_label", noted)
+    assert list(trending(client, categories=labels)) == ["item-3"]
+    assert len(threads) == 1
+    assert threads[0].startswith("shared")
 
 
 @pytest.mark.parametrize("query", ["k=0", "k=1001", "k=1&k=2", "categories=", "q=1"])
