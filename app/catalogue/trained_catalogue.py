@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from app.catalogue.boosted_counts import best_rows
 from app.catalogue.category_column import CategoryColumn
 from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.labels import LabelledItems
@@ -25,8 +26,6 @@ from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
-ROUNDING_MARGIN = 1e-9  # exceeds the rounding error of a product
-FIRST_CHUNK = 1024  # popular items ranked first; each further chunk is as large as all before it
 MAX_KEPT_ITEMS = 16_384  # items whose JSON is cached, about 8 MB
 MAX_COPIED_BYTES = 1 << 16  # of a list
 LEFT_OUT = b"\0"  # JSON has no such byte
@@ -155,6 +154,7 @@ class TrainedCatalogue:
         self._categories = categories
         # compile what the first requests would otherwise wait for
         self._categories.of_rows(NO_ROWS)
+        self.popular_top_k(1, self.unavailable, self.build_boosts({"": 1.0}))
         self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
 
     def __len__(self) -> int:
@@ -273,20 +273,10 @@ class TrainedCatalogue:
         if boosts is None:
             rows = bitmap.first_outside(excluded, self.popular_rows, k).astype(np.int64)
             return rows, self.boosted_counts(rows, None)
-        max_boost = np.maximum(boosts.gains, 0).sum(dtype=np.float64) + max(boosts.highest, 0.0)
-        max_factor = np.exp(max_boost) * (1 + ROUNDING_MARGIN)
-        rows, scores, ranked = np.empty(0, np.int64), np.empty(0, np.float64), 0
-        while ranked < len(self) and not (
-            len(rows) == k and self.counts[self.popular_rows[ranked]] * max_factor < scores[-1]
-        ):
-            chunk = self.popular_rows[ranked : ranked + max(FIRST_CHUNK, ranked)].astype(np.int64)
-            ranked += len(chunk)
-            allowed = chunk[~bitmap.has(excluded, chunk)]
-            rows = np.concatenate([rows, allowed])
-            scores = np.concatenate([scores, self.boosted_counts(allowed, boosts)])
-            best = np.lexsort((rows, -scores))[:k]
-            rows, scores = rows[best], scores[best]
-        return rows, scores
+        rows = best_rows(self.counts, self.popular_rows, k, excluded, boosts)
+        scores = self.boosted_counts(rows, boosts)
+        best = np.lexsort((rows, -scores))
+        return rows[best], scores[best]
 
     def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
         """Return the counts of the rows, multiplied by e to the power of their boosts."""

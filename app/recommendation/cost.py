@@ -28,7 +28,8 @@ CAPPED_ITEM = 1 / 200  # more, per item of the answer: those that are ranked may
 ITEM_ID = 1 / 350  # per id in a list or a cursor
 PINNED = 1 / 100
 CATEGORY = 1 / 100  # per category in a filter
-BOOSTED_CATEGORY = 1 / 20
+BOOSTED_BY_CATEGORY = 1.0  # for a boost by categories, which may go through all items for a user without a history
+BOOSTED_CATEGORY = 1 / 20  # per category of it
 CHARACTER = 1 / 100  # per character of an expression
 BOOSTED = 2.0  # per boost expression, whose value for each item the scan adds to its score
 WEIGHED = 1.0  # per objective
@@ -135,7 +136,7 @@ def _cost_of_limit(request: RecommendationRequest) -> float:
 def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
     if isinstance(boost, tuple):
         return sum(BOOSTED + CHARACTER * len(text) for text in boost)
-    return BOOSTED_CATEGORY * len(boost)
+    return BOOSTED_BY_CATEGORY + BOOSTED_CATEGORY * len(boost) if boost else 0.0
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

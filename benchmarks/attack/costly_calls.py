@@ -122,6 +122,10 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "cursor": {"cursor": cursor_after(distinct[: MAX_ITEM_IDS - 1]), "diversity": 0.5},
         "pin": {"k": MAX_K, "pin": [{"item_id": one, "place": n + 1} for n, one in enumerate(distinct[:MAX_K])]},
         "boost": {"boost": dict.fromkeys(labels[:MAX_BOOSTS], 0.5)},
+        "boost of nobody": {
+            "user_id": "nobody",
+            "boost": {"unknown": 20.0} | dict.fromkeys(labels[: MAX_BOOSTS - 1], 1.0),
+        },
         "params": {
             "filter": "size(params.p0) > 0",
             "params": {f"p{n}": [n + m / 100 for m in range(MAX_PARAM_TEXTS)] for n in range(MAX_PARAMS)},

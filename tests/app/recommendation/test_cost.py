@@ -114,6 +114,13 @@ def test_a_request_with_many_categories_is_not_computed_with_light_ones(field: s
     assert is_light(asked, cost_of(asked)) == (count <= FEW_CATEGORIES)
 
 
+def test_a_boost_by_categories_is_not_computed_with_light_requests() -> None:
+    """For a user without a history, it goes through all items."""
+    asked = request(boost={"tea": 20})
+    assert not is_light(asked, cost_of(asked))
+    assert is_light(request(boost={}), cost_of(request(boost={})))
+
+
 class TestTheChargeOfASearch:
     @pytest.mark.parametrize(
         ("query", "words", "charges"),
