@@ -58,13 +58,13 @@ class StoredColumn(Column):
     def set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
         """Set the values of distinct rows; None removes a value."""
         has_value = np.array([value is not None for value in values], np.bool_)
-        if has_value.any() or (self.changes and len(rows)):  # a column without any value takes no memory
+        if self._is_change(rows, has_value):
             self._note(rows, has_value, self._set(rows, values))
 
     def copy(self, other: Column, there: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Copy values from the rows `there` of another column of the same kind to distinct rows."""
         has_value = bitmap.has(other.known, there)
-        if has_value.any() or (self.changes and len(rows)):
+        if self._is_change(rows, has_value):
             self._note(rows, has_value, self._copy(other, there, rows))
 
     def grow(self, rows: int) -> None:
@@ -74,6 +74,10 @@ class StoredColumn(Column):
 
     def _has(self, row: int) -> bool:
         return bool(bitmap.has(self.known, np.array([row]))[0])
+
+    def _is_change(self, rows: NDArray[np.int64], has_value: NDArray[np.bool_]) -> bool:
+        """Return whether any row has a value, before or after; a column without any value takes no memory."""
+        return bool(has_value.any() or bitmap.has(self.known, rows).any())
 
     def _note(self, rows: NDArray[np.int64], has_value: NDArray[np.bool_], is_different: bool) -> None:
         if is_different or not np.array_equal(bitmap.has(self.known, rows), has_value):

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.catalogue.expressions.columns import TextColumn
+from app.catalogue.filter_expressions import Expression
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from model.artifact import word_index
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import EXACT, TYPO
 from model.artifact.word_index import Search
+from model.inference import bitmap
 from storage.records import ItemChanges, ItemEntry
 from tests.model.artifact.search_oracle import title_level, whole_level
 
@@ -85,3 +88,24 @@ def test_they_are_found_by_the_same_definition(
                 levels = catalogue.match_levels(Search.of(query), enough=len(LEARNED) + 1)
                 with_typos = [level(query, name, titles[name], with_typos=True) for name in LEARNED]
                 assert levels.tolist() == with_typos
+
+
+def test_a_title_that_the_shop_removes_first_of_all_is_gone_from_expressions() -> None:
+    overrides = ItemOverrides()
+    catalogue = LiveCatalogue(
+        ItemTable(["tea", "pot"], ["Green tea", "Pot"], [()] * 2, np.ones(2, np.int64)), overrides
+    )
+    named = Expression('item.title == "Green tea"', "boolean", {}, ())
+    titled = Expression("size(item.title) > 0", "boolean", {}, ())
+    assert bitmap.to_mask(catalogue.expressions.evaluate(named), 2).tolist() == [True, False]
+    overrides.apply(ItemChanges([ItemEntry("tea", "")], 1))
+    catalogue.catch_up()
+    assert not bitmap.to_mask(catalogue.expressions.evaluate(named), 2).any()
+    assert bitmap.to_mask(catalogue.expressions.evaluate(titled), 2).tolist() == [False, True]
+
+
+def test_a_copy_of_no_value_removes_the_first_value() -> None:
+    column = TextColumn.of(["Green tea", "Pot"])
+    column.copy(TextColumn.empty(2), np.array([0]), np.array([0]))
+    assert column.values_at(np.arange(2)) == [None, "Pot"]
+    assert (bitmap.to_mask(column.known, 2).tolist(), column.changes) == ([False, True], 1)
