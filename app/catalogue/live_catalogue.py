@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from app.catalogue.availability import Availability
 from app.catalogue.category_column import CategoryColumn
 from app.catalogue.expressions.columns import NO_TEXT, ItemValue, TextColumn
 from app.catalogue.filter_expressions import ItemExpressions
 from app.catalogue.item_properties import AVAILABLE, CATEGORIES, TITLE, stored
+from app.catalogue.overrides.availability import Availability
 from app.catalogue.overrides.catalogue_values import CatalogueValues
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.catalogue.trained_catalogue import NO_ROWS, TrainedCatalogue

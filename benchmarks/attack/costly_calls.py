@@ -48,7 +48,6 @@ ARCHIVED_USER = "user-archived"
 LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
-MAX_LISTED = 600  # categories that fit into an address
 MAX_VALUES = 1_000_000  # different ones, which so have few digits: a body of them has to stay below the size limit
 OPERATIONS = " || ".join(f"size(item.categories) > {n}" for n in range(31))  # as many as an expression may have
 EXPRESSIONS: Mapping[str, Mapping[str, Any]] = {
@@ -215,7 +214,7 @@ def searches(items: int) -> list[Call]:
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
     """Return the costliest calls of what else can be read."""
     item = item_ids[0]
-    labels = [*categories, *(f"unknown {n}" for n in range(MAX_K))][:MAX_LISTED]
+    labels = [*categories, *map(str, range(MAX_K))][:600]  # as many as fit into an address
     listed = "&".join(f"categories={quote(one)}" for one in labels)
     similar = RecommendationRequest(history=[], k=MAX_K, explain=True)
     with_item = RecommendationRequest(history=[], k=MAX_K, basket=[item], basket_only=True)
@@ -339,6 +338,7 @@ def operations() -> list[Call]:
     def weighed(number: int) -> dict[str, Any]:
         return {"user_id": USER, "objective": {"property": PROPERTIES[0], "strength": (1 + number % 999) / 1_000}}
 
+    types = {"items": dict.fromkeys(PROPERTIES, "number")}
     return [
         Call("activate", "POST", "/v1/admin/generations/shop/activate", charge=cost.LOADED_MODEL),
         Call(
@@ -349,13 +349,7 @@ def operations() -> list[Call]:
             cost.LOADED_MODEL * len(ARMS),
         ),
         Call("end experiment", "DELETE", "/v1/admin/experiment", None, cost.OPERATION),
-        Call(
-            "declare types",
-            "PUT",
-            "/v1/admin/properties",
-            lambda _: {"items": dict.fromkeys(PROPERTIES, "number")},
-            cost.OPERATION,
-        ),
+        Call("declare types", "PUT", "/v1/admin/properties", lambda _: types, cost.OPERATION),
         Call("objective", "POST", "/v1/recommendations", weighed, _charge([weighed(0)])),
         *scenario_calls(),
     ]

@@ -218,7 +218,7 @@ def test_an_item_is_recommended_between_its_dates_only_also_when_time_passes(sho
     put(available_until=at(3))
     before = is_shown()
     assert before == [True, True] or time.time() > end_s
-    with patch("app.catalogue.availability.time.time", lambda: end_s + 1):
+    with patch("app.catalogue.overrides.availability.time.time", lambda: end_s + 1):
         for client in (shop.first, shop.other):
             (served,) = client.service.switcher.served()
             served.catalogue.follow_time()
