@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
@@ -30,10 +31,12 @@ class CategoryColumn(SetColumn):
         self.known = ~bitmap.empty(len(of_model))
         self._of_model = of_model
         self._replaced = replaced  # replaces the model's categories of the items that it contains
-        self._numbers: NDArray[np.int64] = np.zeros(0, np.int64)  # this column's number of each label in `replaced`
-        self._labels = Texts()
-        kept = min(max(8, CACHE_BYTES // 2 // (len(self.known) * 8 + 1)), MAX_CACHED)
+        # this column's number of each label in `replaced`, and its labels by number; both of that table of labels
+        self._numbers: tuple[Texts, NDArray[np.int64]] = replaced.labels, np.zeros(0, np.int64)
+        self._labels: tuple[Texts, Texts] | None = None
+        kept = min(max(8, CACHE_BYTES // 3 // (len(self.known) * 8 + 1)), MAX_CACHED)
         self._rows_with = lru_cache(kept)(self._build_rows_with)
+        self._rows_with_all = lru_cache(kept)(self._build_rows_with_all)
         self._rows_of_model = lru_cache(kept)(self._build_rows_of_model)
 
     @property
@@ -41,10 +44,12 @@ class CategoryColumn(SetColumn):
     def changes(self) -> int:  # type: ignore[override]
         return self._replaced.changes
 
-    @property
-    def count(self) -> int:
-        """The number of different categories, which are numbered from 0."""
-        return len(self._of_model.names) + len(self._new())
+    def with_fixed_labels(self) -> CategoryColumn:
+        """Return a view of this column whose numbers of categories do not change, for one reader."""
+        self._numbering()  # not once for each reader
+        column = copy(self)
+        column._replaced = self._replaced.with_fixed_labels()  # noqa: SLF001
+        return column
 
     @override
     def value(self, row: int) -> tuple[str, ...]:
@@ -63,25 +68,14 @@ class CategoryColumn(SetColumn):
     def rows_with_names(self, names: Sequence[str]) -> Bitmap:
         """Return the items that have at least one of the categories. The bitmap is shared: do not change it."""
         if len(names) > CACHED_NAMES:
-            return self.rows_with_labels(self._numbers_of(names))
+            return self._build_rows_with(names, 0)
         return self._rows_with(tuple(names), self._replaced.changes)
 
     def rows_with_all_names(self, names: Sequence[str]) -> Bitmap:
-        """Return the items that have each of these distinct categories, of which there is at least one."""
-        labels = self._numbers_of(names)
-        if len(labels) < len(names):
-            return bitmap.empty(len(self._of_model))  # no item has an unknown category
-        items = bitmap.empty(len(self._of_model))
-        if labels.max() < len(self._of_model.names):
-            items = np.bitwise_and.reduce([self._rows_of_model(number) for number in labels.tolist()])
-        if not self._replaced.changes:
-            return items
-        is_replaced = self._replaced.known.copy()
-        items &= ~is_replaced
-        own = np.flatnonzero(np.isin(self._numbering(), labels))
-        if len(own) == len(labels):
-            items |= self._replaced.rows_with_all(own) & is_replaced
-        return items
+        """Return the items that have each of these distinct categories, of which there is at least one; also shared."""
+        if len(names) > CACHED_NAMES:
+            return self._build_rows_with_all(names, 0)
+        return self._rows_with_all(tuple(names), self._replaced.changes)
 
     @override
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
@@ -98,12 +92,29 @@ class CategoryColumn(SetColumn):
                 bitmap.add(items, rows.astype(np.int64))
         return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
 
+    def rows_with_all_labels(self, labels: NDArray[np.int64]) -> Bitmap:
+        """Return the items that have each of the categories with these distinct numbers, of which there are some."""
+        items = bitmap.empty(len(self._of_model))
+        if labels.max() < len(self._of_model.names):
+            items = np.bitwise_and.reduce([self._rows_of_model(number) for number in labels.tolist()])
+        if not self._replaced.changes:
+            return items
+        is_replaced = self._replaced.known.copy()
+        items &= ~is_replaced
+        own = np.flatnonzero(np.isin(self._numbering(), labels))
+        if len(own) == len(labels):
+            items |= self._replaced.rows_with_all(own) & is_replaced
+        return items
+
     @property
     @override
     def labels(self) -> Texts:  # type: ignore[override]
-        if len(self._labels) < self.count:
-            self._labels = Texts([*self._of_model.names, *self._replaced.labels.at(self._new())])
-        return self._labels
+        numbers, replaced = self._numbering(), self._replaced.labels
+        if self._labels is None or self._labels[0] is not replaced:
+            self._labels = replaced, Texts(self._of_model.names)
+        labels = self._labels[1]
+        labels.add_all(replaced.at(np.flatnonzero(numbers >= len(labels))))
+        return labels
 
     @property
     @override
@@ -137,18 +148,19 @@ class CategoryColumn(SetColumn):
 
     def _numbering(self) -> NDArray[np.int64]:
         """Return this column's number of each label in `replaced`."""
-        numbers, labels = self._numbers, self._replaced.labels
+        labels = self._replaced.labels
+        numbered, numbers = self._numbers
+        if numbered is not labels:
+            numbers = numbers[:0]
         if len(numbers) < len(labels):
-            own = [self._of_model.number(label) for label in labels.at(np.arange(len(labels)))]
-            is_new = np.array([number is None for number in own])
-            numbers = np.array([-1 if number is None else number for number in own], np.int64)
-            numbers[is_new] = len(self._of_model.names) + np.arange(is_new.sum())
-            self._numbers = numbers
+            added = labels.at(np.arange(len(numbers), len(labels)))
+            own = [self._of_model.number(label) for label in added]
+            new = np.array([-1 if number is None else number for number in own], np.int64)
+            is_new = new < 0
+            new[is_new] = max(len(self._of_model.names), numbers.max(initial=-1) + 1) + np.arange(is_new.sum())
+            numbers = np.concatenate([numbers, new])
+            self._numbers = labels, numbers
         return numbers
-
-    def _new(self) -> NDArray[np.int64]:
-        """Return the labels in `replaced` that the model lacks."""
-        return np.flatnonzero(self._numbering() >= len(self._of_model.names))
 
     def _build_rows_of_model(self, number: int) -> Bitmap:
         """Return the items that have the category in the model, whatever has replaced theirs since."""
@@ -156,16 +168,23 @@ class CategoryColumn(SetColumn):
         bitmap.add(items, self._of_model.items_of(number).astype(np.int64))
         return items
 
-    def _build_rows_with(self, names: tuple[str, ...], _changes: int) -> Bitmap:
-        return self.rows_with_labels(self._numbers_of(names))
+    def _build_rows_with(self, names: Sequence[str], _changes: int) -> Bitmap:
+        column = self.with_fixed_labels()
+        return column.rows_with_labels(column.numbers_of(names))
 
-    def _numbers_of(self, names: Sequence[str]) -> NDArray[np.int64]:
+    def _build_rows_with_all(self, names: Sequence[str], _changes: int) -> Bitmap:
+        column = self.with_fixed_labels()
+        labels = column.numbers_of(names)
+        return column.rows_with_all_labels(labels) if len(labels) == len(names) else bitmap.empty(len(self._of_model))
+
+    def numbers_of(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of the known categories among these names, in order."""
         numbers = [self._number_of(name) for name in names]
         return np.array([number for number in numbers if number is not None], np.int64)
 
     def _number_of(self, name: str) -> int | None:
-        number = self._of_model.number(name)
-        if number is None and (own := self._replaced.labels.number(name)) is not None:
-            number = int(self._numbering()[own])
-        return number
+        number, own = self._of_model.number(name), self._replaced.labels.number(name)
+        if number is not None or own is None:
+            return number
+        numbers = self._numbering()
+        return int(numbers[own]) if own < len(numbers) else None  # it is just being added

@@ -196,7 +196,7 @@ class TrainedCatalogue:
         return self._categories.rows_with_names(categories)
 
     def in_all_categories(self, categories: Sequence[str]) -> Bitmap:
-        """Return the items that have each of these distinct categories, of which there is at least one."""
+        """Return the items that have each of these distinct categories, of which there is at least one; also shared."""
         return self._categories.rows_with_all_names(categories)
 
     def in_category(self, category: str) -> Bitmap:
@@ -205,8 +205,8 @@ class TrainedCatalogue:
 
     @property
     def categories(self) -> LabelledItems:
-        """The items by their categories."""
-        return self._categories
+        """The items by their categories, with numbers of categories that do not change meanwhile."""
+        return self._categories.with_fixed_labels()
 
     def build_boosts(self, gains: Mapping[str, float]) -> Boosts | None:
         """Return boosts that add each category's gain to the scores of its items; None if every gain is 0."""

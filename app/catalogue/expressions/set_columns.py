@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from copy import copy
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from typing_extensions import override
 from app.catalogue.expressions.columns import NO_TEXT, Column, StoredColumn, TextColumn
 from app.catalogue.expressions.labels import LabelSnapshot, rows_of_numbers, sets_with_any
 from app.catalogue.expressions.texts import Texts
+from model.artifact.string_table import StringTable, ends_of
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import ItemLabels
 
 SURROGATES = range(0xD800, 0xE000)  # not characters
-LABELS = 0x110000 - len(SURROGATES)  # distinct labels that a column of sets can have
+ONE_LETTER = 1 << 20  # labels that one letter represents; each other one takes two, of which the first is none of these
 NO_LABELS = ItemLabels(np.zeros(0, np.int64), np.zeros(1, np.int64))
 
 
@@ -46,11 +48,13 @@ class SetColumn(Column):
 
 
 class TextSetColumn(SetColumn, StoredColumn):
-    """Sets, each stored once as a text whose characters represent labels."""
+    """Sets, each stored once as a text whose characters represent labels.
+
+    Labels that are no longer in use are dropped from time to time, which changes the numbers of all others.
+    """
 
     def __init__(self, rows: int) -> None:
-        self.labels = Texts()
-        self._sets = TextColumn.empty(rows)
+        self._parts = Texts(), TextColumn.empty(rows)  # the labels and the sets, replaced together
         self._decoded: tuple[Texts, int, ItemLabels] = self._sets.texts, 0, NO_LABELS
         self.known = self._sets.known
 
@@ -60,6 +64,20 @@ class TextSetColumn(SetColumn, StoredColumn):
         column = cls(len(values))
         column.set(np.arange(len(values)), values)
         return column
+
+    @property
+    @override
+    def labels(self) -> Texts:  # type: ignore[override]
+        return self._parts[0]
+
+    @property
+    def _sets(self) -> TextColumn:
+        return self._parts[1]
+
+    def with_fixed_labels(self) -> TextSetColumn:
+        """Return a view of this column for one reader: until labels are dropped, it shows the newest values."""
+        self._labels_of(self._sets.texts)  # not once for each reader
+        return copy(self)
 
     @override
     def rows_with(self, text: str) -> Bitmap:
@@ -98,18 +116,19 @@ class TextSetColumn(SetColumn, StoredColumn):
 
     @override
     def value(self, row: int) -> tuple[str, ...] | None:
-        letters = self._sets.value(row)
-        return None if letters is None else self._texts_of(letters)
+        labels, column = self._parts
+        letters = column.value(row)
+        return None if letters is None else tuple(labels.at(decoded_sets([letters]).labels))
 
     def values_at(self, rows: NDArray[np.int64]) -> list[tuple[str, ...] | None]:
         """Return the values of some rows; equal values are the same object."""
-        numbers, texts = self._sets.numbered
+        labels, column = self._parts
+        numbers, texts = column.numbered
         wanted = numbers[rows].tolist()
         different = [number for number in set(wanted) if number != NO_TEXT]
-        sets = texts.at(np.array(different, np.int64))
-        labels = self.labels.at(_numbers_of("".join(sets)))
-        ends = accumulate(map(len, sets), initial=0)
-        parts = [tuple(labels[begin:end]) for begin, end in pairwise(ends)]
+        sets = decoded_sets(texts.at(np.array(different, np.int64)))
+        found = labels.at(sets.labels)
+        parts = [tuple(found[begin:end]) for begin, end in pairwise(sets.ends.tolist())]
         values: dict[int, tuple[str, ...] | None] = dict(zip(different, parts, strict=True))
         return [values.get(number) for number in wanted]
 
@@ -124,22 +143,37 @@ class TextSetColumn(SetColumn, StoredColumn):
         return self._set(rows, other.values_at(there))
 
     def _put(self, rows: NDArray[np.int64], encoded: Sequence[str | None]) -> bool:
-        before = self._sets.changes
-        self._sets.set(rows, encoded)
-        return self._sets.changes != before
+        column = self._sets
+        before = column.changes
+        column.set(rows, encoded)
+        if self.labels.has_many_new:
+            self._drop_unused()
+        return column.changes != before
 
     @override
     def _grow(self, rows: int) -> None:
         self._sets.grow(rows)
 
-    def _texts_of(self, letters: str) -> tuple[str, ...]:
-        return tuple(self.labels.at(_numbers_of(letters)))
+    def _drop_unused(self) -> None:
+        """Drop unused labels and sets. Readers may still use the arrays from before, so these stay as they are."""
+        labels, column = self._parts
+        numbers, texts = column.numbered
+        sets = self._labels_of(texts)
+        is_set_used = np.bincount(numbers.astype(np.int64) + 1, minlength=len(texts) + 1)[1:] > 0
+        used = ItemLabels.gathered(sets.labels, sets.ends[:-1][is_set_used], np.diff(sets.ends)[is_set_used])
+        is_used = np.zeros(len(labels), np.bool_)
+        is_used[used.labels] = True
+        kept = labels.without_unused(is_used)
+        if kept is labels:
+            return
+        encoded = Texts(encoded_sets(ItemLabels((np.cumsum(is_used) - 1)[used.labels], used.ends)))
+        self._parts = kept, TextColumn(np.append(np.cumsum(is_set_used) - 1, NO_TEXT)[numbers], encoded)
 
     def _encoded(self, sets: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
         """Return the encoding of each set of distinct labels."""
         numbers = self.labels.add_all([*chain.from_iterable(sets)])
-        letters = iter([_letter(number) if number < LABELS else "" for number in numbers.tolist()])
-        return {labels: "".join(islice(letters, len(labels))) for labels in sets}
+        ends = np.cumsum([0, *map(len, sets)])
+        return dict(zip(sets, encoded_sets(ItemLabels(numbers, ends)), strict=True))
 
     def _labels_of(self, sets: Texts) -> ItemLabels:
         """Return the numbers of the labels of each distinct set; sets decoded before are not decoded again."""
@@ -148,17 +182,30 @@ class TextSetColumn(SetColumn, StoredColumn):
             known, labels = 0, NO_LABELS
         if known < len(sets):
             new = sets.at(np.arange(known, len(sets)))
-            ends = np.cumsum([labels.ends[-1], *map(len, new)])
-            joined = np.concatenate([labels.labels, _numbers_of("".join(new))])
-            labels = ItemLabels(joined, np.concatenate([labels.ends, ends[1:]]))
+            labels = labels.followed_by(decoded_sets(new))
             self._decoded = sets, known + len(new), labels
         return labels
 
 
-def _letter(number: int) -> str:
-    return chr(number if number < SURROGATES.start else number + len(SURROGATES))
+def encoded_sets(sets: ItemLabels) -> StringTable:
+    """Return the letters of each set's labels, in UTF-8."""
+    high, low = np.divmod(sets.labels, ONE_LETTER)
+    is_letter = np.array([high > 0, high >= 0]).T
+    letters = np.array([ONE_LETTER + high - 1, low]).T[is_letter]
+    points = letters + len(SURROGATES) * (letters >= SURROGATES.start)
+    buffer = np.frombuffer(points.astype("<u4").tobytes().decode("utf-32-le").encode(), np.uint8)
+    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)  # in bytes
+    ends = ends_of(sizes)[ends_of(is_letter.sum(1))[sets.ends]]
+    return StringTable(buffer, ends)
 
 
-def _numbers_of(letters: str) -> NDArray[np.int64]:
-    points = np.frombuffer(letters.encode("utf-32-le"), np.uint32).astype(np.int64)
-    return points - len(SURROGATES) * (points >= SURROGATES.stop)
+def decoded_sets(sets: Sequence[str]) -> ItemLabels:
+    """Return the numbers of each encoded set's labels."""
+    points = np.frombuffer("".join(sets).encode("utf-32-le"), np.uint32).astype(np.int64)
+    numbers, ends = points - len(SURROGATES) * (points >= SURROGATES.stop), np.cumsum([0, *map(len, sets)])
+    is_high = numbers >= ONE_LETTER
+    if is_high.any():  # very rare
+        low = np.flatnonzero(is_high) + 1
+        numbers[low] += ONE_LETTER * (numbers[low - 1] - ONE_LETTER + 1)
+        numbers, ends = numbers[~is_high], ends - np.append(0, np.cumsum(is_high))[ends]
+    return ItemLabels(numbers, ends)
