@@ -161,8 +161,9 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     service = services.by_tenant[caller.tenant]
     request = RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))
     (resolved,) = _resolve(service, [request])
-    await _charge(services, caller, [resolved])
-    return encode(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
+    is_large = await _charge(services, caller, [resolved]) >= LARGE_COST
+    async with services.turn_to_read(caller.requester, is_large=is_large):
+        return encode(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
 
 
 async def together(services: Services, caller: Caller, item_id: str, query: ItemListQuery) -> bytes:
@@ -196,17 +197,18 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     """
     whole = await _with_kept_settings(services, caller, body)
     preview = parse(ScenarioPreview, whole, "the body is not a valid preview")
-    await _check(services, caller, preview.settings, "settings.")
     services.by_tenant[caller.tenant].signals.require_types(preview.request.exclude_events, "request.")
-    scenarios.require_known_params(preview.request, [preview.settings], "request.")
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
-    await _charge(services, caller, [request])
-    if request.state is not None:
-        open_state(services, caller, request.state)
-    recommender = services.by_tenant[caller.tenant].switcher.recommender
-    (answer,) = await recommender.recommend([request], caller.requester)
-    return encode(answer)
+    is_large = await _charge(services, caller, [request]) >= LARGE_COST
+    async with services.turn_to_read(caller.requester, is_large=is_large):
+        await _check(services, caller, preview.settings, "settings.")
+        scenarios.require_known_params(preview.request, [preview.settings], "request.")
+        if request.state is not None:
+            open_state(services, caller, request.state)
+        recommender = services.by_tenant[caller.tenant].switcher.recommender
+        (answer,) = await recommender.recommend([request], caller.requester)
+        return encode(answer)
 
 
 async def _with_kept_settings(services: Services, caller: Caller, body: object) -> object:
@@ -309,9 +311,8 @@ async def _recommend_as_json(
     for request in resolved:
         if request.state is not None:
             open_state(services, caller, request.state)
-    turn = services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
     answers = []
-    async with nullcontext() if has_turn else turn:
+    async with nullcontext() if has_turn else services.turn_to_read(caller.requester, is_large=is_large):
         for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
             answers.append(encoded_pieces(answer))
             if len(answer["items"]) > SHORT_LIST:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
+from app.catalogue.filter_expressions import ItemExpressions
 from app.http.auth import key_turns
 from app.http.auth.key_turns import AT_ONCE, KeyTurns
 from app.http.auth.keys import add, make
@@ -22,6 +23,7 @@ from tests.app.http.middleware.server import Server, read_answer, request
 from tests.waiting import PATIENCE_S, until
 
 ONE, OTHER = Requester(flow="one"), Requester(flow="other")
+LONG_FILTER = " || ".join(f"size(item.categories) > {n}" for n in range(31))
 
 
 @pytest.fixture(autouse=True)
@@ -181,4 +183,44 @@ def test_requests_wait_for_their_keys_turn(
     monkeypatch.setattr(recommender, "recommend", wait)
     client.runner.run(law())
     assert client.services.metrics.requests.in_progress == 0
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/items/item-1/similar?k=1000&explain=true", None),
+        ("POST", "/v1/admin/preview", {"settings": {}, "request": {"user_id": "ada", "k": 1_000, "explain": True}}),
+    ],
+)
+def test_large_lists_of_a_key_run_one_at_a_time(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any
+) -> None:
+    text, key = make("main", ["recs:read", "scenarios:write"])
+    add(tmp_path / "keys", key)
+    client = start(tmp_path, keys_file=tmp_path / "keys")
+    turns, taken = client.services.turn_of, list[str]()
+
+    def noted(services: Any, key_id: str, kind: Any) -> asyncio.Lock:
+        taken.append(kind)
+        return turns(key_id, kind)
+
+    monkeypatch.setattr(type(client.services), "turn_of", noted)
+    answer = client.request(method, path, json=body, headers={"Authorization": f"Bearer {text}"})
+    assert answer.status_code == 200, answer.text
+    assert taken == ["read"]
+    client.close()
+
+
+def test_a_preview_that_costs_too_much_compiles_nothing(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, key = make("main", ["scenarios:write"], requests_per_minute=2)
+    add(tmp_path / "keys", key)
+    client, compiled = start(tmp_path, keys_file=tmp_path / "keys"), list[str]()
+    monkeypatch.setattr(ItemExpressions, "check", lambda _, expression: compiled.append(expression.text))
+    body = {"settings": {"filter": LONG_FILTER}, "request": {"user_id": "ada"}}
+    answer = client.post("/v1/admin/preview", json=body, headers={"Authorization": f"Bearer {text}"})
+    assert answer.json()["error"]["code"] == "too_costly"
+    assert compiled == []
     client.close()
