@@ -64,7 +64,7 @@ class Table:
 
     def numbers(self, column: str) -> NDArray[np.float64]:
         """Parse the column as floats, NaN for empty cells; raises DataError."""
-        cells = self.frame[column]
+        cells = self.frame[column].str.strip_chars()
         numbers = cells.cast(pl.Float64, strict=False)
         bad = (numbers.is_null() | ~numbers.is_finite()) & cells.is_not_null() & (cells != "")
         self.refuse(bad, f"{column} {{!r}} is not a finite number", column)
@@ -72,7 +72,7 @@ class Table:
 
     def timestamps_us(self) -> NDArray[np.int64]:
         """Parse the timestamps, Unix seconds or RFC 3339 times, as microseconds; raises DataError."""
-        cells = self.frame["timestamp"]
+        cells = self.frame["timestamp"].str.strip_chars()
         if are_compact_days(cells):
             reason = "timestamp {!r} is a day without a time zone; pass one, such as --timezone Europe/Berlin"
             self.refuse(cells.cast(pl.Float64, strict=False).is_not_null(), reason, "timestamp")
