@@ -22,6 +22,7 @@ from app.recommendation import scenarios
 from app.recommendation.cost import (
     CORRECTED_EVENTS,
     LOGGED_EVENTS,
+    MERGED_EVENTS,
     archive_charge,
     charge_for,
     correction_charge,
@@ -248,7 +249,7 @@ async def user_events(services: Services, caller: Caller, user_id: str, query: U
 
 async def undo(services: Services, caller: Caller, user_id: str, event_id: str) -> Undone:
     """Charge the caller for folding the log again, and undo the event; raises as `UserData.undo`."""
-    await _charge_correction(services, caller, [user_id])
+    await _charge_correction(services, caller, [user_id], CORRECTED_EVENTS)
     async with services.turn_of(caller.requester.flow, "correct"):  # undos of one user would contend for the log
         return await services.by_tenant[caller.tenant].users.undo(user_id, event_id)
 
@@ -256,7 +257,7 @@ async def undo(services: Services, caller: Caller, user_id: str, event_id: str) 
 async def merge(services: Services, caller: Caller, user_id: str, body: object) -> Merged:
     """Charge the caller for both logs, and merge the visitor that the body names; raises as `UserData.merge`."""
     visitor = visitor_of(body, user_id)
-    await _charge_correction(services, caller, [user_id, visitor])
+    await _charge_correction(services, caller, [user_id, visitor], MERGED_EVENTS)
     async with services.turn_of(caller.requester.flow, "correct"):
         return await services.by_tenant[caller.tenant].users.merge(user_id, visitor)
 
@@ -288,11 +289,11 @@ async def _is_unknown(store: UserStore, tenant: str, user_id: str) -> bool:
     return bool(without_log) and not await store.properties.of_user(tenant, user_id)
 
 
-async def _charge_correction(services: Services, caller: Caller, user_ids: Sequence[str]) -> None:
+async def _charge_correction(services: Services, caller: Caller, users: Sequence[str], events: int) -> None:
     if (limit := operation_limit(caller)) is not None:
-        store = services.by_tenant[caller.tenant].store
-        entries = sum(await store.log_lengths(caller.tenant, user_ids, limit=limit * CORRECTED_EVENTS))
-        await charge_operation(services, caller, correction_charge(entries))
+        log_lengths = services.by_tenant[caller.tenant].store.log_lengths
+        entries = sum(await log_lengths(caller.tenant, users, limit=limit * events))
+        await charge_operation(services, caller, correction_charge(entries, events))
 
 
 async def _recommend_as_json(
@@ -375,9 +376,8 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
 
     raises  InvalidRequest
     """
-    if isinstance(body, dict) and "requests" in body:
-        return parse(RecommendationBatch, body, INVALID)
-    return parse(RecommendationRequest, body, INVALID)
+    is_batch = isinstance(body, dict) and "requests" in body
+    return parse(RecommendationBatch if is_batch else RecommendationRequest, body, INVALID)
 
 
 def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:

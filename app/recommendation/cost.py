@@ -51,7 +51,8 @@ UPDATED_ITEMS = 25
 UPDATED_CATEGORIES = 50  # categories and properties of all updated items together, per plain request
 UPDATED_NUMBERS = 1_000  # numbers of their vectors per plain request
 USER_PROPERTIES = 4  # more, for properties of a user, which are read before and after
-CORRECTED_EVENTS = 25  # events that an undo, a merge or an erasure processes, per plain request
+CORRECTED_EVENTS = 25  # events that an undo or an erasure processes, per plain request
+MERGED_EVENTS = 12  # events of both logs that a merge processes, per plain request
 LOADED_MODEL = 500
 OPERATION = 5  # plain requests for declaring types of properties, or ending an experiment
 SCENARIOS = 10  # plain requests for listing or changing scenarios, or listing the versions of one
@@ -211,9 +212,9 @@ def archive_charge(files: int) -> int:
     return 1 + ARCHIVED_FILE * files
 
 
-def correction_charge(entries: int) -> int:
-    """Return the cost of an undo, a merge or an erasure that processes this number of log entries."""
-    return 1 + entries // CORRECTED_EVENTS
+def correction_charge(entries: int, per_request: int = CORRECTED_EVENTS) -> int:
+    """Return the cost of a correction that processes this number of log entries, so many per plain request."""
+    return 1 + entries // per_request
 
 
 def _read_for(requests: Sequence[RecommendationRequest]) -> str:

@@ -323,7 +323,7 @@ def corrections(log: int) -> list[Call]:
             "POST",
             "/v1/users/merged-{number}/merge",
             lambda number: {"from": f"visitor-{number}"},
-            charge,
+            correction_charge(log, cost.MERGED_EVENTS),
             log=visitor,
             settled="merged-{number}",
         ),

@@ -300,10 +300,10 @@ class TestACall:
             post_log(client, free, user, 250)
         assert client.request("DELETE", "/v1/users/ann/events/ann-3", headers=headers).json()["changed"]  # 11
         body = {"from": "visitor"}
-        assert client.post("/v1/users/ann/merge", json=body, headers=headers).json()["changed"]  # 251 and 250: 21
+        assert client.post("/v1/users/ann/merge", json=body, headers=headers).json()["changed"]  # 251 and 250: 42
         assert client.request("DELETE", "/v1/users/nobody", headers=headers).status_code == 202  # 1
         assert client.request("DELETE", "/v1/users/ann", headers=headers).status_code == 202  # 501: 21
-        assert left(client, texts["corrects"]) == 100 - 54
+        assert left(client, texts["corrects"]) == 100 - 75
 
     def test_that_reads_an_archived_log_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
         """The reproduction: each file takes the time of five plain requests, and all counted as one."""

@@ -44,11 +44,6 @@ def named(interactions: Interactions) -> list[tuple[str, str, int, str]]:
 
 
 class TestReading:
-    def test_spaces_around_times_and_values_do_not_matter(self, tmp_path: Path) -> None:
-        content = TYPED + b"ann\ta\t 5\tclick\t 2.5 \nann\tb\t1970-01-01T00:00:06Z \tclick\t\n"
-        found = read_interactions(put(tmp_path, "interactions.tsv", content))
-        assert [row[2] for row in named(found)] == [5_000_000, 6_000_000]
-
     def test_users_are_grouped_in_order_of_time_and_equal_times_keep_the_order_of_the_file(
         self, tmp_path: Path
     ) -> None:

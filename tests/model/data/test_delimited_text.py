@@ -94,3 +94,10 @@ def test_utf_16_that_was_cut_off_says_so(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("item_id,title\na,b\n".encode("utf-16")[:-1])
     with pytest.raises(DataError, match="truncated UTF-16 text"):
         read_items(tmp_path)
+
+
+def test_spaces_around_times_and_values_do_not_matter(tmp_path: Path) -> None:
+    lines = "user_id,item_id,timestamp,value", "ann,a, 5, 2.5 ", "ann,b,1970-01-01T00:00:06Z ,"
+    (tmp_path / "interactions.csv").write_text("\n".join(lines) + "\n")
+    found = read_interactions(tmp_path)
+    assert found.timestamp_us.tolist() == [5_000_000, 6_000_000]
