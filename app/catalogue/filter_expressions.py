@@ -114,6 +114,9 @@ class ItemExpressions:
         """Return the score gains from a number property, as in `gains_of`; do not change them."""
         with self._properties.lock:
             column, key = self._properties.column(name), self._values_key(name)
+            gains: Selected | None = self._results.find((*key, strength))
+            if gains is not None:
+                return gains
             values: Selected | None = self._results.find(key)
             if values is None:
                 if not isinstance(column, NumberColumn):  # no item ever had a value
@@ -196,11 +199,14 @@ class _Results:
         return self._by_key.get(key)
 
     def keep(self, key: Hashable, result: Selected | LabelSnapshot) -> None:
+        self._drop(self._by_key.pop(key, None))
         self._by_key[key] = result
         self._bytes += result.nbytes + KEY_BYTES
         while self._bytes > self._max_bytes and len(self._by_key) > 1:
-            _, dropped = self._by_key.popitem(last=False)
-            self._bytes -= dropped.nbytes + KEY_BYTES
+            self._drop(self._by_key.popitem(last=False)[1])
+
+    def _drop(self, result: Selected | LabelSnapshot | None) -> None:
+        self._bytes -= 0 if result is None else result.nbytes + KEY_BYTES
 
 
 def _now_s() -> int:

@@ -30,7 +30,9 @@ def log_values(column: NumberColumn) -> NDArray[np.float32]:
 def gains_of(values: NDArray[np.float32], strength: float, most: float) -> NDArray[np.float32]:
     """Return the score gains (N,) for the logarithms of values, between -most and most.
 
-    strength  above 0
+    strength  above 0; one that is 0 as a float32 adds nothing
     """
+    if np.float32(strength) == 0:
+        return np.zeros_like(values)
     gains: NDArray[np.float32] = np.clip(values * np.float32(strength), -most, most)
     return gains
