@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from app.catalogue.expressions.columns import pack
+from app.catalogue.expressions.labels import sets_with_any
 from app.catalogue.expressions.set_columns import SetColumn, TextSetColumn
 from app.catalogue.expressions.texts import Texts
 from model.artifact.string_table import Labels
@@ -17,6 +19,7 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import ItemLabels
 
+FEW_LABELS = 64  # up to here, adding the items of each label is faster than a pass over the labels of all items
 CACHE_BYTES, MAX_CACHED = 1 << 25, 1_024  # for bitmaps of recently requested categories
 CACHED_NAMES = 20  # longer lists are rarely requested again
 
@@ -31,6 +34,10 @@ class CategoryColumn(SetColumn):
         self.known = ~bitmap.empty(len(of_model))
         self._of_model = of_model
         self._replaced = replaced  # replaces the model's categories of the items that it contains
+        self._sets = ItemLabels(of_model.codes, of_model.ends)  # type: ignore[arg-type]
+        sets_with_any(
+            np.zeros(1, np.bool_), ItemLabels(self._sets.labels[:0], self._sets.ends[:1])
+        )  # compiles the loop
         # this column's number of each label in `replaced`, and its labels by number; both of that table of labels
         self._numbers: tuple[Texts, NDArray[np.int64]] = replaced.labels, np.zeros(0, np.int64)
         self._labels: tuple[Texts, Texts] | None = None
@@ -83,14 +90,24 @@ class CategoryColumn(SetColumn):
 
     def rows_with_labels(self, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have at least one of the categories with these numbers."""
+        of_model = labels[labels < len(self._of_model.names)]
+        items = self._with_few(of_model) if len(of_model) <= FEW_LABELS else self._with_many(of_model)
+        return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
+
+    def _with_few(self, of_model: NDArray[np.int64]) -> Bitmap:
         items = bitmap.empty(len(self._of_model))
-        for number in labels[labels < len(self._of_model.names)].tolist():
+        for number in of_model.tolist():
             rows = self._of_model.items_of(number)
             if len(rows) > len(items):  # adding a bitmap that is kept takes an operation per word
                 items |= self._rows_of_model(number)
             else:
                 bitmap.add(items, rows.astype(np.int64))
-        return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
+        return items
+
+    def _with_many(self, of_model: NDArray[np.int64]) -> Bitmap:
+        is_wanted = np.zeros(len(self._of_model.names), np.bool_)
+        is_wanted[of_model] = True
+        return pack(sets_with_any(is_wanted, self._sets)[:-1])
 
     def rows_with_all_labels(self, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have each of the categories with these distinct numbers, of which there are some."""

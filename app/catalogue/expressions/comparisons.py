@@ -1,7 +1,8 @@
-"""Compares the numbers of all rows with one number, in a single pass."""
+"""Compares the numbers of all rows with one number or several, in a single pass."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, isnan, nextafter
 from typing import Any
 
@@ -32,6 +33,18 @@ def rows_compared(function: str, values: NDArray[Any], number: float) -> Bitmap:
     rows = bitmap.empty(len(values))
     low, high = _interval(function, number)
     _mark_between(values, low, high, function == "_!=_", rows)
+    return rows
+
+
+def rows_among(values: NDArray[Any], numbers: Sequence[float]) -> Bitmap:
+    """Return the rows whose value is one of the numbers.
+
+    values   (N,)  float64 or int64
+    numbers  of the same kind; no value is NaN
+    """
+    rows = bitmap.empty(len(values))
+    different = np.unique(np.array(numbers, values.dtype))
+    _mark_among(values, different[different == different], rows)  # without NaN
     return rows
 
 
@@ -66,3 +79,17 @@ def _mark_between(values, low, high, is_outside, rows):  # type: ignore[no-untyp
             value = values[whole * 64 + place]
             bits |= np.uint64((value >= low) & (value <= high)) << np.uint64(place)
         rows[whole] = bits ^ flip
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark_among(values, numbers, rows):  # type: ignore[no-untyped-def]
+    """Mark the rows whose value is one of the ascending numbers."""
+    if len(numbers) == 0:
+        return
+    for row in range(len(values)):
+        value, place, size = values[row], 0, len(numbers)
+        while size > 1:
+            half = size // 2
+            place = place + half if numbers[place + half] <= value else place
+            size -= half
+        rows[row // 64] |= np.uint64(numbers[place] == value) << np.uint64(row % 64)

@@ -107,7 +107,10 @@ class Environment:
             raise self._explain(text, str(exc)) from None
         if (found := compiled.return_type()) != _CEL_TYPES[result]:
             raise InvalidExpression(0, f"a {result} is needed, and this makes a {_our_word(found.name())}")
-        return syntax_tree.read(compiled.serialize())
+        node = syntax_tree.read(compiled.serialize())
+        if unsupported := syntax_tree.find_unsupported(node):
+            raise InvalidExpression(unsupported.position, f"{unsupported.what} cannot be used here")
+        return node
 
     def _explain(self, text: str, message: str) -> InvalidExpression:
         if has := _HAS.search(text):

@@ -8,22 +8,27 @@ error for an item, a filter excludes the item, and a boost adds nothing to its s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.expressions.columns import BooleanColumn, Column, NumberColumn, TextColumn
-from app.catalogue.expressions.comparisons import rows_compared
+from app.catalogue.expressions.comparisons import rows_among, rows_compared
 from app.catalogue.expressions.environment import InvalidExpression
 from app.catalogue.expressions.functions import Functions, Operations
 from app.catalogue.expressions.labels import rows_of_numbers, sets_with_any
 from app.catalogue.expressions.set_columns import SetColumn
-from app.catalogue.expressions.syntax_tree import Call, Constant, Elements, Name, Node, Quantifier, Unsupported
+from app.catalogue.expressions.syntax_tree import Call, Constant, Elements, Name, Node, Quantifier, names
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Scalar, Truth, Value
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import ItemLabels
+
+LABELS_PER_OPERATION = 25_000  # distinct labels of a property whose sets a quantifier looks through
+PARTS_PER_OPERATION = 256  # parts of an expression evaluated for the elements of lists; each takes some microseconds
+JOINS_PER_OPERATION = 16  # conditions on all rows that such a loop joins
 
 
 class Evaluation:
@@ -42,10 +47,15 @@ class Evaluation:
         operations: Operations | None = None,
     ) -> None:
         self._columns = columns
-        self._scalars = scalars
+        self.scalars = {name: tuple(one) if isinstance(one, list) else one for name, one in scalars.items()}
         self._rows = Rows(rows)
         self._operations = operations or Operations()
         self._functions = Functions(self._rows, self._operations)
+        self.variables: frozenset[str] = frozenset()  # of the quantifiers over lists around the current part
+        # of parts in quantifiers by identity: the names, and the values that the variables do not change
+        self._names: dict[int, frozenset[str]] = {}
+        self._values: dict[int, Value] = {}
+        self._by_label: dict[tuple[SetColumn, str], Evaluation] = {}
 
     def rows_where(self, node: Node) -> Bitmap:
         """Return the rows for which a condition is true.
@@ -77,6 +87,20 @@ class Evaluation:
         return gains
 
     def _value(self, node: Node) -> Value:
+        """Return the value of a part; in a loop, one that does not depend on its variables is evaluated once."""
+        if not self.variables:
+            return self._evaluated(node)
+        self._operations.count(node.position, 1 / PARTS_PER_OPERATION)
+        key = id(node)
+        if key not in self._names:
+            self._names[key] = names(node)
+        if not self.variables.isdisjoint(self._names[key]):
+            return self._evaluated(node)
+        if key not in self._values:
+            self._values[key] = self._evaluated(node)
+        return self._values[key]
+
+    def _evaluated(self, node: Node) -> Value:
         match node:
             case Constant(_, value) if value is not None and not isinstance(value, bytes):
                 return value
@@ -92,13 +116,11 @@ class Evaluation:
                 return self._chosen(node.position, self.condition(condition), then, otherwise)
             case Call(_, function, args):
                 return self._functions.call(node.position, function, [self._value(arg) for arg in args])
-            case Unsupported(position, what):
-                raise InvalidExpression(position, f"{what} cannot be used here")
         raise InvalidExpression(node.position, "null and bytes cannot be used here")
 
     def _named(self, name: str) -> Value:
-        if name in self._scalars:
-            return self._scalars[name]
+        if name in self.scalars:
+            return self.scalars[name]
         match self._columns.get(name):
             case None:
                 return MISSING
@@ -114,7 +136,7 @@ class Evaluation:
         for element, value in zip(elements, values, strict=True):
             if isinstance(value, Truth | Numbers | Column):
                 raise InvalidExpression(element.position, "a list has no properties of items")
-        return MISSING if MISSING in values else values  # type: ignore[return-value]
+        return MISSING if MISSING in values else tuple(values)  # type: ignore[return-value, arg-type]
 
     # ---- conditions
 
@@ -124,7 +146,13 @@ class Evaluation:
 
     def _joined(self, decisive: bool, left: Node, right: Node) -> Condition:
         first = self.condition(left)
-        return first if first is decisive else self._rows.join(decisive, first, self.condition(right))
+        return first if first is decisive else self.join(left.position, decisive, first, self.condition(right))
+
+    def join(self, position: int, decisive: bool, first: Condition, second: Condition) -> Condition:
+        """Return both conditions joined, as `Rows.join` does; in a loop, joining all rows is counted."""
+        if self.variables and (isinstance(first, Truth) or isinstance(second, Truth)):
+            self._operations.count(position, 1 / JOINS_PER_OPERATION)
+        return self._rows.join(decisive, first, second)
 
     def _chosen(self, position: int, condition: Condition, then: Node, otherwise: Node) -> Value:
         if not isinstance(condition, Truth):
@@ -133,7 +161,7 @@ class Evaluation:
         self._operations.count(position)
         if one is MISSING and other is MISSING:
             return MISSING
-        if any(isinstance(value, str | list | TextColumn | SetColumn) for value in (one, other)):
+        if any(isinstance(value, str | tuple | TextColumn | SetColumn) for value in (one, other)):
             raise InvalidExpression(position, "a condition on items chooses between numbers and conditions only")
         if any(isinstance(value, bool | Truth) for value in (one, other)):
             yes, no = self._rows.truth(one), self._rows.truth(other)
@@ -157,20 +185,31 @@ class Evaluation:
             return MISSING
         if isinstance(elements, SetColumn):
             return self._quantified_sets(node, elements)
-        result: Condition = node.needs_all
+        decisive, result = not node.needs_all, node.needs_all
+        inner = self.inside({**self.scalars}, self.variables | {node.variable})
         for element in elements:  # type: ignore[union-attr]
-            inner = Evaluation(
-                self._columns, {**self._scalars, node.variable: element}, self._rows.count, self._operations
-            )
-            result = self._rows.join(not node.needs_all, result, inner.condition(node.predicate))
+            inner.scalars[node.variable] = element  # type: ignore[assignment]
+            result = inner.join(node.position, decisive, result, inner.condition(node.predicate))
+            if result is decisive:
+                break
         return result
+
+    def inside(self, scalars: dict[str, Scalar], variables: frozenset[str]) -> Evaluation:
+        """Return an evaluation with other scalars that shares everything else."""
+        inner = copy(self)
+        inner.scalars, inner.variables = scalars, variables
+        return inner
 
     def _quantified_sets(self, node: Quantifier, sets: SetColumn) -> Condition:
         """Evaluate the predicate once for each distinct text."""
-        self._operations.count(node.position)
         texts = sets.labels
-        column = TextColumn(np.arange(len(texts), dtype=np.int32), texts)
-        inner = Evaluation({node.variable: column}, self._scalars, len(texts), self._operations)
+        self._operations.count(node.position, 1 + len(texts) // LABELS_PER_OPERATION)
+        key = sets, node.variable
+        if key not in self._by_label:
+            column = TextColumn(np.arange(len(texts), dtype=np.int32), texts)
+            self._by_label[key] = Evaluation({node.variable: column}, {}, len(texts), self._operations)
+        scalars = {name: value for name, value in self.scalars.items() if name != node.variable}
+        inner = self._by_label[key].inside(scalars, self.variables - {node.variable})
         true, false = inner.outcomes(node.predicate)
         decisive, other = (false, true) if node.needs_all else (true, false)
         decided, others = sets.rows_with_any(decisive), sets.known & ~sets.rows_with_any(~other)
@@ -187,6 +226,8 @@ def compile_loops() -> None:
         rows_compared("_==_", numbers, 0)
     rows_compared("_<_", np.zeros(1, np.int64), 0)
     rows_compared("_<_", np.zeros(1), 0.0)
+    for values in (np.zeros(1), np.zeros(1, np.int64)):
+        rows_among(values, [0])
     sets_with_any(np.zeros(1, np.bool_), ItemLabels(np.zeros(0, np.int64), np.zeros(1, np.int64)))
 
 

@@ -10,14 +10,19 @@ import numpy as np
 
 from app.catalogue.expressions import text_functions
 from app.catalogue.expressions.columns import NO_TEXT, Column, TextColumn
-from app.catalogue.expressions.comparisons import can_compare, rows_compared
+from app.catalogue.expressions.comparisons import can_compare, rows_among, rows_compared
 from app.catalogue.expressions.environment import KNOWN, InvalidExpression
 from app.catalogue.expressions.set_columns import SetColumn
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
+TOO_MANY = f"an expression takes at most {MAX_OPERATIONS} operations; compare fewer properties, or shorten its lists"
 INT64 = range(-(2**63), 2**63)
 NUMBERS_PER_OPERATION = 4  # comparisons with a number that count as one operation
+STEPS_PER_OPERATION = 2_000_000  # bytes of texts times a pattern's characters; slow patterns take 5 ns for each
+PATTERN_PER_OPERATION = 8  # characters of a pattern; the slowest take a quarter of a millisecond each to compile
+MATCHES_PER_OPERATION = 8  # of one text
+SIZE_PER_OPERATION = 4_096  # characters and elements of texts and lists that are the same for all rows
 DURATIONS = {"duration_to_hours": 3_600_000_000, "duration_to_minutes": 60_000_000, "duration_to_seconds": 1_000_000}
 TEXT_FUNCTIONS = frozenset({"startsWith", "endsWith", "contains", "matches"})
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -44,6 +49,7 @@ class Functions:
         self._rows = rows
         self._operations = operations
         self._sizes: dict[Column, Numbers] = {}  # of columns, each computed once
+        self._patterns: set[str] = set()  # compiled before
 
     def call(self, position: int, function: str, args: Sequence[Value]) -> Value:
         """Return the value of a function; raise InvalidExpression if rows or these arguments are unsupported."""
@@ -54,6 +60,8 @@ class Functions:
         is_of_rows = any(isinstance(arg, Truth | Numbers | Column) for arg in args)
         if is_of_rows:
             self._operations.count(position)
+        elif size := sum(len(arg) for arg in args if isinstance(arg, str | tuple)):
+            self._operations.count(position, size / SIZE_PER_OPERATION)
         try:
             value = self._called(position, function, args)
         except OverflowError:
@@ -144,14 +152,14 @@ class Functions:
         match one, values:
             case (str(), SetColumn()):
                 return self._rows.truth_where(values.rows_with(one), values.known)
-            case (TextColumn(), list() | tuple()):
+            case (TextColumn(), tuple()):
                 numbers = [number for text in values if (number := one.texts.number(text)) is not None]
                 is_wanted = np.zeros(len(one.texts) + 1, np.bool_)
                 is_wanted[numbers] = True
                 return self._rows.truth_where(one.rows_with(is_wanted), one.known)
-            case (Numbers(), list() | tuple()):
+            case (Numbers(), tuple()):
                 self._operations.count(position, len(values) // NUMBERS_PER_OPERATION)
-                return self._rows.truth_where(np.isin(one.values, values), one.known)
+                return self._rows.truth_where(rows_among(one.values, values), one.known)
             case (Truth() | Column() | Numbers(), _) | (_, Column()):
                 raise InvalidExpression(position, "this looks for a property of items in another one")
         return one in values  # type: ignore[operator]
@@ -159,11 +167,22 @@ class Functions:
     def _matched(self, position: int, function: str, one: Value, other: str) -> Condition:
         if not isinstance(other, str):
             raise InvalidExpression(position, f"what {function} looks for cannot be a property of items")
+        if function == "matches":
+            self._count_pattern(position, one, other)
         if isinstance(one, TextColumn):
             return self._rows.truth_where(
                 one.rows_with(text_functions.matched(position, function, one, other)), one.known
             )
         return text_functions.matches(position, function, one, other)  # type: ignore[arg-type]
+
+    def _count_pattern(self, position: int, one: Value, pattern: str) -> None:
+        size = text_functions.size_in_bytes(position, one)  # type: ignore[arg-type]
+        steps = text_functions.pattern_size(position, pattern)
+        reason = f"the regular expressions are too long for {size:,} bytes of texts; shorten them, or use contains"
+        if pattern not in self._patterns:
+            self._patterns.add(pattern)
+            self._operations.count(position, steps / PATTERN_PER_OPERATION, reason)
+        self._operations.count(position, 1 / MATCHES_PER_OPERATION + size * steps / STEPS_PER_OPERATION, reason)
 
     def _size(self, value: Value) -> Value:
         if not isinstance(value, SetColumn | TextColumn):
@@ -201,12 +220,10 @@ class Operations:
     """Counts operations on columns, and rejects expressions that need too many."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self._number = 0.0
 
-    def count(self, position: int, more: int = 1) -> None:
-        """Count this many more operations."""
+    def count(self, position: int, more: float = 1, reason: str = TOO_MANY) -> None:
+        """Count this many more operations, or a part of one; raise InvalidExpression beyond the bound."""
         self._number += more
-        if self._number > MAX_OPERATIONS:
-            raise InvalidExpression(
-                position, f"an expression compares properties of items at most {MAX_OPERATIONS} times"
-            )
+        if self._number >= MAX_OPERATIONS + 1:
+            raise InvalidExpression(position, reason)

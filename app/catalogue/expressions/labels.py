@@ -65,7 +65,10 @@ class LabelSnapshot:
 
 
 def sets_with_any(is_wanted: NDArray[np.bool_], sets: ItemLabels) -> NDArray[np.bool_]:
-    """Return which sets have a wanted label; the result has one more element, False, for rows without a set."""
+    """Return which sets have a wanted label; the result has one more element, False, for rows without a set.
+
+    sets  with labels and ends of any integer types; a loop is compiled for each pair of types
+    """
     found = np.zeros(len(sets.ends), np.bool_)
     _mark_sets(is_wanted, sets.labels, sets.ends, found)
     return found

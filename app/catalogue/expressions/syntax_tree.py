@@ -19,7 +19,16 @@ PACKAGE = "lisarec.cel"
 
 # by message: fields as "name: type = number", "repeated" before the type; a map is a repeated message of key and value
 MESSAGES: Mapping[str, Sequence[str]] = {
-    "CheckedExpr": ("Reference_ reference_map* = 2", "Expr expr = 4", "SourceInfo source_info = 5"),
+    "CheckedExpr": (
+        "Reference_ reference_map* = 2",
+        "Type_ type_map* = 3",
+        "Expr expr = 4",
+        "SourceInfo source_info = 5",
+    ),
+    "Type_": ("int64 key = 1", "Type value = 2"),
+    "Type": ("Any dyn = 1", "ListType list_type = 6"),
+    "Any": (),
+    "ListType": ("Type elem_type = 1",),
     "Reference_": ("int64 key = 1", "Reference value = 2"),
     "Reference": ("string name = 1", "string overload_id* = 3"),
     "SourceInfo": ("Position_ positions* = 4",),
@@ -132,22 +141,39 @@ def names(node: Node) -> frozenset[str]:
     return frozenset()
 
 
+def find_unsupported(node: Node) -> Unsupported | None:
+    """Return an unsupported part of a tree, if any."""
+    match node:
+        case Unsupported():
+            return node
+        case Call(_, _, parts) | Elements(_, parts):
+            return next(filter(None, map(find_unsupported, parts)), None)
+        case Quantifier():
+            return find_unsupported(node.elements) or find_unsupported(node.predicate)
+    return None
+
+
 def read(checked: bytes) -> Node:
     """Return the tree of a serialised ``google.protobuf.Any`` that holds a ``cel.expr.CheckedExpr``."""
     message = _message_class("CheckedExpr").FromString(Any_.FromString(checked).value)
     names = {one.key: one.value.name for one in message.reference_map if one.value.name}
     overloads = {one.key: one.value.overload_id[0] for one in message.reference_map if one.value.overload_id}
     positions = {one.key: one.value for one in message.source_info.positions}
-    return _Reader(names, overloads, positions).node(message.expr)
+    mixed = frozenset(one.key for one in message.type_map if one.value.list_type.elem_type.HasField("dyn"))
+    return _Reader(names, overloads, positions, mixed).node(message.expr)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Converts messages to nodes, with the reference and position of each expression id."""
+    """Converts messages to nodes, with the reference and position of each expression id.
+
+    mixed  the ids of the lists whose elements have no common type
+    """
 
     names: Mapping[int, str]
     overloads: Mapping[int, str]
     positions: Mapping[int, int]
+    mixed: frozenset[int]
 
     def node(self, expr: Any) -> Node:
         position = self.positions.get(expr.id, 0)
@@ -160,6 +186,8 @@ class _Reader:
         if expr.HasField("call_expr"):
             return self._call(expr.call_expr, position, self.overloads.get(expr.id, ""))
         if expr.HasField("list_expr"):
+            if expr.id in self.mixed and len(expr.list_expr.elements):
+                return Unsupported(position, "a list of values of different types")
             return Elements(position, tuple(map(self.node, expr.list_expr.elements)))
         if expr.HasField("comprehension_expr"):
             return self._quantifier(expr.comprehension_expr, position)

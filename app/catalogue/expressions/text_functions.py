@@ -46,6 +46,23 @@ def matches(position: int, function: str, text: str, wanted: str) -> bool:
     return bool(_matched(position, function, pl.Series([text]), wanted)[0])
 
 
+def size_in_bytes(position: int, texts: TextColumn | str) -> int:
+    """Return the size of a text, or of the distinct texts of a column, in UTF-8."""
+    if isinstance(texts, str):
+        return len(texts.encode())
+    return int(_searchable(position, texts).str.len_bytes().sum())
+
+
+def pattern_size(position: int, pattern: str) -> int:
+    """Return the characters of a regular expression times its repetitions; raise InvalidExpression if too many."""
+    repeats = prod(max(map(int, NUMBER.findall(part)), default=1) or 1 for part in IN_BRACES.findall(pattern))
+    size = len(pattern) * repeats
+    if size > MAX_PATTERN:
+        reason = f"a regular expression may have at most {MAX_PATTERN} characters, counting {{n}} repetitions"
+        raise InvalidExpression(position, reason)
+    return size
+
+
 def compared(position: int, compare: Callable[[Any, Any], Any], column: TextColumn, text: str) -> NDArray[np.bool_]:
     """Return the result of comparing each distinct text of the column by code points, and False for no text."""
     return _with_no_text(compare(_searchable(position, column), text).to_numpy())
@@ -68,12 +85,7 @@ def microseconds(position: int, function: str, text: str) -> int:
 
 
 def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> NDArray[np.bool_]:
-    if function == "matches":
-        repeats = prod(max(map(int, NUMBER.findall(part)), default=1) or 1 for part in IN_BRACES.findall(wanted))
-        if len(wanted) * repeats > MAX_PATTERN:
-            reason = f"a regular expression may have at most {MAX_PATTERN} characters, counting {{n}} repetitions"
-            raise InvalidExpression(position, reason)
-    elif len(texts) <= FEW_TEXTS:
+    if function != "matches" and len(texts) <= FEW_TEXTS:
         is_true = OF_ONE_TEXT[function]
         return np.array([is_true(text, wanted) for text in texts.to_list()], np.bool_)
     try:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.catalogue.expressions.comparisons import INT64, rows_compared
+from app.catalogue.expressions.comparisons import INT64, rows_among, rows_compared
 from model.inference import bitmap
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -36,3 +36,13 @@ def test_the_rows_are_those_that_numpy_finds(function: str, data: st.DataObject)
         rows = rows_compared(function, np.array(values, dtype), number)
         wanted = COMPARISONS[function](np.array(values, dtype), number)
         assert bitmap.to_mask(rows, len(values)).tolist() == wanted.tolist()
+
+
+@given(data=st.data())
+def test_the_rows_with_one_of_several_numbers_are_those_that_numpy_finds(data: st.DataObject) -> None:
+    for numbers, dtype in ((floats, np.float64), (integers, np.int64)):
+        values: Sequence[Any] = data.draw(st.lists(numbers, max_size=300))
+        wanted: Sequence[Any] = data.draw(st.lists(st.sampled_from(values) if values else numbers, max_size=100))
+        rows = rows_among(np.array(values, dtype), wanted)
+        found = np.isin(np.array(values, dtype), np.array(wanted, dtype))
+        assert bitmap.to_mask(rows, len(values)).tolist() == found.tolist()

@@ -132,6 +132,9 @@ def test_a_number_is_what_it_is_for_the_item_alone(
         ("(now - item.published_at) / 24.0 < 1.0", 26, "double(d.getHours())"),
         ("double((now - item.published_at).getHours() / 24) < 1.0", 44, "double(x) / 2.0"),
         ("item.published_at.getHours() < 12", 26, "getHours cannot be used here"),
+        ('item.brand in ["a", 1.0]', 14, "a list of values of different types"),
+        ('[1.0, "a"].exists(x, x < 2.0)', 0, "a list of values of different types"),
+        ('true || [1.0, "a"].exists(x, size(x) > 2)', 8, "a list of values of different types"),
     ],
 )
 def test_an_error_says_where_and_what_was_expected(text: str, position: int, reason: str) -> None:
@@ -147,3 +150,52 @@ def test_an_error_lists_as_many_names_as_are_read() -> None:
     with pytest.raises(InvalidExpression, match=r"_000, item\.a+_001, .*_010 and 189 others; to add it") as refused:
         environment.compile("item.xyz < 3.0", "boolean")
     assert len(refused.value.reason) < 700
+
+
+HUNDRED = tuple(map(float, range(100)))
+
+
+def evaluated(text: str, found: Sequence[Item], **params: Any) -> list[bool]:
+    shared = {f"params.{name}": value for name, value in params.items()}
+    node = ENVIRONMENT.compile(text, "boolean")
+    return bitmap.to_mask(Evaluation(columns_of(found), shared, len(found)).rows_where(node), len(found)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        (
+            "params.sizes.exists(b, params.sizes.exists(c, params.sizes.exists(d, b + c + d < 0.0)))",
+            {"sizes": HUNDRED},
+        ),
+        ("params.sizes.exists(b, params.sizes.exists(c, b + c < 0.0 || item.new))", {"sizes": HUNDRED}),
+        (f"params.sizes.exists(b, size({'params.sizes + ' * 25}[b]) < 0)", {"sizes": HUNDRED}),
+        (
+            "params.sizes.exists(b, params.brands.exists(p, 'tea'.matches(p)))",
+            {"brands": [f"[a-z]{n}" for n in range(100)]},
+        ),
+        ("item.brand.matches(params.brands == [] ? '' : '" + r"[aeiou]\\w?.*" * 20 + "$')", {"brands": ("a",)}),
+    ],
+)
+def test_work_beyond_the_bound_is_refused(text: str, params: Mapping[str, Any]) -> None:
+    found = [{**dict.fromkeys(PROPERTIES), "item.brand": f"a green kettle {n}" * 60} for n in range(2_000)]
+    with pytest.raises(InvalidExpression, match=r"at most 64 operations|expressions are too long"):
+        evaluated(text, found, **{"sizes": (1.0,), **params})
+
+
+def test_a_loop_ends_with_the_element_that_decides_and_evaluates_once_what_does_not_change() -> None:
+    found = [{**dict.fromkeys(PROPERTIES), "item.price": price, "item.categories": ["a"]} for price in (1.0, 200.0)]
+    assert evaluated("params.sizes.exists(b, params.sizes.exists(c, b == 0.0 && c == 0.0))", found, sizes=HUNDRED)[0]
+    assert evaluated("params.sizes.exists(x, x < 0.0 || item.price > 100.0)", found, sizes=HUNDRED) == [False, True]
+    once = 'params.sizes.all(x, x >= 0.0 && item.categories.exists(c, c == "a"))'
+    assert evaluated(once, found, sizes=HUNDRED) == [True, True]
+    assert evaluated('item.categories.exists(now, now == "a")', found, sizes=HUNDRED) == [True, True]
+
+
+def test_a_list_equals_another_wherever_it_is_from() -> None:
+    found = [{**dict.fromkeys(PROPERTIES), "item.brand": brand} for brand in ("house", "x", "b")]
+    for brands in (["x", "y"], ("x", "y")):
+        assert all(evaluated('params.brands == ["x", "y"]', found, brands=brands))
+        assert not any(evaluated('params.brands != ["x", "y"]', found, brands=brands))
+        assert evaluated('item.brand in params.brands + ["house"]', found, brands=brands) == [True, True, False]
+        assert all(evaluated('["z"] + params.brands == ["z", "x", "y"]', found, brands=brands))
