@@ -136,7 +136,7 @@ class Evaluation:
         for element, value in zip(elements, values, strict=True):
             if isinstance(value, Truth | Numbers | Column):
                 raise InvalidExpression(element.position, "a list has no properties of items")
-        return MISSING if MISSING in values else tuple(values)  # type: ignore[return-value, arg-type]
+        return MISSING if MISSING in values else tuple(values)  # type: ignore[return-value]
 
     # ---- conditions
 
@@ -185,10 +185,11 @@ class Evaluation:
             return MISSING
         if isinstance(elements, SetColumn):
             return self._quantified_sets(node, elements)
-        decisive, result = not node.needs_all, node.needs_all
+        decisive = not node.needs_all
+        result: Condition = node.needs_all
         inner = self.inside({**self.scalars}, self.variables | {node.variable})
         for element in elements:  # type: ignore[union-attr]
-            inner.scalars[node.variable] = element  # type: ignore[assignment]
+            inner.scalars[node.variable] = element
             result = inner.join(node.position, decisive, result, inner.condition(node.predicate))
             if result is decisive:
                 break

@@ -15,6 +15,7 @@ from app.catalogue.category_column import CategoryColumn
 from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.trained_catalogue import Rows, TrainedCatalogue
 from model.artifact.item_table import ItemTable
+from model.artifact.string_table import Labels
 from model.inference import bitmap
 from model.inference.scan import Boosts
 from tests.app.conftest import ITEMS, Client
@@ -114,6 +115,19 @@ def test_a_boost_of_no_item_scores_few_items(monkeypatch: pytest.MonkeyPatch) ->
     rows, _ = catalogue.popular_top_k(3, bitmap.empty(MANY), catalogue.build_boosts({"none has it": 20.0}))
     assert rows.tolist() == [MANY - 1, MANY - 2, MANY - 3]
     assert sum(scored) == 3
+
+
+def test_items_with_many_categories_are_those_with_each() -> None:
+    labels = [[f"c{row}", f"c{row + 1}"] if row % 3 else [] for row in range(200)]
+    replaced = TextSetColumn(200)
+    replaced.set(np.array([5, 7]), [["new"], ["c9"]])
+    column = CategoryColumn(Labels.of(labels), replaced)
+    names = [*column.labels.at(np.arange(len(column.labels)))]
+    for wanted in (range(3, len(names)), range(40), [len(names) - 1]):
+        is_wanted = np.isin(np.arange(len(names)), wanted)
+        rows = bitmap.to_mask(column.rows_with_any(is_wanted), 200)
+        chosen = {names[number] for number in wanted}
+        assert rows.tolist() == [not chosen.isdisjoint(column.value(row)) for row in range(200)]
 
 
 def get(client: Client, url: str) -> Any:

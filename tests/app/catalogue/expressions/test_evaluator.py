@@ -158,7 +158,8 @@ HUNDRED = tuple(map(float, range(100)))
 def evaluated(text: str, found: Sequence[Item], **params: Any) -> list[bool]:
     shared = {f"params.{name}": value for name, value in params.items()}
     node = ENVIRONMENT.compile(text, "boolean")
-    return bitmap.to_mask(Evaluation(columns_of(found), shared, len(found)).rows_where(node), len(found)).tolist()
+    rows = Evaluation(columns_of(found), shared, len(found)).rows_where(node)
+    return [bool(one) for one in bitmap.to_mask(rows, len(found))]
 
 
 @pytest.mark.parametrize(
