@@ -237,8 +237,8 @@ async def user_events(services: Services, caller: Caller, user_id: str, query: U
     Only one long page of each key is read at a time. Otherwise, thirty of them would each take a turn before the next
     turn of any other key.
     """
-    service = services.by_tenant[caller.tenant]
     await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
+    service = services.by_tenant[caller.tenant]
     if operation_limit(caller) is not None:
         files = await service.store.archived_files(caller.tenant, user_id, after=query.after)
         await charge_operation(services, caller, archive_charge(files))
@@ -346,8 +346,7 @@ def _resolve(service: Service, requests: Sequence[RecommendationRequest]) -> Seq
 async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> int:
     if any(request.debug for request in requests):
         require_scope(caller, "scenarios:write")
-    most = services.settings.max_cost
-    cost = charge_for(requests, most)
+    cost = charge_for(requests, services.settings.max_cost)
     if cost > 1:  # rare; a cost of 1 was counted with the call
         await charge(services, caller, cost)
         if user_ids := [query.user_id for query in log_queries(requests)]:
@@ -376,8 +375,9 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
 
     raises  InvalidRequest
     """
-    is_batch = isinstance(body, dict) and "requests" in body
-    return parse(RecommendationBatch if is_batch else RecommendationRequest, body, INVALID)
+    if isinstance(body, dict) and "requests" in body:
+        return parse(RecommendationBatch, body, INVALID)
+    return parse(RecommendationRequest, body, INVALID)
 
 
 def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
