@@ -40,10 +40,11 @@ def run_trainer(
     with locked(models.work):
         metrics.begin(models.work, TrainerReport.read(models.folder), every_s or 0.0)
         while True:
-            if every_s is not None:
-                time.sleep(due_in_s(models, every_s))
             try:
+                if every_s is not None:
+                    time.sleep(due_in_s(models, every_s))
                 outcome = RetrainingRound(settings, plan, console).run()
+                metrics.ended(models.work, TrainerReport.read(models.folder), outcome)
             except (StorageError, ValueError, OSError) as exc:
                 if every_s is None:
                     raise
@@ -51,7 +52,6 @@ def run_trainer(
                 print_line(console, f"retrying: {exc}")
                 time.sleep(min(AFTER_FAILURE_S, every_s))
                 continue
-            metrics.ended(models.work, TrainerReport.read(models.folder), outcome)
             print_line(console, f"{outcome.outcome}: {outcome.reason}")
             if every_s is None:
                 return outcome

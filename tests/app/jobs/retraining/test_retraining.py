@@ -28,6 +28,7 @@ from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST
 from model.artifact.signatures import SignatureError, make_key
 from model.training.train import train as train_model
+from storage.folders.folder import Folder
 from storage.folders.local_folder import LocalFolder
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl
@@ -184,6 +185,40 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     assert sample("lisarec_trainer_peak_memory_bytes") == 1 << 30
     assert sample("lisarec_trainer_phase_seconds", {"phase": "epochs"}) == 12.5
     assert sample("lisarec_trainer_ndcg_at_10", {"model": "new"}) == 0.2
+
+
+def test_a_trainer_outlives_an_outage_of_its_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which begins with a round, or with the report of one that has ended."""
+    metrics, reads, pauses = TrainerMetrics(), 0, []
+    read = TrainerReport.read
+    done = RoundOutcome("waiting", "no events", datetime.now(UTC).isoformat())
+    rounds = iter([done])
+
+    def run(_: RetrainingRound) -> RoundOutcome:
+        for outcome in rounds:
+            return outcome
+        raise OSError("the bucket is gone")
+
+    def read_before_outage(folder: Folder) -> TrainerReport:
+        nonlocal reads
+        reads += 1
+        if reads in (1, 2, 4):
+            return read(folder)
+        raise OSError("the bucket is gone")
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            raise Killed
+
+    monkeypatch.setattr(RetrainingRound, "run", run)
+    monkeypatch.setattr(TrainerReport, "read", read_before_outage)
+    monkeypatch.setattr("time.sleep", pause)
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    with pytest.raises(Killed):
+        run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), metrics)
+    assert pauses == [0, 60, 0, 60, 60, 60]
+    assert metrics.registry.get_sample_value("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 4
 
 
 def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
