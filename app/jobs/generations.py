@@ -26,6 +26,10 @@ from storage.records import KnownGeneration, NamedGeneration
 from storage.state.generation import Generation
 
 
+class Superseded(ValueError):
+    """Another model is active than the one that was to be replaced."""
+
+
 async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
     """Fold the store's whole log into the states of the model's generation.
 
@@ -59,19 +63,38 @@ async def _trained_from(loaded: Artifact, place: Place, store: UserStore, settin
     return None
 
 
-async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration, NamedGeneration | None]:
+async def activate(
+    settings: StoreSettings, name: str, replaces: str | None = None
+) -> tuple[NamedGeneration, NamedGeneration | None]:
     """Switch every process on the store to the model with this name. Return it and the previous one.
 
-    raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
+    replaces  tag of the only model that it may replace; None for any
+    raises    Superseded, NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
     loaded = await asyncio.to_thread(models_of(settings).load, name)
     named = NamedGeneration(name, bytes.fromhex(loaded.tag))
     async with opened_store(settings) as store:
         before = await store.generations.active()
+        if replaces is not None:
+            _require_active(before, replaces)
         await store.generations.activate(named)
         previous = None if before is None else before.name
         await _audit(store, settings, "model.activate", name, {"tag": loaded.tag, "previous": previous})
     return named, before
+
+
+async def require_active(settings: StoreSettings, tag: str) -> None:
+    """Return if the model with this tag, or none, is active.
+
+    raises  Superseded, StorageError
+    """
+    async with opened_store(settings) as store:
+        _require_active(await store.generations.active(), tag)
+
+
+def _require_active(active: NamedGeneration | None, tag: str) -> None:
+    if active is not None and active.tag.hex() != tag:
+        raise Superseded(f"{active.name!r} was activated meanwhile")
 
 
 async def set_experiment(settings: StoreSettings, experiment: Experiment | None) -> None:

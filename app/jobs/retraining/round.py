@@ -132,6 +132,12 @@ class RetrainingRound:
         """
         signing_key = _signing_key(self._settings)
         served = self._served_model()
+        try:
+            return self._run(served, signing_key)
+        except generations.Superseded as exc:
+            return self._finish(self._outcome("refused", f"{exc}; the next round compares with it", served))
+
+    def _run(self, served: Artifact | None, signing_key: Ed25519PrivateKey | None) -> RoundOutcome:
         if self._has_new_model(served):
             return self._go_live(served)
         if not self._is_prepared(served):
@@ -155,6 +161,7 @@ class RetrainingRound:
         self._add_notes(**{**asdict(comparison), "questions": len(test), "is_warm": start is not None})
         if not comparison.passes:
             return self._finish(self._outcome("refused", comparison.reason, served))
+        asyncio.run(generations.require_active(self._settings, _tag(served)))
         self._record_model(self._read_notes()["name"])
         model_folder = self._work / "all" / "model"
         shutil.rmtree(model_folder / CHECKPOINT, ignore_errors=True)
@@ -279,7 +286,7 @@ class RetrainingRound:
                 folder = self._folder / name
                 done = asyncio.run(generations.rebuild(self._settings, folder, lambda one: on_progress(one.events)))
             print_line(self._console, f"{name}: {done.carried:,} states carried over, {done.users:,} users folded")
-            asyncio.run(generations.activate(self._settings, name))
+            asyncio.run(generations.activate(self._settings, name, replaces=notes["served"]))
         self._remove_old_models(name)
         reason = f"{name}; {notes['reason']}"
         return self._finish(self._outcome("activated", reason, served, name=name))

@@ -25,7 +25,7 @@ from app.serving import empty_model
 from app.serving.model_locations import models_of
 from app.settings import Settings
 from model.artifact import model_directory
-from model.artifact.model_directory import MANIFEST
+from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, make_key
 from model.training.train import train as train_model
 from storage.folders.folder import Folder
@@ -314,6 +314,43 @@ def test_a_worse_model_is_refused(
         assert (shop.report()["last"]["outcome"], shop.names()) == ("refused", [first])
     assert "fell to" in shop.report()["last"]["reason"]
     shop.follows(first)
+
+
+def test_a_model_that_an_operator_activates_meanwhile_stays_active(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the training, and during the rebuild."""
+    rebuild = generations.rebuild
+    trained: list[Artifact] = []
+
+    async def activated(name: str) -> None:
+        copied = trained[-1]
+        training = copied.config.training.model_copy(update={"seed": len(shop.names())})  # which gives another tag
+        config = copied.config.model_copy(update={"training": training})
+        model_directory.save(shop.models / name, copied.model, config, copied.items, copied.metrics)
+        await generations.activate(shop.settings, name)
+
+    def train(data: Path, *arguments: Any, **options: Any) -> Artifact:
+        trained.append(train_model(data, *arguments, **options))
+        if len(trained) == 2:
+            asyncio.run(activated("june"))
+        return trained[-1]
+
+    async def rebuilt(*arguments: Any) -> Rebuilt:
+        done = await rebuild(*arguments)
+        await activated("july")
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retraining_round, "train", train)
+        patch.setattr(generations, "rebuild", rebuilt)
+        for name, shoppers in (("june", 200), ("july", 110)):
+            shop.collect(shoppers)
+            outcome = shop.retrain()
+            assert (outcome.outcome, f"'{name}' was activated meanwhile" in outcome.reason) == ("refused", True)
+            shop.follows(name)
+    shop.collect(110)
+    outcome = shop.retrain()
+    assert (outcome.outcome, shop.report()["previous"]) == ("activated", "july")
+    assert shop.names() == sorted(["june", "july", outcome.name or ""])
 
 
 def test_the_trainer_is_alone(shop: Shop) -> None:
