@@ -40,7 +40,9 @@ class TrainingEvents:
         return self._reader.read(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
 
     def newest(self, max_rows: int, piece_rows: int = PIECE_ROWS) -> Iterator[pl.DataFrame]:
-        """Iterate over the newest whole days of events, as many as fit, at least one, in order of user and time.
+        """Iterate over the newest events that were logged, at most `max_rows` entries, in order of user and time.
+
+        Entries of one millisecond come together, so there may be slightly fewer, and more if the newest do not fit.
 
         A piece has all events of its users, and at most `piece_rows` entries more than those of its last user. Undone
         events and those of merged users are left out. Events of equal times keep the order of the log. What is archived
@@ -54,21 +56,24 @@ class TrainingEvents:
             first = last
 
     def _select(self, snapshot: ArchiveSnapshot, max_rows: int, piece_rows: int) -> _Newest:
-        files = _newest(self._files(snapshot), max_rows)
+        files = _newest_days(self._files(snapshot), max_rows)
         if not files:
-            return _Newest(frozenset(), {}, [""])
-        log = pl.scan_parquet([snapshot.path(file) for file in files])
+            return _Newest(frozenset(), 0, {}, [""])
+        whole_days = pl.scan_parquet([snapshot.path(file) for file in files])
+        begin_ms = _begin_ms(whole_days, max_rows)
+        log = whole_days.filter(pl.col("logged_ms") >= begin_ms)
         ends = log.group_by("partition").agg(pl.col("seq").max()).collect(engine="streaming")
         users = log.group_by("user_id").len().collect(engine="streaming").sort("user_id")
         pieces = users.group_by((pl.col("len").cum_sum() - 1) // piece_rows).agg(pl.col("user_id").max())
-        return _Newest(frozenset(file.day for file in files), dict(ends.iter_rows()), sorted(pieces["user_id"]))
+        days = frozenset(file.day for file in files)
+        return _Newest(days, begin_ms, dict(ends.iter_rows()), sorted(pieces["user_id"]))
 
     def _read(self, newest: _Newest, users: pl.Expr) -> pl.DataFrame:
         def read(snapshot: ArchiveSnapshot) -> pl.DataFrame:
             paths = [snapshot.path(file) for file in self._files(snapshot) if file.day in newest.days]
             if not paths:  # all were dropped meanwhile
                 return pl.DataFrame(schema=_schema())
-            events = effective_events(pl.scan_parquet(paths).filter(users, newest.is_archived()))
+            events = effective_events(pl.scan_parquet(paths).filter(users, newest.includes()))
             return events.sort("user_id", "timestamp_us", "seq").select(*COLUMNS).collect()
 
         return self._reader.read(read)
@@ -79,33 +84,40 @@ class TrainingEvents:
 
 @dataclass(frozen=True)
 class _Newest:
-    """The newest days of the archive at one moment. Its files may be merged into others afterwards.
+    """The newest entries of the archive at one moment. Its files may be merged into others afterwards.
 
+    days        the days on which they were logged
+    begin_ms    the time from which they were logged
     ends        partition -> its newest entry
     last_users  the last user of each piece
     """
 
     days: frozenset[str]
+    begin_ms: int
     ends: Mapping[int, int]
     last_users: list[str]
 
-    def is_archived(self) -> pl.Expr:
-        """Return the condition that an entry was archived at that moment."""
+    def includes(self) -> pl.Expr:
+        """Return the condition that an entry is one of them: logged since, and archived at that moment."""
         end = pl.col("partition").replace_strict(self.ends, default=0, return_dtype=pl.Int64)
-        return pl.col("seq") <= end
+        return (pl.col("logged_ms") >= self.begin_ms) & (pl.col("seq") <= end)
 
 
-def _newest(files: list[ArchiveFile], max_rows: int) -> list[ArchiveFile]:
-    """Return the files of the newest whole days, newest first."""
+def _newest_days(files: list[ArchiveFile], max_rows: int) -> list[ArchiveFile]:
+    """Return the files of the fewest newest days that have `max_rows` entries, or of all; newest first."""
     chosen: list[ArchiveFile] = []
-    rows = 0
     for day in sorted({file.day for file in files}, reverse=True):
-        of_day = [file for file in files if file.day == day]
-        rows += sum(file.rows for file in of_day)
-        if chosen and rows > max_rows:
+        if sum(file.rows for file in chosen) >= max_rows:
             break
-        chosen += of_day
+        chosen += [file for file in files if file.day == day]
     return chosen
+
+
+def _begin_ms(log: pl.LazyFrame, max_rows: int) -> int:
+    """Return the earliest time since which at most `max_rows` entries were logged, or that of the newest entry."""
+    logged = log.group_by("logged_ms").len().collect(engine="streaming").sort("logged_ms", descending=True)
+    fitting = logged.filter(pl.col("len").cum_sum() <= max_rows)
+    return int(logged["logged_ms"][max(1, len(fitting)) - 1])
 
 
 def _schema() -> dict[str, type[pl.DataType]]:

@@ -72,11 +72,15 @@ def archived(folder: Path, seed: int) -> TrainingEvents:
     return TrainingEvents(folder, "main")
 
 
-def whole_table(folder: Path, days: int = DAYS) -> pl.DataFrame:
-    """Read the newest days at once."""
-    paths = sorted(folder.glob("tenant=main/day=*"))[-days:]
-    log = pl.scan_parquet([file for path in paths for file in path.glob("*.parquet")], hive_partitioning=False)
-    return effective_events(log).sort("user_id", "timestamp_us", "seq").select(training_events.COLUMNS).collect()
+def whole_log(folder: Path) -> pl.DataFrame:
+    """Read all entries at once, in the order in which they were logged."""
+    return pl.read_parquet([*folder.glob("tenant=main/day=*/*.parquet")], hive_partitioning=False).sort("logged_ms")
+
+
+def whole_table(folder: Path, newest: int = ALL) -> pl.DataFrame:
+    """Return what counts of the newest entries."""
+    events = effective_events(whole_log(folder).tail(newest).lazy())
+    return events.sort("user_id", "timestamp_us", "seq").select(training_events.COLUMNS).collect()
 
 
 class TestNewest:
@@ -90,14 +94,35 @@ class TestNewest:
         assert len(set().union(*users)) == sum(map(len, users)), "a user is in one piece"
         assert (len(pieces) > 1) == (piece_rows < ALL)
 
-    def test_the_newest_whole_days_come_that_fit_and_at_least_one(self, tmp_path: Path) -> None:
-        events = archived(tmp_path, 0)
-        day_rows = [
-            sum(pl.scan_parquet(file).select(pl.len()).collect().item() for file in day.glob("*.parquet"))
-            for day in sorted(tmp_path.glob("tenant=main/day=*"))
-        ]
-        for max_rows, days in ((1, 1), (sum(day_rows[-2:]), 2), (sum(day_rows[-3:]) - 1, 2), (sum(day_rows), DAYS)):
-            assert_frame_equal(pl.concat(events.newest(max_rows, 30)), whole_table(tmp_path, days))
+    @pytest.mark.parametrize("seed", range(3))
+    def test_the_newest_entries_come_that_fit(self, tmp_path: Path, seed: int) -> None:
+        """Whole milliseconds of them, and at least one."""
+        events, logged_ms = archived(tmp_path, seed), whole_log(tmp_path)["logged_ms"].to_list()
+        for max_rows in (1, 2, 30, len(logged_ms) // 2, len(logged_ms) - 1, len(logged_ms), ALL):
+            newest = logged_ms[-max_rows:]
+            is_cut = len(newest) < len(logged_ms) and logged_ms[-max_rows - 1] == newest[0] < newest[-1]
+            rows = len(newest) - newest.count(newest[0]) if is_cut else len(newest)
+            assert_frame_equal(pl.concat(events.newest(max_rows, 30)), whole_table(tmp_path, rows))
+
+    def test_a_day_with_more_entries_is_cut(self, tmp_path: Path) -> None:
+        """As after a replay; whether it is the newest or not."""
+        for day, entries in enumerate((500, 20)):
+            begin = 1 + day * 500
+            log = [
+                EventEntry(
+                    "main",
+                    seq % 2,
+                    seq,
+                    day * DAY_MS + (seq - 1) // 5,
+                    Event(str(seq), f"u{seq}", "i", "click", 5, None),
+                )
+                for seq in range(begin, begin + entries)
+            ]
+            with ArchiveWriter.open(tmp_path) as writer:
+                writer.commit(log, dict.fromkeys(range(2), f"{log[-1].seq}-0"))
+            found = pl.concat(TrainingEvents(tmp_path, "main").newest(200, 30))
+            expected = [f"u{seq}" for seq in range(begin + entries - 200, begin + entries)]
+            assert sorted(found["user_id"]) == sorted(expected)
 
     def test_what_is_archived_or_merged_meanwhile_changes_nothing(self, tmp_path: Path) -> None:
         events = archived(tmp_path, 1)
