@@ -42,7 +42,7 @@ from model.artifact import item_statistics
 from model.artifact.item_statistics import NO_STATISTICS, ItemStatistics
 from model.artifact.item_table import LAYOUT, ItemTable
 from model.artifact.signatures import SIGNATURE, SignatureError, TrustedKeys
-from model.artifact.tensor_file import replace_tensors
+from model.artifact.tensor_file import replace_tensors, sync
 from model.config import ModelConfig, Recipe, ServedRecipe
 from model.content.content_map import NO_CONTENT, ContentMap
 from model.data.table import write_parquet
@@ -156,7 +156,10 @@ def write(
     metrics: dict[str, Any],
     statistics: ItemStatistics = NO_STATISTICS,
 ) -> None:
-    """Write a model directory; the manifest comes last, so a directory is complete or has none."""
+    """Write a model directory; the manifest comes last, so a directory is complete or has none.
+
+    When this returns, the directory survives a power cut.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, SIGNATURE):
         (directory / name).unlink(missing_ok=True)
@@ -172,7 +175,11 @@ def write(
     hashes = {name: _sha256(directory / name) for name in FILES if (directory / name).exists()}
     unfinished = directory / f"{MANIFEST}.unfinished"
     unfinished.write_text(json.dumps(hashes, indent=2) + "\n")
+    for name in (*hashes, unfinished.name):
+        sync(directory / name)
     os.replace(unfinished, directory / MANIFEST)
+    for place in (directory, directory.parent):
+        sync(place)
 
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -104,7 +104,10 @@ def read_signing_key(file: Path) -> Ed25519PrivateKey:
 def sign(directory: Path, manifest: bytes, key: Ed25519PrivateKey) -> None:
     """Sign these bytes, which are the directory's manifest, and write the signature."""
     unfinished = directory / f"{SIGNATURE}.unfinished"
-    unfinished.write_bytes(key.sign(manifest))
+    with unfinished.open("wb") as file:
+        file.write(key.sign(manifest))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(unfinished, directory / SIGNATURE)
 
 

@@ -1,4 +1,4 @@
-"""Writes files of tensors atomically: a file is complete, or unchanged."""
+"""Writes files of tensors atomically: a file is complete, or unchanged, even after a power cut."""
 
 from __future__ import annotations
 
@@ -27,4 +27,14 @@ def replace_tensors(
         raise OSError(f"'{path}' cannot be written: {exc}") from exc
     if mode_of is not None:
         shutil.copymode(mode_of, unfinished)
+    sync(unfinished)
     os.replace(unfinished, path)
+
+
+def sync(path: Path) -> None:
+    """Return when the content of a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
@@ -77,13 +75,6 @@ class TrainerReport:
     def write(self, folder: Folder) -> None:
         """Write the report into the models folder."""
         folder.add(REPORT, (json.dumps(asdict(self), indent=2) + "\n").encode())
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write the file in one step: a reader sees the old content or the new."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(text + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
 
 
 def print_line(console: Console, text: str) -> None:

@@ -32,7 +32,7 @@ from app.jobs.reports.job_progress import announced, counted
 from app.jobs.reports.phase_times import PhaseTimes, peak_bytes
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
-from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
+from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line
 from app.jobs.retraining.round_data import RoundData
 from app.jobs.retraining.shop_items import items_of_store
 from app.jobs.retraining.warm import model_to_continue
@@ -43,6 +43,7 @@ from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
+from model.artifact.tensor_file import sync
 from model.config import FULL_EVERY, Config, DataCard, TrainConfig, preset, warm_training
 from model.evaluation.holdout_comparison import HoldoutComparison
 from model.lisa.item_followers import Lift
@@ -53,6 +54,7 @@ from model.training.threads import cores_in_use
 from model.training.train import train, train_warm
 from model.training.warm_start import WarmStartError
 from storage.archive.training_events import TrainingEvents
+from storage.folders.local_folder import LocalFolder
 from storage.records import KnownGeneration
 
 MIN_HELD_OUT_EVENTS = 100
@@ -167,7 +169,9 @@ class RetrainingRound:
         shutil.rmtree(model_folder / CHECKPOINT, ignore_errors=True)
         if signing_key is not None:
             sign(model_folder, (model_folder / MANIFEST).read_bytes(), signing_key)
-        model_folder.rename(self._folder / self._read_notes()["name"])
+        named = model_folder.rename(self._folder / self._read_notes()["name"])
+        for folder in (named, self._folder):
+            sync(folder)
         return self._go_live(served)
 
     def _served_model(self) -> Artifact | None:
@@ -310,15 +314,20 @@ class RetrainingRound:
     # ---- notes and report
 
     def _read_notes(self) -> dict[str, Any]:
-        """Return the notes of this round; none before its data are complete."""
+        """Return the notes of this round; none before its data are complete, or if they cannot be parsed."""
+        path = self._work / ROUND
         try:
-            notes: dict[str, Any] = json.loads((self._work / ROUND).read_text(encoding="utf-8"))
+            notes: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            return {}
+        except ValueError as exc:
+            print_line(self._console, f"starting the round from the beginning: '{path}' is damaged: {exc}")
+            path.unlink()
             return {}
         return notes
 
     def _add_notes(self, **facts: object) -> None:
-        write_atomically(self._work / ROUND, json.dumps(self._read_notes() | facts, indent=2))
+        LocalFolder(self._work).add(ROUND, json.dumps(self._read_notes() | facts, indent=2).encode())
 
     def _record_model(self, name: str) -> None:
         report = TrainerReport.read(self._models.folder)

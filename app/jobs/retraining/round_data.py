@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from app.jobs.retraining.shop_items import ItemsById, put_over_file
+from model.artifact.tensor_file import sync
 from model.config import EVENT_WEIGHTS
 from model.data.table import SUFFIXES, sink_parquet, write_parquet
 from model.evaluation.holdout_comparison import HoldoutComparison, mark_for_comparison, split_for_comparison
@@ -68,7 +69,10 @@ class RoundData:
         return split_for_comparison(self._events(), unseen_after_ms)
 
     def write_directories(self, past: pl.LazyFrame, archive: Folder, of_store: ItemsById) -> None:
-        """Write the data directories. The store's item data override the table of items in the archive's folder."""
+        """Write the data directories. The store's item data override the table of items in the archive's folder.
+
+        When this returns, the round's data survive a power cut.
+        """
         for name, events in (("past", past), ("all", self._events())):
             directory = self.directory(name)
             directory.mkdir(parents=True)
@@ -79,6 +83,8 @@ class RoundData:
                 with suppress(FileNotFoundError):
                     shutil.copy(archive.path(f"items{suffix}"), directory / f"items{suffix}")
             put_over_file(directory, of_store)
+        for path in (self._folder, *self._folder.rglob("*")):
+            sync(path)
 
     def _events(self) -> pl.LazyFrame:
         return pl.scan_parquet(sorted(self._pieces.iterdir()))

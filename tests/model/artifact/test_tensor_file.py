@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,26 @@ def test_tensors_without_room_are_an_os_error_and_the_file_stays_as_it_was(tmp_p
         replace_tensors(path, {"weight": torch.zeros(100_000)})
     assert list(tmp_path.iterdir()) == [path]
     assert load_file(path)["weight"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_tensors_are_on_the_disk_before_they_replace_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(("fsync", os.fstat(descriptor).st_ino))
+
+    def replaced(unfinished: Path, path: Path) -> None:
+        calls.append(("replace", unfinished.stat().st_ino))
+        replace(unfinished, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    path = tmp_path / "weights.safetensors"
+    replace_tensors(path, {"weight": torch.ones(3)})
+    number = path.stat().st_ino
+    assert calls == [("fsync", number), ("replace", number)]
 
 
 def test_a_table_without_room_is_an_os_error(tmp_path: Path) -> None:

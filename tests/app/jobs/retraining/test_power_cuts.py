@@ -1,0 +1,61 @@
+"""What of a round is on the disk when something that lasts depends on it."""
+
+from __future__ import annotations
+
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from app.jobs import generations
+from app.jobs.retraining import round as retraining_round
+from app.jobs.retraining.loop import run_trainer
+from model.training.train import train as train_model
+from tests.app.jobs.retraining.shops import PLAN, Shop
+
+
+def test_a_round_is_on_the_disk_before_it_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data before the notes say that they are complete, and its model before it is activated."""
+    synced: set[int] = set()
+    fsync, activate = os.fsync, generations.activate
+    checked: list[str] = []
+
+    def recorded(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def lost(folder: Path) -> list[Path]:
+        return [path for path in (folder, *folder.rglob("*")) if path.stat().st_ino not in synced]
+
+    def train(data: Path, out: Path, *arguments: Any, **options: Any) -> Any:
+        if data.parent.name == "past":
+            assert [path for path in lost(shop.models / ".retraining") if out not in (path, *path.parents)] == []
+            checked.append("data")
+        return train_model(data, out, *arguments, **options)
+
+    async def activated(settings: Any, name: str, *arguments: Any, **options: Any) -> Any:
+        assert shop.models.stat().st_ino in synced
+        assert lost(shop.models / name) == []
+        checked.append("model")
+        return await activate(settings, name, *arguments, **options)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(retraining_round, "train", train)
+    monkeypatch.setattr(generations, "activate", activated)
+    shop.collect(200)
+    assert shop.retrain().outcome == "activated"
+    assert checked == ["data", "model"]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"name": "20', b"\0\0\0\0", b"\xff"])
+def test_torn_notes_begin_the_round_again(shop: Shop, torn: bytes) -> None:
+    notes = shop.models / ".retraining" / "round.json"
+    notes.parent.mkdir(parents=True)
+    notes.write_bytes(torn)
+    lines = StringIO()
+    outcome = run_trainer(shop.settings, PLAN, None, Console(file=lines), shop.trainer)
+    assert (outcome.outcome, notes.exists()) == ("waiting", False)
+    assert lines.getvalue().count("round.json' is damaged") == 1
