@@ -70,6 +70,21 @@ def test_every_command_of_lisarec_has_the_options_that_a_page_gives_it(page: Pat
         assert {word for word in words if word.startswith("--")} <= options, line
 
 
+def test_commands_on_a_machine_with_systemd_have_the_variables_of_the_units(tmp_path: Path) -> None:
+    page = FOLDER / "systemd.md"
+    (unit,) = [text for text in blocks(page, "ini") if "EnvironmentFile=" in text and "NUMBA_CACHE_DIR" in text]
+    (script,) = [text for text in blocks(page, "sh") if text.startswith("#!/bin/sh")]
+    (tmp_path / "lisarec.env").touch()
+    for path in ("/etc/lisarec/lisarec.env", "/etc/lisarec/secrets/redis_password"):
+        script = script.replace(path, str(tmp_path / "lisarec.env"))
+    script = script.replace("/var/lib/lisarec\n", f"{tmp_path}\n")
+    script = re.sub(r"^exec .*", "exec env", script, flags=re.MULTILINE)
+    done = subprocess.run(["/bin/sh", "-ec", script], capture_output=True, text=True, timeout=60, check=True, env={})
+    wanted = set(re.findall(r"^Environment=([^%\n]*)$", unit, re.MULTILINE))  # %d: the folder of credentials
+    assert {line.partition("=")[0] for line in wanted} >= {"NUMBA_CACHE_DIR", "LISAREC_CACHE_DIR"}
+    assert wanted <= set(done.stdout.splitlines())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_compose_takes_what_a_page_adds_to_its_file(page: Path, tmp_path: Path) -> None:
     if shutil.which("docker-compose") is None:
