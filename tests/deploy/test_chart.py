@@ -216,8 +216,15 @@ def test_with_buckets_no_volume_is_shared() -> None:
         mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert mounted - {"/keys"} == {"/tmp", "/secrets", environment["LISAREC_CACHE_DIR"]}
         policy = named(manifests, "NetworkPolicy", component)["spec"]
-        assert {"ports": [{"port": 443}]} in policy["egress"]
+        *_, bucket, identity = policy["egress"]
+        assert (bucket, identity["ports"]) == ({"ports": [{"port": 443}]}, [{"port": 80}, {"port": 988}])
+        assert {"169.254.169.254/32", "169.254.170.23/32"} < {one["ipBlock"]["cidr"] for one in identity["to"]}
     assert "envFrom" not in pods(manifests)["redis"]["containers"][0]
+
+
+def test_without_a_service_account_no_pod_reaches_the_credentials_of_its_machine() -> None:
+    storage = {"models": {"url": "s3://shop/models"}, "bucket": {"secret": "bucket-keys"}}
+    assert "ipBlock" not in str(render({"storage": storage}))
 
 
 def test_only_who_has_business_there_reaches_a_pod() -> None:
