@@ -1,4 +1,4 @@
-"""Tables of delimited text, from data directories and shops' programs: separators, encodings, broken lines."""
+"""Tables of delimited text, from data directories and shops' programs: separators, encodings, lines, days as numbers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from model.data.interactions import DataError
 SEPARATORS = ("\t", ";", ",", "|")
 QUOTED = re.compile(r'"[^"]*"')
 CHUNK = 1 << 20
+COMPACT_DAY = r"^((?:19|20)\d{2})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
 
 
 @dataclass(frozen=True)
@@ -154,3 +155,11 @@ def _is_mostly_broken(raw: bytes) -> bool:
     beyond = len(raw) - len(raw.decode("ascii", errors="ignore"))
     lost = len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
     return 2 * lost > beyond
+
+
+def are_compact_days(cells: pl.Series) -> bool:
+    """Return whether all numbers of a column can be days such as 20251224, which is in August 1970 as Unix seconds."""
+    numbers = cells.cast(pl.Float64, strict=False)
+    if not numbers.is_between(19_000_101, 20_991_231).all() or not numbers.count():
+        return False
+    return bool(cells.filter(numbers.is_not_null()).str.contains(COMPACT_DAY + r"(\.0+)?$").all())

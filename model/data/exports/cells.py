@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
+from model.data.delimited_text import COMPACT_DAY, are_compact_days
+
 DecimalSign = Literal[".", ","]
 
 CURRENCIES = r"(?i)[€$£¥]|EUR|USD|GBP|CHF"
@@ -15,7 +17,6 @@ _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
 _CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
 _ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
 _LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
-_COMPACT_DAY = r"^((?:19|20)\d{2})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
 _DAYS_WITH_SLASHES = r"^(\d{2})/(\d{2})/(\d{4})"
 
 
@@ -40,7 +41,7 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     """
     texts = cells.fill_null("").str.strip_chars()
     if are_compact_days(texts):
-        texts = texts.str.replace(_COMPACT_DAY + r"(\.0+)?$", "${1}-${2}-${3}")
+        texts = texts.str.replace(COMPACT_DAY + r"(\.0+)?$", "${1}-${2}-${3}")
     seconds = texts.cast(pl.Float64, strict=False)
     iso = texts.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
     local, either_way = _local_times(texts)
@@ -57,14 +58,6 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     return Times(us, us.is_null() & local.is_not_null(), us.is_null() & either_way)
 
 
-def are_compact_days(cells: pl.Series) -> bool:
-    """Return whether all numbers of a column can be days such as 20251224, which is in August 1970 as Unix seconds."""
-    numbers = cells.cast(pl.Float64, strict=False)
-    if not numbers.is_between(19_000_101, 20_991_231).all() or not numbers.count():
-        return False
-    return bool(cells.filter(numbers.is_not_null()).str.contains(_COMPACT_DAY + r"(\.0+)?$").all())
-
-
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return local times as 2025-12-24T18:30:00, null for other cells, and which cells are ambiguous."""
     tidy = texts.str.replace_all(r"\b(\d)([./:])", "0${1}${2}")
@@ -77,7 +70,7 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
         tidy = tidy.str.replace(_DAYS_WITH_SLASHES, "${3}-${1}-${2}")
     tidy = tidy.str.replace(r"^(\d{2})\.(\d{2})\.(\d{4})", "${3}-${2}-${1}")
     tidy = tidy.str.replace(r"^(\d{4})/(\d{2})/(\d{2})", "${1}-${2}-${3}")
-    tidy = tidy.str.replace(_COMPACT_DAY + r" +(\d+:)", "${1}-${2}-${3} ${4}")
+    tidy = tidy.str.replace(COMPACT_DAY + r" +(\d+:)", "${1}-${2}-${3} ${4}")
     tidy = tidy.str.replace(_ISO_DAY + r"$", "${1}T00:00:00")
     tidy = tidy.str.replace(_ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
     tidy = tidy.str.replace(r"T(\d{2}:\d{2})$", "T${1}:00")
