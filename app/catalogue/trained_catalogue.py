@@ -70,7 +70,7 @@ class EncodedItems(Sequence[ScoredItem]):
         return cls([item.item_id for item in items], texts)
 
     @classmethod
-    def of(cls, items: Iterable[ScoredItem]) -> Self:
+    def of(cls, items: Sequence[ScoredItem]) -> Self:
         """Return the items as JSON."""
         return cls([item["item_id"] for item in items], [orjson.dumps(item)[:-1] for item in items])
 
@@ -86,6 +86,11 @@ class EncodedItems(Sequence[ScoredItem]):
             return [orjson.loads(text + b"}") for text in self.texts[place]]
         item: ScoredItem = orjson.loads(self.texts[place] + b"}")
         return item
+
+    @classmethod
+    def without_scores(cls, items: Sequence[ScoredItem]) -> Self:
+        """Return the items with their places, counted from the end of the list, in place of the scores."""
+        return cls.of([{**item, "score": len(items) - place} for place, item in enumerate(items)])
 
     def add_field(self, place: int, name: bytes, value: bytes) -> None:
         """Add a field, whose value is JSON, to the item at that position."""

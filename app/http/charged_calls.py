@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from app.catalogue.trained_catalogue import encode, encoded_pieces
+from app.catalogue.trained_catalogue import EncodedItems, encode, encoded_pieces
 from app.errors import InvalidRequest, ItemNotFound, SealingNotConfigured, TooManyEvents, details_of
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
@@ -307,14 +307,16 @@ async def _recommend_as_json(
     for place, request in enumerate(requests):
         if request.exclude_events:  # those of a scenario were checked when it was stored, maybe with another model
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
-    resolved = _resolve(service, requests)
+    resolved, is_public = _resolve(service, requests), caller.key is not None and caller.key.is_public
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
-    for request in resolved:
-        if request.state is not None:
-            open_state(services, caller, request.state)
+    for state in [request.state for request in resolved if request.state is not None]:
+        open_state(services, caller, state)
     answers = []
     async with nullcontext() if has_turn else services.turn_to_read(caller.requester, is_large=is_large):
-        for answer in await service.switcher.recommender.recommend(resolved, caller.requester):
+        found = await service.switcher.recommender.recommend(resolved, caller.requester)
+        for request, answer in zip(resolved, found, strict=True):
+            if is_public and request.weighs_properties:
+                answer["items"] = EncodedItems.without_scores(answer["items"])
             answers.append(encoded_pieces(answer))
             if len(answer["items"]) > SHORT_LIST:
                 await asyncio.sleep(0)  # let other requests run

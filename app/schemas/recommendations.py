@@ -255,6 +255,11 @@ class RecommendationRequest(RecommendationQuery):
         return [EventRule(self.exclude_events, self.within)] if self.exclude_events else []
 
     @property
+    def weighs_properties(self) -> bool:
+        """Whether the scores depend on properties of the items, such as margins."""
+        return self.objective is not None or isinstance(self.boost, tuple)
+
+    @property
     def seen_rule(self) -> SeenRule:
         """Which seen items are left out; with `mode` repeat none, unless the request or its scenario says so."""
         is_default = self.mode == "repeat" and "exclude_seen" not in self.model_fields_set

@@ -101,9 +101,11 @@ async def post_portable_recommendations(body: JsonBody, services: ServicesDep, c
     """Recommend items for a sealed state, or popular items without one.
 
     The body is that of `POST /v1/recommendations` for one user. A page key names a `scenario` and must not send
-    `filter`, `max_per`, `objective` or expressions in `boost`. `exclude_seen=all` and `exclude_events` use the events
-    that the state carries. If there were more events, `seen_events_limit` says how many the state carries. A state has
-    no log, so `mode` `repeat` is a 422.
+    `filter`, `max_per`, `objective`, `explain` or expressions in `boost`. If the scenario has an objective or such
+    expressions, `score` is only the item's place, counted from the end of the list.
+
+    `exclude_seen=all` and `exclude_events` use the events that the state carries. If there were more events,
+    `seen_events_limit` says how many the state carries. A state has no log, so `mode` `repeat` is a 422.
     """
     return Response(await recommend_portable(services, caller, body), media_type="application/json")
 
@@ -141,17 +143,18 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
     size = size_of(body)
     request = work() if size <= LONG_BODY else await services.shared_thread.run(work, ID_COST * size, caller.requester)
     if caller.key is not None and caller.key.is_public:
-        _refuse_expressions(request)
+        _refuse_properties(request)
     if is_first and request.state is not None:
         generation = services.by_tenant[caller.tenant].switcher.current.generation
         request.state.opened = PortableState.empty(generation)
     return await recommend(services, caller, request)
 
 
-def _refuse_expressions(request: RecommendationRequest) -> None:
+def _refuse_properties(request: RecommendationRequest) -> None:
     """Reject fields that would reveal item properties, such as margins, to anyone who reads a page's key."""
-    has_properties = request.max_per or request.objective is not None
-    if request.filter is not None or isinstance(request.boost, tuple) or has_properties:
+    if request.explain:
+        raise Forbidden("with a page key, leave out `explain`, which shows what an objective or a boost adds")
+    if request.filter is not None or request.max_per or request.weighs_properties:
         raise Forbidden(
             "with a page key, put filter, boost expressions, max_per and objective into a scenario, and pass its name"
         )

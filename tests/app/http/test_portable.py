@@ -307,10 +307,36 @@ class TestPages:
             {"max_per": {"supplier": 1}},
             {"objective": {"property": "margin"}},
             {"debug": True},
+            {"scenario": "home", "explain": True},
         ],
     )
     def test_find_out_no_properties(self, page: Callable[..., httpx.Response], wish: dict[str, Any]) -> None:
         assert_refused(page(LISTS, wish), 403)
+
+    @pytest.mark.parametrize("settings", [{"objective": {"property": "margin"}}, {"boost": ["item.margin"]}])
+    def test_see_no_properties_in_the_scores_of_a_scenario(self, keyed: Client, settings: dict[str, Any]) -> None:
+        text, key = make("main", ["catalogue:write", "scenarios:write"])
+        assert keyed.settings.keys_file is not None
+        add(keyed.settings.keys_file, key)
+        for row in range(3):
+            values = {"title": 'a "score":1', "properties": {"margin": 1.0 + row}}
+            assert (
+                keyed.request("PUT", f"/v1/items/{item_id(row)}", json=values, headers=bearer(text)).status_code == 200
+            )
+        assert (
+            keyed.request("PUT", "/v1/admin/scenarios/weighed", json=settings, headers=bearer(text)).status_code == 200
+        )
+        page, backend = (
+            self.caller(keyed, "portable", origins=[SHOP]),
+            self.caller(keyed, "portable"),
+        )
+        state = page(EVENTS, {"events": events_of(*range(12))}).json()["state"]
+        for known in ({}, {"state": state}):
+            of_page, of_backend = (
+                call(LISTS, {**known, "scenario": "weighed"}).json()["items"] for call in (page, backend)
+            )
+            assert [{**item, "score": None} for item in of_page] == [{**item, "score": None} for item in of_backend]
+            assert [item["score"] for item in of_page] == [*range(len(of_page), 0, -1)]
 
     def test_post_at_most_100_events_on_items_that_are_known(self, page: Callable[..., httpx.Response]) -> None:
         assert_refused(page(EVENTS, {"events": events_of(*range(101))}), 413)
