@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 
 import httpx
+import pytest
 from playwright._impl._driver import compute_driver_executable
 
 from benchmarks.harness.service_process import free_port, wait_until_ready
-from tests.clients.conftest import ROOT, Service
+from tests.clients.conftest import HOW_TO, ROOT, Service
 
 NODE = compute_driver_executable()[0]  # the one that Playwright brings
 TIMEOUT_S = 60
@@ -72,3 +74,42 @@ def test_node(service: Service, integration_script: Callable[[str], str]) -> Non
         backend.kill()
         backend.wait()
     assert "seen-before-login" in service.logged_ids("ann")
+
+
+VISITOR = """
+const stored = new Map([["state", "old"]]), posted = []
+const key = "KEY", answers = ANSWERS
+globalThis.localStorage = new Proxy({}, {
+  get: (_, name) => name == "removeItem" ? name => stored.delete(name) : stored.get(name),
+  set: (_, name, value) => stored.set(name, String(value)),
+})
+globalThis.fetch = async (_, { body }) => {
+  posted.push(JSON.parse(body).state ?? null)
+  const [status, answer] = answers.shift()
+  return { ok: status == 200, status, json: async () => answer }
+}
+process.on("exit", () => console.log(JSON.stringify([stored.get("state"), posted])))
+process.on("uncaughtException", () => {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "stored", "posted"),
+    [
+        (429, "too_many_requests", "old", ["old"]),
+        (422, "too_many_events", "old", ["old"]),
+        (422, "sealed_state_expired", "new", ["old", None, "new"]),
+        (422, "invalid_sealed_state", "new", ["old", None, "new"]),
+    ],
+)
+def test_a_page_keeps_its_sealed_state_unless_that_cannot_be_opened(
+    status: int, code: str, stored: str, posted: list[str | None]
+) -> None:
+    page = (HOW_TO / "integrate" / "sealed-states.md").read_text()
+    script = re.search(r"^```js\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert script is not None
+    answers = [[status, {"error": {"code": code}}], [200, {"state": "new"}], [200, {"items": []}]]
+    program = VISITOR.replace("ANSWERS", json.dumps(answers)) + script[1]
+    command = [NODE, "--input-type=module", "-e", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert json.loads(done.stdout) == [stored, posted], done.stderr
