@@ -133,6 +133,8 @@ class Outbox:
             self._drop_refused(invalid, answer)
         elif answer.status_code in REFUSED_AS_A_WHOLE and len(batch) > 1:
             self._batch_size = len(batch) // 2
+        elif answer.status_code in REFUSED_AS_A_WHOLE:
+            self._drop_refused({batch[0][0]}, answer)
         elif sum(parse_response(answer).get(name, 0) for name in ("accepted", "duplicates")) == len(batch):
             self._remove_oldest(len(batch))
             self._batch_size = min(2 * self._batch_size, BATCH_SIZE)  # one large event must not keep batches small

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -9,7 +10,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from clients.lisarec_client import LisarecError, responses
-from tests.clients.conftest import Connect, Service
+from tests.clients.conftest import Connect, Exchange, Front, Service
+from tests.waiting import PATIENCE_S
 
 
 class NoService(BaseHTTPRequestHandler):
@@ -62,3 +64,23 @@ def test_the_address_and_the_key_are_checked_once_when_a_program_starts(service:
         connect("http://127.0.0.1:9").check()
     assert (unreachable.value.code, unreachable.value.status) == ("unreachable", 0)
     assert time.monotonic() - begin_s < responses.RETRY_FOR_S
+
+
+@pytest.mark.parametrize(("status", "code"), [(422, "too_many_new_users_at_once"), (413, "body_too_large")])
+def test_an_event_that_is_refused_alone_does_not_hold_up_the_others(
+    service: Service, front: Front, connect: Connect, ann: str, status: int, code: str
+) -> None:
+    def refuse_strangers(exchange: Exchange) -> None:
+        if any(event["user_id"] == "stranger" for event in json.loads(exchange.body)):
+            exchange.refuse(status, code, None)
+        else:
+            exchange.forward()
+
+    front.play = refuse_strangers
+    client = connect(front.url)
+    first = client.event(ann, "item-1")
+    client.event("stranger", "item-2")
+    last = client.event(ann, "item-3")
+    assert not client.flush(PATIENCE_S)
+    assert client.outbox.refused == 1
+    assert service.logged_ids(ann) == [first, last]

@@ -64,10 +64,10 @@ class Misfortune:
         exchange.refuse(429, "too_many_requests")
 
     def do_say_too_large(self, exchange: Exchange) -> None:
-        exchange.refuse(413, "body_too_large", None)
-
-    def do_say_too_many_new_users(self, exchange: Exchange) -> None:
-        exchange.refuse(422, "too_many_new_users_at_once", None)
+        """An event that is refused alone would be dropped."""
+        if len(json.loads(exchange.body)) == 1:
+            return exchange.forward()
+        return exchange.refuse(*self._random.choice([(413, "body_too_large"), (422, "too_many_new_users_at_once")]))
 
     def do_answer_something_else(self, exchange: Exchange) -> None:
         exchange.answer(200, b"<h1>Welcome to the hotel's network</h1>")
