@@ -18,6 +18,7 @@ export class Outbox {
   #sending: Promise<void> | null = null
   #closed = false
   #batchSize = BATCH_SIZE
+  #refusedAtFlush = 0
   #wake: (() => void) | null = null
 
   constructor(
@@ -40,14 +41,16 @@ export class Outbox {
 
   /** Waits until the queue is empty. Resolves to whether the service has logged all events since the last flush. */
   async flush(timeoutMs: number): Promise<boolean> {
-    const refused = this.refused
     let timer: ReturnType<typeof setTimeout> | undefined
     const late = new Promise<boolean>((resolve) => (timer = setTimeout(resolve, timeoutMs, true)))
     while (this.#sending) {
       if (await Promise.race([this.#sending.then(() => false), late])) return false
     }
     clearTimeout(timer)
-    return this.#waiting.length === 0 && this.refused === refused
+    if (this.#waiting.length) return false
+    const allAccepted = this.refused === this.#refusedAtFlush
+    this.#refusedAtFlush = this.refused
+    return allAccepted
   }
 
   /** Flushes and closes the queue. */

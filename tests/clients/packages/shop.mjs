@@ -44,6 +44,11 @@ shop.event(user, "item-5")
 assert.equal(await shop.flush(60_000), false)
 assert.equal(shop.outbox.refused, 1)
 assert.match(said.pop(), /the service rejected 1 events: 422 invalid_events/)
+shop.event(user, "item-4", { type: "no such type!" })
+while (shop.outbox.refused < 2) await new Promise((resolve) => setTimeout(resolve, 10)) // refused before the flush
+assert.equal(await shop.flush(60_000), false)
+assert.equal(await shop.flush(60_000), true)
+said.pop()
 
 // a service that fails: the fallback in time, and each event once
 const failing = new LisarecClient(front, { ...patient, timeoutMs: 200 })
