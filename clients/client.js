@@ -1,44 +1,40 @@
 {
-  let { src, dataset } = document.currentScript, waiting = new Map(), store = {}, held = 0, quiet
+  let { src, dataset } = document.currentScript, todo = new Map(), kept = {}, held = 0, mute
   let warn = why => (warn = Boolean, console.warn("lisarec dropped", why))
-  try { store = localStorage || store } catch {}
-  for (const name in store) if (/^lisarec:/.test(name)) held = waiting.set(name, store[name]).size
-
-  let newId = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx") // UUIDv7
+  try { kept = localStorage || kept } catch {}
+  for (const name in kept) if (/^lisarec:/.test(name)) held = todo.set(name, kept[name]).size
+  let uuid = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx")
     .replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16))
-
-  let visitor = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
-
-  let push = event => {
-    if (!visitor()) document.cookie = `lisarec=visitor-${newId()}; Path=/; Max-Age=31536000; SameSite=Lax${/^https/.test(location) ? "; Secure" : ""}`
-    let event_id = newId(), user_id = visitor(), name = "lisarec:" + event_id
+  let user = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
+  let push = event => { try { add(event) } catch (why) { warn(why) } }
+  let add = event => {
+    if (!user()) document.cookie = `lisarec=visitor-${uuid()}; Path=/;Max-Age=31536000;SameSite=Lax${/^https/.test(location) ? ";Secure" : ""}`
+    let event_id = uuid(), user_id = user(), name = "lisarec:" + event_id
     if (!user_id || held > 99) return send(warn(user_id ? "overflow" : "no cookie"))
+    todo.set(name, JSON.stringify({ event_id, user_id, ...event }))
     held++
-    waiting.set(name, JSON.stringify({ event_id, user_id, ...event }))
-    try { store[name] = waiting.get(name) } catch {}
+    try { kept[name] = todo.get(name) } catch {}
     send()
   }
-
   let send = async () => {
-    let batch = [...waiting].sort().slice(0, 20)
-    if (!batch[0] || quiet) return
-    batch.map(([name]) => waiting.delete(name))
-    let done = []
+    let lot = [...todo].sort().slice(0, 20)
+    if (!lot[0] || mute) return
+    lot.map(([name]) => todo.delete(name))
+    let done = [], body = `[${lot.map(([, text]) => text)}]`
     try {
-      let answer = await fetch(new URL("v1/events", src), {
-        method: "POST", keepalive: 1, body: `[${batch.map(([, text]) => text)}]`,
+      let got = await fetch(new URL("v1/events", src), {
+        method: "POST", keepalive: body.length < 2e4, body,
         headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" }
       })
-      setTimeout(() => quiet = 0, 1e3 * (quiet = answer.headers.get("Retry-After")))
-      if (answer.ok) done = batch
-      let { error, refused } = await answer.json()
+      setTimeout(() => mute = 0, 1e3 * (mute = got.headers.get("Retry-After")))
+      if (got.ok) done = lot
+      let { error, refused } = await got.json()
       refused && warn("unknown items")
-      if (answer.status == 422) done = error.details.map(one => (warn(one), batch[one.index]))
+      if (got.status == 422) done = error.details.map(one => (warn(one), lot[one.index]))
     } catch {}
-    batch.map(one => done.includes(one) ? delete store[one[0]] && held-- : waiting.set(...one))
+    lot.map(one => done.includes(one) ? delete kept[one[0]] && held-- : todo.set(...one))
     done[0] && send()
   }
-
   self.lisarec?.forEach?.(push)
   self.lisarec = { push }
   setTimeout(send, 1e3)

@@ -228,6 +228,25 @@ def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, co
     assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
 
 
+def test_a_large_event_does_not_hold_up_the_others(page: Page, shop: Shop, context: BrowserContext) -> None:
+    page.evaluate("lisarec.push({item_id: 'x'.repeat(70000)})")
+    push(page, "item-1")
+    wait_until(lambda: page.evaluate(STORED) == [])
+    assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
+
+
+def test_an_event_that_is_no_json_does_not_hold_up_the_others(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    broken = "<script>lisarec = [{item_id: 1n}, {item_id: 'item-1'}]</script>"
+    shop.pages["/"] = broken + shop.pages["/"]
+    enter(page, shop)
+    page.evaluate("for (let n = 0; n < 100; n++) lisarec.push({item_id: 1n})")
+    push(page, "item-2")
+    wait_until(lambda: len(shop.service.log(visitor(context))) == 2)
+    assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
+
+
 @pytest.mark.parametrize(
     ("item_ids", "why"),
     [
