@@ -89,7 +89,7 @@ class Recommender:
 
     def _request(self, body: dict[str, object]) -> RecommendationRequest:
         from app.errors import InvalidRequest
-        from app.http.charged_calls import parse
+        from app.http.dependencies import parse
         from app.schemas.recommendations import RecommendationRequest
         from lisarec.local_service import as_value_error
 

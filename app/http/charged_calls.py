@@ -5,18 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from app.catalogue.trained_catalogue import EncodedItems, encode, encoded_pieces
-from app.errors import InvalidRequest, ItemNotFound, SealingNotConfigured, TooManyEvents, details_of
+from app.errors import ItemNotFound, SealingNotConfigured, TooManyEvents
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
 from app.http.auth.sealed_states import StateSealer
-from app.http.dependencies import LONG_BODY_BYTES, parse_json
+from app.http.dependencies import LONG_BODY_BYTES, parse, parse_json
 from app.http.services import Services
 from app.recommendation import scenarios
 from app.recommendation.cost import (
@@ -53,8 +50,6 @@ NUMBERS_OF_ITEM = 25  # vector elements that take as long to parse as an item wi
 SHORT_LIST = 100  # items, whose JSON takes some microseconds
 FEW_ITEMS, ITEM_COST = 50, 500.0  # items parsed within half a millisecond; of parsing one, where a byte costs 1
 INVALID = "the body is not a valid request"
-
-SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 
 async def append_events(services: Services, caller: Caller, body: bytes) -> EventCounts:
@@ -380,14 +375,6 @@ def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
     if isinstance(body, dict) and "requests" in body:
         return parse(RecommendationBatch, body, INVALID)
     return parse(RecommendationRequest, body, INVALID)
-
-
-def parse(schema: type[SchemaT], body: object, problem: str) -> SchemaT:
-    """Validate a parsed body and return the request; raises InvalidRequest with the problem as its message."""
-    try:
-        return schema.model_validate(body)
-    except ValidationError as exc:
-        raise InvalidRequest(problem, details_of(exc)) from None
 
 
 def size_of(body: object) -> int:

@@ -1,4 +1,4 @@
-"""Tables of delimited text, from data directories and shops' programs: separators, encodings, lines, days as numbers."""
+"""Tables of delimited text, from data directories and shops' programs: separators, encodings, days as numbers."""
 
 from __future__ import annotations
 

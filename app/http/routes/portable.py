@@ -13,13 +13,12 @@ from app.http.charged_calls import (
     INVALID,
     LONG_BODY,
     charged_sender,
-    parse,
     parsed_write,
     recommend,
     sealer_of,
     size_of,
 )
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep, parse
 from app.http.openapi import COMPONENT, component_schemas, errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.http.services import Services

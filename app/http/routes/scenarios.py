@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import Path, Response
 
 from app.http.access import audit, charge_operation, needs
-from app.http.charged_calls import INVALID, parse, preview_scenario, put_scenario
-from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
+from app.http.charged_calls import INVALID, preview_scenario, put_scenario
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example, parse
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import SCENARIOS
