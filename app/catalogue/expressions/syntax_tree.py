@@ -186,12 +186,18 @@ class _Reader:
         if expr.HasField("call_expr"):
             return self._call(expr.call_expr, position, self.overloads.get(expr.id, ""))
         if expr.HasField("list_expr"):
-            if expr.id in self.mixed and len(expr.list_expr.elements):
-                return Unsupported(position, "a list of values of different types")
-            return Elements(position, tuple(map(self.node, expr.list_expr.elements)))
+            elements = tuple(map(self.node, expr.list_expr.elements))
+            return self._mixed(position, elements) if expr.id in self.mixed else Elements(position, elements)
         if expr.HasField("comprehension_expr"):
             return self._quantifier(expr.comprehension_expr, position)
         return Unsupported(position, "a field of a value" if expr.HasField("select_expr") else "a map or a message")
+
+    def _mixed(self, position: int, elements: Sequence[Node]) -> Node:
+        """Return a list whose elements have no common type: whole numbers among others become such."""
+        numbers = [one for one in elements if isinstance(one, Constant) and type(one.value) in (int, float)]
+        if len(numbers) < len(elements):
+            return Unsupported(position, "a list of values of different types")
+        return Elements(position, tuple(Constant(one.position, float(one.value)) for one in numbers))  # type: ignore[arg-type]
 
     def _call(self, call: Any, position: int, overload: str) -> Call:
         args = [call.target, *call.args] if call.HasField("target") else list(call.args)

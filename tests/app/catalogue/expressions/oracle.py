@@ -86,7 +86,18 @@ leaves = st.one_of(
     st.builds(joined, st.just("({} in params.sizes)"), numbers),
     st.builds(joined, st.just("({} in params.brands + [{}])"), texts, scalar_texts),
     st.builds(joined, st.sampled_from(["(params.brands == [{}])", "([{}] + params.brands != [])"]), scalar_texts),
-    st.builds(joined, st.sampled_from(["params.sizes.exists(x, {} > x)", "[1.0, 2.5].all(x, {} != x)"]), numbers),
+    st.builds(
+        joined,
+        st.sampled_from(
+            [
+                "params.sizes.exists(x, {} > x)",
+                "[1.0, 2.5].all(x, {} != x)",
+                "[1, 2.5].all(x, {} != x)",
+                "({} in [1.0, 2])",
+            ]
+        ),
+        numbers,
+    ),
     st.builds(
         joined, st.just("params.brands.exists(x, params.brands.all(y, x <= y || {} == y) && {} != x)"), texts, texts
     ),
