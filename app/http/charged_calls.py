@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import chain
 
@@ -158,7 +158,7 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     request = RecommendationRequest(history=[], **query.model_dump(exclude_unset=True))
     (resolved,) = _resolve(service, [request])
     is_large = await _charge(services, caller, [resolved]) >= LARGE_COST
-    async with services.turn_to_read(caller.requester, is_large=is_large):
+    async with _turn_to_read(services, caller, is_large=is_large):
         return encode(await service.switcher.recommender.similar(item_id, resolved, caller.requester))
 
 
@@ -197,7 +197,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     plain = preview.request.model_copy(update={"scenario": None})
     request = scenarios.with_settings(plain, preview.settings, "request.")
     is_large = await _charge(services, caller, [request]) >= LARGE_COST
-    async with services.turn_to_read(caller.requester, is_large=is_large):
+    async with _turn_to_read(services, caller, is_large=is_large):
         await _check(services, caller, preview.settings, "settings.")
         scenarios.require_known_params(preview.request, [preview.settings], "request.")
         if request.state is not None:
@@ -304,10 +304,13 @@ async def _recommend_as_json(
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved, is_public = _resolve(service, requests), caller.key is not None and caller.key.is_public
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
-    for state in [request.state for request in resolved if request.state is not None]:
-        open_state(services, caller, state)
+    for request in resolved:
+        if request.state is not None:
+            open_state(services, caller, request.state)
+    # as _turn_to_read, which plain requests do without
+    turn = services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
     answers = []
-    async with nullcontext() if has_turn else services.turn_to_read(caller.requester, is_large=is_large):
+    async with nullcontext() if has_turn else turn:
         found = await service.switcher.recommender.recommend(resolved, caller.requester)
         for request, answer in zip(resolved, found, strict=True):
             if is_public and request.weighs_properties:
@@ -316,6 +319,11 @@ async def _recommend_as_json(
             if len(answer["items"]) > SHORT_LIST:
                 await asyncio.sleep(0)  # let other requests run
     return answers
+
+
+def _turn_to_read(services: Services, caller: Caller, *, is_large: bool) -> AbstractAsyncContextManager[None]:
+    """Return a block in which a call for recommendations can run, which waits until it is its key's turn."""
+    return services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
 
 
 def open_state(services: Services, caller: Caller, state: SealedState) -> None:

@@ -5,7 +5,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -22,7 +22,6 @@ from app.http.auth.sealed_states import StateSealer
 from app.http.connection.lingering_transport import LingeringTransport
 from app.http.connection.tls import server_context
 from app.observability.metrics import Metrics
-from app.recommendation.batching import Requester
 from app.recommendation.executor import EngineThreads
 from app.recommendation.fair_thread import FairThread
 from app.serving.lifespan import Service, in_background, tenant_service
@@ -79,10 +78,6 @@ class Services:
         if lock is None:
             lock = self.large_calls[key_id, kind] = asyncio.Lock()
         return lock
-
-    def turn_to_read(self, requester: Requester, *, is_large: bool) -> AbstractAsyncContextManager[None]:
-        """Return a block in which a call for recommendations can run, which waits until it is its key's turn."""
-        return self.turn_of(requester.flow, "read") if is_large else self.key_turns.turn(requester)
 
     def sample(self) -> None:
         """Write the current queue depths and buffered observations to the metrics."""

@@ -149,7 +149,7 @@ class TableInPieces:
         try:
             with path.open("rb") as file:
                 self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            found = pl.scan_parquet(path)
+            found = pl.scan_parquet(path, glob=False)
             self.columns = [name for name in self._names if name in found.collect_schema().names()]
             _check_header(path, self.columns, required, optional)
             self.rows = int(found.select(pl.len()).collect().item())
@@ -167,7 +167,7 @@ class TableInPieces:
             yield Table(self.path, self._texts(begin, rows), self.sha256, begin)
 
     def _texts(self, begin: int, rows: int) -> pl.DataFrame:
-        frame = _collected(self.path, pl.scan_parquet(self.path).select(self.columns).slice(begin, rows))
+        frame = _collected(self.path, pl.scan_parquet(self.path, glob=False).select(self.columns).slice(begin, rows))
         return pl.DataFrame([_as_text(self.path, column) for column in frame])
 
 

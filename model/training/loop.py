@@ -231,7 +231,8 @@ class TrainingLoop(ABC, Generic[Batch]):
         with safe_open(path, "pt") as checkpoint:
             about = checkpoint.metadata()
             tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
-        if about["config"] != (own := self.recipe.model_dump_json()):
+        own = self.recipe.model_dump_json()
+        if _without_origins(about["config"]) != _without_origins(own):
             if _options(about["config"]) == _options(own):
                 raise TrainError(
                     f"the checkpoint {path} was trained on other events; resume with the events it began with, and "
@@ -256,11 +257,18 @@ class TrainingLoop(ABC, Generic[Batch]):
 
 def _options(config: str) -> dict[str, Any]:
     """Return a configuration without what its data have given."""
-    options: dict[str, Any] = json.loads(config)
-    for name in ("sha256", "seen_rule", "users", "events", "events_per_item", "cutoff_us", "events_before_cutoff"):
+    options = _without_origins(config)
+    for name in ("sha256", "seen_rule", "users", "events", "events_per_item"):
         options["data"].pop(name, None)
-    options["training"].pop("warm_knows_no_tests", None)
     return options
+
+
+def _without_origins(config: str) -> dict[str, Any]:
+    """Return a configuration without what an evaluation alone reads, which earlier versions did not write."""
+    whole: dict[str, Any] = json.loads(config)
+    for part, name in (("data", "cutoff_us"), ("data", "events_before_cutoff"), ("training", "warm_knows_no_tests")):
+        whole[part].pop(name, None)
+    return whole
 
 
 def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:

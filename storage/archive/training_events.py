@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from pathlib import Path
 
 import polars as pl
@@ -56,12 +58,10 @@ class TrainingEvents:
             first = last
 
     def _select(self, snapshot: ArchiveSnapshot, max_rows: int, piece_rows: int) -> _Newest:
-        files = _newest_days(self._files(snapshot), max_rows)
+        files, begin_ms = _newest_files(snapshot, self._files(snapshot), max_rows)
         if not files:
             return _Newest(frozenset(), 0, {}, [""])
-        whole_days = pl.scan_parquet([snapshot.path(file) for file in files])
-        begin_ms = _begin_ms(whole_days, max_rows)
-        log = whole_days.filter(pl.col("logged_ms") >= begin_ms)
+        log = _scan(snapshot, files).filter(pl.col("logged_ms") >= begin_ms)
         ends = log.group_by("partition").agg(pl.col("seq").max()).collect(engine="streaming")
         users = log.group_by("user_id").len().collect(engine="streaming").sort("user_id")
         pieces = users.group_by((pl.col("len").cum_sum() - 1) // piece_rows).agg(pl.col("user_id").max())
@@ -86,7 +86,7 @@ class TrainingEvents:
 class _Newest:
     """The newest entries of the archive at one moment. Its files may be merged into others afterwards.
 
-    days        the days on which they were logged
+    days        the days of the files that have them
     begin_ms    the time from which they were logged
     ends        partition -> its newest entry
     last_users  the last user of each piece
@@ -103,14 +103,30 @@ class _Newest:
         return (pl.col("logged_ms") >= self.begin_ms) & (pl.col("seq") <= end)
 
 
-def _newest_days(files: list[ArchiveFile], max_rows: int) -> list[ArchiveFile]:
-    """Return the files of the fewest newest days that have `max_rows` entries, or of all; newest first."""
+def _newest_files(snapshot: ArchiveSnapshot, files: list[ArchiveFile], max_rows: int) -> tuple[list[ArchiveFile], int]:
+    """Return the files of the fewest newest days that have the newest `max_rows` entries, and the time of the first.
+
+    A day has entries that were logged on it, or before it if they were archived late, but none from later days.
+    """
     chosen: list[ArchiveFile] = []
-    for day in sorted({file.day for file in files}, reverse=True):
-        if sum(file.rows for file in chosen) >= max_rows:
-            break
+    begin_ms = 0
+    days = sorted({file.day for file in files}, reverse=True)
+    for day, day_before in zip_longest(days, days[1:]):
         chosen += [file for file in files if file.day == day]
-    return chosen
+        if day_before and sum(file.rows for file in chosen) < max_rows:
+            continue
+        begin_ms = _begin_ms(_scan(snapshot, chosen), max_rows)
+        if not day_before or begin_ms >= _end_ms(day_before):
+            break
+    return chosen, begin_ms
+
+
+def _scan(snapshot: ArchiveSnapshot, files: list[ArchiveFile]) -> pl.LazyFrame:
+    return pl.scan_parquet([snapshot.path(file) for file in files])
+
+
+def _end_ms(day: str) -> int:
+    return int((datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(days=1)).timestamp() * 1000)
 
 
 def _begin_ms(log: pl.LazyFrame, max_rows: int) -> int:

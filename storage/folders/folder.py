@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-MAX_CONDITIONAL = 1 << 30  # bytes; buckets take such a file in one request, from memory
+MAX_CONDITIONAL = 1 << 24  # bytes; buckets take such a file in one request, which must end before it times out
 
 Version: TypeAlias = tuple[str, str]  # identifies a file's content; opaque, only to be compared
 

@@ -56,7 +56,7 @@ class TextSetColumn(SetColumn, StoredColumn):
     def __init__(self, rows: int) -> None:
         self._parts = Texts(), TextColumn.empty(rows)  # the labels and the sets, replaced together
         self._decoded: tuple[Texts, int, ItemLabels] = self._sets.texts, 0, NO_LABELS
-        self.known = self._sets.known
+        self.known = bitmap.empty(rows)  # not that of the sets, which a reader's view keeps
 
     @classmethod
     def of(cls, values: Sequence[Sequence[str] | None]) -> TextSetColumn:
@@ -77,7 +77,9 @@ class TextSetColumn(SetColumn, StoredColumn):
     def with_fixed_labels(self) -> TextSetColumn:
         """Return a view of this column for one reader: until labels are dropped, it shows the newest values."""
         self._labels_of(self._sets.texts)  # not once for each reader
-        return copy(self)
+        view = copy(self)
+        view.known = view._sets.known  # noqa: SLF001 - that of the values which the view shows
+        return view
 
     @override
     def rows_with(self, text: str) -> Bitmap:

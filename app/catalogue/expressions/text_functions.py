@@ -18,6 +18,8 @@ from app.catalogue.expressions.environment import InvalidExpression
 MAX_TEXTS = 100_000  # distinct texts that a function may search, a few milliseconds of work
 FEW_TEXTS = 1_000  # up to here, Python finds texts faster than Polars starts
 MAX_PATTERN = 300  # characters times repetitions; compiling each may take a tenth of a millisecond
+# words and their alternatives, between which are few gaps: a search has few states, whatever the pattern's length
+QUICK_PATTERN, MOST_GAPS, QUICK_SIZE = re.compile(r"\^?[\w \-&'()|]*\$?"), 2, 4
 IN_BRACES, NUMBER = re.compile(r"\{[^}]*"), re.compile(r"[0-9]+")
 MICROSECONDS: Mapping[str, float] = {"h": 3.6e9, "m": 6e7, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 DURATION = re.compile(r"-?(\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns)((\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns))*")
@@ -54,13 +56,19 @@ def size_in_bytes(position: int, texts: TextColumn | str) -> int:
 
 
 def pattern_size(position: int, pattern: str) -> int:
-    """Return the characters of a regular expression times its repetitions; raise InvalidExpression if too many."""
+    """Return the characters of a regular expression times its repetitions, or QUICK_SIZE if their number is irrelevant.
+
+    raises  InvalidExpression  for too many
+    """
     repeats = prod(max(map(int, NUMBER.findall(part)), default=1) or 1 for part in IN_BRACES.findall(pattern))
     size = len(pattern) * repeats
     if size > MAX_PATTERN:
         reason = f"a regular expression may have at most {MAX_PATTERN} characters, counting {{n}} repetitions"
         raise InvalidExpression(position, reason)
-    return size
+    words = pattern.removeprefix("(?i)")
+    gaps = words.count("?") + words.count(".*")
+    is_quick = gaps <= MOST_GAPS and QUICK_PATTERN.fullmatch(words.replace(".*", "").replace("?", ""))
+    return min(size, QUICK_SIZE) if is_quick else size
 
 
 def compared(position: int, compare: Callable[[Any, Any], Any], column: TextColumn, text: str) -> NDArray[np.bool_]:

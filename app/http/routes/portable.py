@@ -24,6 +24,7 @@ from app.http.routes.guarded_route import GuardedRouter
 from app.http.services import Services
 from app.schemas.events import MAX_EVENTS, PortableEventCounts, PortableEventsRequest, PostedEvent
 from app.schemas.recommendations import RecommendationRequest, Recommendations
+from app.serving.lifespan import Service
 from storage.state.portable_state import PortableState
 
 router = GuardedRouter(prefix="/v1/portable", tags=["portable"], dependencies=[needs("portable"), NO_QUERY])
@@ -143,6 +144,8 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
     request = work() if size <= LONG_BODY else await services.shared_thread.run(work, ID_COST * size, caller.requester)
     if caller.key is not None and caller.key.is_public:
         _refuse_properties(request)
+        if request.boost and request.scenario is not None:
+            _refuse_comparison(services.by_tenant[caller.tenant], request)
     if is_first and request.state is not None:
         generation = services.by_tenant[caller.tenant].switcher.current.generation
         request.state.opened = PortableState.empty(generation)
@@ -157,3 +160,9 @@ def _refuse_properties(request: RecommendationRequest) -> None:
         raise Forbidden(
             "with a page key, put filter, boost expressions, max_per and objective into a scenario, and pass its name"
         )
+
+
+def _refuse_comparison(service: Service, request: RecommendationRequest) -> None:
+    """Reject a boost beside what a scenario adds: it would reveal how much, by the order of two items."""
+    if any(one.weighs_properties for one in service.scenarios.resolve([request], service.switcher.experiment)):
+        raise Forbidden("with a page key, leave out `boost` where the scenario has an objective or boost expressions")

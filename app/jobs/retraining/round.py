@@ -137,7 +137,7 @@ class RetrainingRound:
         try:
             return self._run(served, signing_key)
         except generations.Superseded as exc:
-            return self._finish(self._outcome("refused", f"{exc}; the next round compares with it", served))
+            return self._finish(self._outcome("waiting", f"{exc}; the next round compares with it", served))
 
     def _run(self, served: Artifact | None, signing_key: Ed25519PrivateKey | None) -> RoundOutcome:
         if self._has_new_model(served):

@@ -337,6 +337,9 @@ class TestPages:
             )
             assert [{**item, "score": None} for item in of_page] == [{**item, "score": None} for item in of_backend]
             assert [item["score"] for item in of_page] == [*range(len(of_page), 0, -1)]
+        assert_refused(
+            page(LISTS, {"scenario": "weighed", "boost": {"red": 0.5}}), 403 if "objective" in settings else 422
+        )
 
     def test_post_at_most_100_events_on_items_that_are_known(self, page: Callable[..., httpx.Response]) -> None:
         assert_refused(page(EVENTS, {"events": events_of(*range(101))}), 413)

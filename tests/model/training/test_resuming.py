@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from model.artifact import model_directory
 from model.config import Config
@@ -106,6 +109,22 @@ class TestResuming:
         }
         with pytest.raises(TrainError, match="trained with other options; use the same options to resume"):
             train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
+
+    def test_what_earlier_versions_did_not_write_is_no_difference(
+        self, shop: Path, config: Config, silent: Make, tmp_path: Path
+    ) -> None:
+        temporal = config.model_copy(update={"data": config.data.model_copy(update={"split": "temporal"})})
+        out = tmp_path / "model"
+        with pytest.raises(KeyboardInterrupt):
+            train.train(shop, out, temporal, progress=silent(stop_after=1))
+        with safe_open(out / LAST_CHECKPOINT, "pt") as file:
+            about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        written = json.loads(about["config"])
+        assert written["data"].pop("cutoff_us")
+        assert written["data"].pop("events_before_cutoff")
+        save_file(tensors, out / LAST_CHECKPOINT, {**about, "config": json.dumps(written)})
+        resumed = train.train(shop, out, temporal, resume=True, progress=silent())
+        assert resumed.config.data.cutoff_us is not None
 
     def test_another_table_is_refused(
         self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]

@@ -106,7 +106,7 @@ leaves = st.one_of(
     ),
     st.builds(joined, st.just('{}.matches("^a.?$")'), texts),
     st.builds(joined, st.just("(size(item.categories) {} 1)").map(lambda t: t.replace("{} 1", "> 1"))),
-    st.builds(joined, st.just("(size({}) > 1)"), texts),
+    st.builds(joined, st.sampled_from(["(size({}) > 1)", "(size({}) in [1, 2.5])"]), texts),
     st.builds(
         joined,
         st.sampled_from([f"{s}.{m}(x, {{}})" for s in ("item.categories", "params.brands") for m in ("exists", "all")]),

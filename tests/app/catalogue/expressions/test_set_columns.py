@@ -94,6 +94,19 @@ def test_only_new_labels_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(looked_up) == {"brand-new"}
 
 
+def test_a_reader_sees_an_item_as_before_or_after_while_labels_are_dropped() -> None:
+    replaced = TextSetColumn(ROWS)
+    column = CategoryColumn(Labels.of([("pots",)] * ROWS), replaced)
+    replaced.set(np.arange(ROWS - 1), [(f"old-{row}",) for row in range(ROWS - 1)])
+    reader, labels = column.with_fixed_labels(), replaced.labels
+    for turn in range(50):
+        replaced.set(np.arange(ROWS - 1), [(f"new-{turn}-{row}",) for row in range(ROWS - 1)])
+    assert replaced.labels is not labels, "unused labels were dropped"
+    replaced.set(np.array([ROWS - 1]), [("last",)])
+    assert reader.value(ROWS - 1) == ("pots",)
+    assert len(reader.of_rows(np.array([ROWS - 1])).labels) == 1
+
+
 def test_sets_are_decoded_once_for_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced = TextSetColumn(ROWS)
     column = CategoryColumn(Labels.of([("pots",)] * ROWS), replaced)

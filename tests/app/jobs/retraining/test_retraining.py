@@ -345,7 +345,7 @@ def test_a_model_that_an_operator_activates_meanwhile_stays_active(shop: Shop, m
         for name, shoppers in (("june", 200), ("july", 110)):
             shop.collect(shoppers)
             outcome = shop.retrain()
-            assert (outcome.outcome, f"'{name}' was activated meanwhile" in outcome.reason) == ("refused", True)
+            assert (outcome.outcome, f"'{name}' was activated meanwhile" in outcome.reason) == ("waiting", True)
             shop.follows(name)
     shop.collect(110)
     outcome = shop.retrain()

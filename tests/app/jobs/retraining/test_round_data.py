@@ -124,6 +124,26 @@ class TestNewest:
             expected = [f"u{seq}" for seq in range(begin + entries - 200, begin + entries)]
             assert sorted(found["user_id"]) == sorted(expected)
 
+    def test_entries_that_were_archived_late_come_in_the_order_of_logging(self, tmp_path: Path) -> None:
+        """The file of the newest day has most of the older ones, and that of the day before some of the newest."""
+        late, today = "1970-01-10", 8 * DAY_MS
+        log = [
+            EventEntry("main", 0, seq, logged_ms, Event(str(seq), f"u{seq}", "i", "click", 5, None), filed_under)
+            for seq, (logged_ms, filed_under) in enumerate(
+                [
+                    *((hour * 3_600_000, late) for hour in range(100)),
+                    *((today + minute * 60_000, "") for minute in range(50)),
+                    *((today + DAY_MS + minute * 60_000, late) for minute in range(20)),
+                ],
+                start=1,
+            )
+        ]
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(log, {0: f"{log[-1].seq}-0"})
+        for newest in (10, 60, 71, 100):
+            found = pl.concat(TrainingEvents(tmp_path, "main").newest(newest, 30))
+            assert sorted(found["user_id"]) == sorted(f"u{entry.seq}" for entry in log[-newest:])
+
     def test_what_is_archived_or_merged_meanwhile_changes_nothing(self, tmp_path: Path) -> None:
         events = archived(tmp_path, 1)
         expected = whole_table(tmp_path)
