@@ -18,6 +18,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 PACKAGE = "lisarec.cel"
 
 # by message: fields as "name: type = number", "repeated" before the type; a map is a repeated message of key and value
+NUMBERS = 2, 4  # INT64 and DOUBLE of cel.expr.Type.PrimitiveType
 MESSAGES: Mapping[str, Sequence[str]] = {
     "CheckedExpr": (
         "Reference_ reference_map* = 2",
@@ -26,7 +27,7 @@ MESSAGES: Mapping[str, Sequence[str]] = {
         "SourceInfo source_info = 5",
     ),
     "Type_": ("int64 key = 1", "Type value = 2"),
-    "Type": ("Any dyn = 1", "ListType list_type = 6"),
+    "Type": ("Any dyn = 1", "int32 primitive = 3", "ListType list_type = 6"),
     "Any": (),
     "ListType": ("Type elem_type = 1",),
     "Reference_": ("int64 key = 1", "Reference value = 2"),
@@ -160,20 +161,23 @@ def read(checked: bytes) -> Node:
     overloads = {one.key: one.value.overload_id[0] for one in message.reference_map if one.value.overload_id}
     positions = {one.key: one.value for one in message.source_info.positions}
     mixed = frozenset(one.key for one in message.type_map if one.value.list_type.elem_type.HasField("dyn"))
-    return _Reader(names, overloads, positions, mixed).node(message.expr)
+    numbers = frozenset(one.key for one in message.type_map if one.value.primitive in NUMBERS)
+    return _Reader(names, overloads, positions, mixed, numbers).node(message.expr)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Converts messages to nodes, with the reference and position of each expression id.
 
-    mixed  the ids of the lists whose elements have no common type
+    mixed    the ids of the lists whose elements have no common type
+    numbers  the ids of whole and other numbers
     """
 
     names: Mapping[int, str]
     overloads: Mapping[int, str]
     positions: Mapping[int, int]
     mixed: frozenset[int]
+    numbers: frozenset[int]
 
     def node(self, expr: Any) -> Node:
         position = self.positions.get(expr.id, 0)
@@ -186,18 +190,20 @@ class _Reader:
         if expr.HasField("call_expr"):
             return self._call(expr.call_expr, position, self.overloads.get(expr.id, ""))
         if expr.HasField("list_expr"):
-            elements = tuple(map(self.node, expr.list_expr.elements))
-            return self._mixed(position, elements) if expr.id in self.mixed else Elements(position, elements)
+            return self._list(expr, position)
         if expr.HasField("comprehension_expr"):
             return self._quantifier(expr.comprehension_expr, position)
         return Unsupported(position, "a field of a value" if expr.HasField("select_expr") else "a map or a message")
 
-    def _mixed(self, position: int, elements: Sequence[Node]) -> Node:
-        """Return a list whose elements have no common type: whole numbers among others become such."""
-        numbers = [one for one in elements if isinstance(one, Constant) and type(one.value) in (int, float)]
-        if len(numbers) < len(elements):
+    def _list(self, expr: Any, position: int) -> Node:
+        """Return a list; whole numbers among others become such."""
+        parts = expr.list_expr.elements
+        elements = tuple(map(self.node, parts))
+        if expr.id not in self.mixed:
+            return Elements(position, elements)
+        if not self.numbers.issuperset(part.id for part in parts):
             return Unsupported(position, "a list of values of different types")
-        return Elements(position, tuple(Constant(one.position, float(one.value)) for one in numbers))  # type: ignore[arg-type]
+        return Elements(position, tuple(_as_float(one) if isinstance(one, Constant) else one for one in elements))
 
     def _call(self, call: Any, position: int, overload: str) -> Call:
         args = [call.target, *call.args] if call.HasField("target") else list(call.args)
@@ -210,6 +216,10 @@ class _Reader:
         if (begin, step.function) not in ((False, "_||_"), (True, "_&&_")):
             return Unsupported(position, "a macro other than exists and all")
         return Quantifier(position, self.node(loop.iter_range), loop.iter_var, self.node(step.args[1]), bool(begin))
+
+
+def _as_float(number: Constant) -> Constant:
+    return Constant(number.position, float(number.value))  # type: ignore[arg-type]
 
 
 def _value_of(constant: Any) -> bool | int | float | str | bytes | None:

@@ -94,6 +94,7 @@ leaves = st.one_of(
                 "[1.0, 2.5].all(x, {} != x)",
                 "[1, 2.5].all(x, {} != x)",
                 "({} in [1.0, 2])",
+                "({} in [params.max, 2])",
             ]
         ),
         numbers,

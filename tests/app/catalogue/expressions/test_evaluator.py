@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from app.catalogue.expressions import text_functions
 from app.catalogue.expressions.columns import BooleanColumn, NumberColumn, StoredColumn, TextColumn
 from app.catalogue.expressions.environment import Environment, InvalidExpression
 from app.catalogue.expressions.evaluator import Evaluation
@@ -200,3 +201,13 @@ def test_a_list_equals_another_wherever_it_is_from() -> None:
         assert not any(evaluated('params.brands != ["x", "y"]', found, brands=brands))
         assert evaluated('item.brand in params.brands + ["house"]', found, brands=brands) == [True, True, False]
         assert all(evaluated('["z"] + params.brands == ["z", "x", "y"]', found, brands=brands))
+
+
+@pytest.mark.parametrize("pattern", ["(?i)(gift card|voucher|sample|test)", "^(Nike|Puma|Asics) ", "^.*thing.*1$"])
+def test_a_pattern_of_words_counts_as_few_characters(pattern: str) -> None:
+    assert text_functions.pattern_size(0, pattern) == text_functions.QUICK_SIZE
+
+
+@pytest.mark.parametrize("pattern", ["a..........b", "a.*b.*c.*d", r"(\w)*", "[aeiou]x*", "(a|b)+"])
+def test_another_pattern_counts_by_its_length(pattern: str) -> None:
+    assert text_functions.pattern_size(0, pattern) == len(pattern)
