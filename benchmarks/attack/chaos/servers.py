@@ -17,6 +17,7 @@ from benchmarks.harness.redis_cluster import ClusterAdmin, command
 from benchmarks.harness.supervised_process import SupervisedProcess
 
 KEPT_OF_A_NODE = "nodes.conf"  # who a node is, and which slots it has
+PIPE_OF_START = shutil.ignore_patterns(".redis-start.*")  # by which docker/redis/redis-start reads the server's log
 SETTLED_WITHIN_S = 120.0
 
 
@@ -67,7 +68,7 @@ class Server:
         async with self._down(signal.SIGTERM) as primary:
             ended_s = time.monotonic()
             shutil.rmtree(self.snapshot, ignore_errors=True)
-            await asyncio.to_thread(shutil.copytree, primary.data, self.snapshot)
+            await asyncio.to_thread(shutil.copytree, primary.data, self.snapshot, ignore=PIPE_OF_START)
         return ended_s
 
     @asynccontextmanager
