@@ -1,5 +1,6 @@
 """The most popular items under boosts, each of which multiplies an item's count by e to the power of the boost."""
 
+import heapq
 from math import exp, log
 
 import numba
@@ -21,9 +22,9 @@ def best_rows(
     counts        (N,)  of each row
     popular_rows  (N,)  all rows, by count, highest first, then in order
     """
-    scores, rows = np.empty(min(k, len(counts))), np.empty(min(k, len(counts)), np.int64)
-    if not len(rows):
-        return rows
+    most = min(k, len(counts))
+    if not most:
+        return np.empty(0, np.int64)
     gains = np.zeros(1)  # of each combination of sets; the bits of its number are the sets, of which there are few
     for gain in boosts.gains.tolist():
         gains = np.concatenate([gains, gains + gain])
@@ -32,13 +33,12 @@ def best_rows(
     if len(boosts.by_item):
         raised = ~np.zeros_like(raised)
     popular, gaining = (counts, popular_rows), (boosts.sets, gains, boosts.by_item)
-    found = _find_best(popular, excluded, raised, gaining, highest, scores, rows)
-    return rows[:found]
+    return np.array(_find_best(popular, excluded, raised, gaining, highest, most), np.int64)
 
 
 @numba.njit(cache=True, nogil=True)
-def _find_best(popular, excluded, raised, gaining, highest, scores, rows):  # type: ignore[no-untyped-def]
-    """Fill a heap of scores and rows, the worst first, and return their number.
+def _find_best(popular, excluded, raised, gaining, highest, most):  # type: ignore[no-untyped-def]
+    """Return the rows, at most so many, by a heap of scores and rows, the worst first.
 
     popular  the counts, and the rows by count
     raised   the items whose factors may be above 1
@@ -46,31 +46,32 @@ def _find_best(popular, excluded, raised, gaining, highest, scores, rows):  # ty
     highest  the largest factor of any item
     """
     counts, popular_rows = popular
-    found, limit, first = 0, -1, 0
+    heap = [(0.0, np.int64(0)) for _ in range(0)]
+    limit, first = -1, 0
     for row in popular_rows:
         count = counts[row]
-        if found == len(rows) and count < scores[0]:  # no further item is among the best without a boost
-            limit, first = count if count * highest >= scores[0] else -1, row
+        if len(heap) == most and count < heap[0][0]:  # no further item is among the best without a boost
+            limit, first = count if count * highest >= heap[0][0] else -1, row
             break
         if not _has(excluded, row):
-            found = _add(scores, rows, found, count * exp(_gain(gaining, row)), row)
+            _offer(heap, most, count * exp(_gain(gaining, row)), np.int64(row))
     if limit < 0:
-        return found
-    needed = log(scores[0]) - ROUNDING_MARGIN
+        return [-row for _, row in heap]
+    needed = log(heap[0][0]) - ROUNDING_MARGIN
     for word in range(len(raised)):  # in the order of memory, which is faster
         if not raised[word] & ~excluded[word]:
             continue
         for row in range(64 * word, min(64 * word + 64, len(counts))):
             count = counts[row]
             is_left = count < limit or (count == limit and row >= first)
-            if not is_left or count * highest < scores[0] or not _has(raised, row) or _has(excluded, row):
+            if not is_left or count * highest < heap[0][0] or not _has(raised, row) or _has(excluded, row):
                 continue
             gain = _gain(gaining, row)
             if count < len(LOGS) and gain < needed - LOGS[count]:
                 continue
-            found = _add(scores, rows, found, count * exp(gain), row)
-            needed = log(scores[0]) - ROUNDING_MARGIN
-    return found
+            _offer(heap, most, count * exp(gain), np.int64(row))
+            needed = log(heap[0][0]) - ROUNDING_MARGIN
+    return [-row for _, row in heap]
 
 
 @numba.njit(nogil=True)
@@ -88,30 +89,9 @@ def _gain(gaining, row):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _add(scores, rows, found, score, row):  # type: ignore[no-untyped-def]
-    """Add an item to the heap, in place of the worst one if it is full, and return the new number of items."""
-    if found < len(rows):
-        place = found
-        while place and not _is_worse(scores, rows, (place - 1) // 2, score, row):
-            scores[place], rows[place] = scores[(place - 1) // 2], rows[(place - 1) // 2]
-            place = (place - 1) // 2
-        scores[place], rows[place] = score, row
-        return found + 1
-    if not found or not _is_worse(scores, rows, 0, score, row):
-        return found
-    place, child = 0, 1
-    while child < found:
-        if child + 1 < found and _is_worse(scores, rows, child + 1, scores[child], rows[child]):
-            child += 1
-        if not _is_worse(scores, rows, child, score, row):
-            break
-        scores[place], rows[place] = scores[child], rows[child]
-        place, child = child, 2 * child + 1
-    scores[place], rows[place] = score, row
-    return found
-
-
-@numba.njit(nogil=True)
-def _is_worse(scores, rows, place, score, row):  # type: ignore[no-untyped-def]
-    """Return whether the item in that place of the heap is worse than this one."""
-    return scores[place] < score or (scores[place] == score and rows[place] > row)
+def _offer(heap, most, score, row):  # type: ignore[no-untyped-def]
+    """Add an item to the heap, in place of the worst one if it has the most; of equal scores the later row is worse."""
+    if len(heap) < most:
+        heapq.heappush(heap, (score, -row))
+    elif heap[0] < (score, -row):
+        heapq.heapreplace(heap, (score, -row))
