@@ -1,6 +1,7 @@
 """Model inputs: each user's decoded state, with its items as rows of a catalogue."""
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,19 +29,46 @@ class ModelInput:
     recent_items: NDArray[np.integer]
 
 
+class ModelInputs(NamedTuple):
+    """The model's inputs of Q users, by the fields of `ModelInput`; a last item of -1 stands for no input.
+
+    events        (Q,)
+    histograms    (Q, R, B, W)  float32
+    last_items    (Q,)
+    recent_items  (Q, K)
+    """
+
+    events: NDArray[np.integer]
+    histograms: NDArray[np.float32]
+    last_items: NDArray[np.integer]
+    recent_items: NDArray[np.integer]
+
+    @classmethod
+    def of(cls, states: NDArray[np.void], catalogue: LiveCatalogue) -> Self:
+        """Return the inputs of (Q,) decoded states; a user with no stepped items in this catalogue has none."""
+        windows, lasts = states["stepped_items"], states["last_item"]
+        known = catalogue.rows_of_state_items(windows)
+        if known is not windows:  # the window includes the last item
+            windows, lasts = known, catalogue.rows_of_state_items(lasts)
+        if (lasts < 0).any():  # also if another process has just assigned codes to an item
+            newest_known = windows[np.arange(len(windows)), (windows >= 0).argmax(axis=1)]
+            lasts = np.where(lasts < 0, newest_known, lasts)
+        # bins are not rescaled, because the scale of a row is free
+        return cls(states["n"], states["bins"], lasts, windows)
+
+    def of_users(self, places: NDArray[np.integer]) -> Self:
+        """Return the inputs of some users, in this order."""
+        events, histograms, last_items, recent_items = self
+        return type(self)(events[places], histograms[places], last_items[places], recent_items[places])
+
+
 def model_inputs(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[ModelInput | None]:
     """Return each user's input; None for a user with no stepped items in this catalogue.
 
     states  (Q,) decoded
     """
-    windows, lasts = states["stepped_items"], states["last_item"]
-    known = catalogue.rows_of_state_items(windows)
-    if known is not windows:  # the window includes the last item
-        windows, lasts = known, catalogue.rows_of_state_items(lasts)
-    inputs: list[ModelInput | None] = []
-    # bins are not rescaled, because the scale of a row is free
-    for events, bins, window, last in zip(states["n"].tolist(), states["bins"], windows, lasts.tolist(), strict=True):
-        if last < 0:  # also if another process has just assigned codes to an item
-            last = next((row for row in window.tolist() if row >= 0), -1)
-        inputs.append(ModelInput(events, bins, last, window) if last >= 0 else None)
-    return inputs
+    inputs = ModelInputs.of(states, catalogue)
+    of_users = zip(
+        inputs.events.tolist(), inputs.histograms, inputs.last_items.tolist(), inputs.recent_items, strict=True
+    )
+    return [ModelInput(*of_user) if of_user[2] >= 0 else None for of_user in of_users]

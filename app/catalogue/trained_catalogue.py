@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import NamedTuple, Self, overload
 
 import numpy as np
@@ -65,9 +65,11 @@ class EncodedItems(Sequence[ScoredItem]):
     @classmethod
     def scored(cls, items: Sequence[ItemJson], scores: Sequence[float]) -> Self:
         """Return the items with these scores."""
-        numbers = orjson.dumps(scores)[1:-1].split(b",") if items else []  # each number in its shortest form
-        texts = [one.head + score + one.tail for one, score in zip(items, numbers, strict=True)]
-        return cls([item.item_id for item in items], texts)
+        if not items:
+            return cls([], [])
+        item_ids, heads, tails, _ = zip(*items, strict=True)
+        numbers = orjson.dumps(scores)[1:-1].split(b",")  # each number in its shortest form
+        return cls(list(item_ids), list(map(add, map(add, heads, numbers), tails)))
 
     @classmethod
     def of(cls, items: Sequence[ScoredItem]) -> Self:
@@ -250,7 +252,7 @@ class TrainedCatalogue:
             self._kept = changes, kept
         places = rows.tolist()
         try:
-            return [kept[row] for row in places]
+            return list(map(kept.__getitem__, places))
         except KeyError:
             names = zip(places, self.item_ids.at(rows), self._titles_of(rows), strict=True)
             kept |= {row: ItemJson.of(name, title, is_cold=row >= self.learned) for row, name, title in names}

@@ -29,6 +29,25 @@ def add(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
+def _add_to_copies(bitmap, rows, copies):  # type: ignore[no-untyped-def]
+    for place in range(len(rows)):
+        copies[place, :] = bitmap
+        for row in rows[place]:
+            if row >= 0:
+                copies[place, row // 64] |= np.uint64(1) << np.uint64(row % 64)
+
+
+def with_each(bitmap: Bitmap, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a copy of the bitmap for each of Q lists of rows, with these rows added: (Q, n) -> (Q, words).
+
+    rows  -1 for none
+    """
+    copies = np.empty((len(rows), len(bitmap)), np.uint64)
+    _add_to_copies(bitmap, rows, copies)
+    return copies
+
+
+@numba.njit(cache=True, nogil=True)
 def _discard(bitmap, rows):  # type: ignore[no-untyped-def]
     for row in rows:
         bitmap[row // 64] &= ~(np.uint64(1) << np.uint64(row % 64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -82,10 +83,14 @@ class ScoreParts(NamedTuple):
 
 
 class RankedQueries(NamedTuple):
-    """Queries and the best items of each; ``device_s`` is set if one captured graph has computed both."""
+    """Queries, the best items of each, and the seconds that the step took.
+
+    If one captured graph has computed both, ``device_s`` is set, and ``step_s`` is 0.
+    """
 
     queries: Queries
     ranked: Ranked
+    step_s: float = 0.0
     device_s: StageSeconds | None = None
 
 
@@ -203,9 +208,14 @@ class Engine:
                 logger.warning("running step and scan for %d items one after the other: %s", k, exc)
             else:
                 recent = torch.from_numpy(np.array(states.recent_items, np.int64))
-                return RankedQueries(Queries(torch.from_numpy(found.vectors), recent), found.ranked, found.device_s)
+                queries = Queries(torch.from_numpy(found.vectors), recent)
+                return RankedQueries(queries, found.ranked, device_s=found.device_s)
+        begin_s = time.perf_counter()
         queries = self.step(*states)
-        return RankedQueries(queries, self.top_k(queries, k, None if excluded is None else np.asarray(excluded)))
+        step_s = time.perf_counter() - begin_s
+        return RankedQueries(
+            queries, self.top_k(queries, k, None if excluded is None else np.asarray(excluded)), step_s
+        )
 
     def _capture(self) -> CapturedBatches | None:
         """Capture step and scan on a GPU with Triton; None if that is not possible."""

@@ -150,16 +150,20 @@ class Scan:
         raises    ValueError   for scores that are not finite or exceed float32
         """
         items, gains = (part.numpy() for part in lifted)
-        best: Ranked = scan_kernel.top_k(
-            self._catalogue,
-            products.numpy(),
-            items,
-            gains,
-            boosts or self._no_boosts,
-            excluded,
-            self._scratch(len(products)),
-            k,
-        )
+        return self.best(products.numpy(), items, gains, k, excluded, boosts)
+
+    def best(
+        self,
+        products: NDArray[np.float32],
+        items: NDArray[np.int64],
+        gains: NDArray[np.float32],
+        k: int,
+        excluded: NDArray[np.uint64],
+        boosts: Boosts | None = None,
+    ) -> Ranked:
+        """Find the same from arrays; `items` and `gains` are those of the lifted items."""
+        own, scratch = boosts or self._no_boosts, self._scratch(len(products))
+        best: Ranked = scan_kernel.top_k(self._catalogue, products, items, gains, own, excluded, scratch, k)
         return best
 
     def rank(

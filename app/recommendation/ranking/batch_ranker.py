@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from app.catalogue.trained_catalogue import NO_ROWS, EncodedItems, Rows
 from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
 from app.recommendation.filters import Selection
-from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.explanations import ExplainedQuery, Explainer
 from app.recommendation.ranking.generation_context import GenerationContext
+from app.recommendation.ranking.plain_ranking import PlainRanker
 from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilder
 from app.recommendation.ranking.rankings import (
     ListedRanking,
@@ -23,6 +23,7 @@ from app.recommendation.ranking.rankings import (
     Ranked,
     Ranking,
     Scores,
+    blend,
     without_padding,
 )
 from app.recommendation.ranking.removals import RemovalCounter, short
@@ -93,6 +94,7 @@ class BatchRanker:
         self._trending = context.trending
         self._ids = ids
         self._experiment = experiment
+        self._plain = PlainRanker(context, ids, experiment)
         self._builder = QueryBuilder(context)
         self._removals = RemovalCounter(context.catalogue)
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
@@ -101,16 +103,21 @@ class BatchRanker:
     def rank(self, requests: Sequence[RecommendationRequest], read: RankerInput) -> RankedBatch:
         """Return the answers to the requests, in order; popular items if the engine has lost its device."""
         begin_s = time.perf_counter()
-        queries = self._builder.build(requests, read.users, read.selections)
         stages_s = {"step": 0.0, "scan": 0.0}
         if not self._engine.is_lost:
             try:
+                found = self._plain.rank(requests, read.users.states, stages_s)
+                others = [place for place in range(len(requests)) if place not in found]
+                queries = self._builder.build(*_of_places(others, requests, read)) if others else []
                 ranked = self._rank_all(queries, stages_s)
-                answers = [self._build_answer(query, ranked.get(query)) for query in queries]
-                return RankedBatch(answers, len(ranked), begin_s, stages_s)
+                for place, query in zip(others, queries, strict=True):
+                    found[place] = self._build_answer(query, ranked.get(query))
+                answers, count = [found[place] for place in range(len(requests))], len(found) - len(others)
+                return RankedBatch(answers, count + len(ranked), begin_s, stages_s)
             except RuntimeError:
                 if not self._engine.has_lost_device():
                     raise
+        queries = self._builder.build(requests, read.users, read.selections)
         return RankedBatch([self._build_answer(query, None) for query in queries], 0, begin_s, stages_s)
 
     def _rank_all(
@@ -148,7 +155,7 @@ class BatchRanker:
         """
         begin_s = time.perf_counter()
         excluded = [query.excluded for query in queries]
-        vectors, (rows, scores), device_s = self._engine.rank_states(_states_of(queries), queries[0].depth, excluded)
+        vectors, (rows, scores), _, device_s = self._engine.rank_states(_states_of(queries), queries[0].depth, excluded)
         stages_s["scan"] += time.perf_counter() - begin_s
         if device_s is not None:
             stages_s["device"] = sum(device_s)
@@ -260,7 +267,7 @@ class BatchRanker:
             return Listed(NO_ROWS, EncodedItems.of(self._trending.popular_items(query.request.k, excluded)), None)
         if query.is_blended and query.history.model_input:
             personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
-            rows, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
+            rows, weights = blend(personal, trending, query.history.model_input.events, query.request.k)
             return Listed(rows, self._catalogue.encoded_items(rows, weights.tolist()), None)
         shown = slice(query.request.k)
         rows, scores = without_padding((ranked.rows[shown], ranked.scores[shown]))
@@ -322,6 +329,19 @@ class BatchRanker:
         if query.basket is not None and query.similar_to is None:
             gains[b"basket"] = query.basket.gains_of(rows)
         return self._explainer.explain(explained, rows, gains)
+
+
+def _of_places(
+    places: Sequence[int], requests: Sequence[RecommendationRequest], read: RankerInput
+) -> tuple[Sequence[RecommendationRequest], StoredUsers, Sequence[Selection]]:
+    """Return the requests at some positions, and what was read for them."""
+    if len(places) == len(requests):
+        return requests, *read
+    chosen = [requests[place] for place in places]
+    known = read.users.states
+    states = {user: known[user] for one in chosen if (user := one.user_id) is not None and user in known}
+    users = replace(read.users, states=states, seen=[read.users.seen[place] for place in places])
+    return chosen, users, [read.selections[place] for place in places]
 
 
 def _states_of(queries: Sequence[CatalogueQuery]) -> States:

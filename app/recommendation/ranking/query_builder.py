@@ -10,8 +10,8 @@ from app.catalogue.model_inputs import ModelInput, model_inputs
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation.cost import is_plain
 from app.recommendation.filters import Selection
-from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.generation_context import GenerationContext
+from app.recommendation.ranking.rankings import EXTRA_DEPTH, MAX_BLENDED_EVENTS
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
 from app.recommendation.ranking.rotation import Rotation
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows, StoredUsers
@@ -165,7 +165,7 @@ class QueryBuilder:
         excluded, depth = self._catalogue.unavailable.copy(), request.k
         bitmap.add(excluded, history.recent)
         if is_blended := self._is_blended(request, history.model_input):
-            depth += rank_fusion.EXTRA_DEPTH
+            depth += EXTRA_DEPTH
         return CatalogueQuery(request, selection, history, None, None, None, excluded, None, is_blended, depth)
 
     def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
@@ -184,7 +184,7 @@ class QueryBuilder:
             boosts, depth = rules.boosts, rules.depth
             depth += 0 if history.rotation is None else len(history.rotation.rows)
         elif similar_to is None and self._is_blended(request, history.model_input):
-            is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
+            is_blended, depth = True, request.k + EXTRA_DEPTH
         bitmap.add(excluded, seen_rows(request, history))
         if request.current_item is not None:
             bitmap.add(excluded, page_rows(request, self._catalogue))
@@ -202,7 +202,7 @@ class QueryBuilder:
         )
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
-        if model_input is None or model_input.events > rank_fusion.MAX_EVENTS:
+        if model_input is None or model_input.events > MAX_BLENDED_EVENTS:
             return False
         is_plain = request.candidates is None and not request.explain and not request.basket
         is_plain = is_plain and request.mode != "repeat"

@@ -1,5 +1,6 @@
-"""Rankings of the catalogue for one request: by a model, by popularity, or by scores of a few items."""
+"""Rankings of the catalogue for one request: by a model, by popularity, by scores of a few items, or blended."""
 
+from collections import defaultdict
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,11 @@ from model.inference.scan import Boosts
 Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]
 LEAST_SCORE = 1e-300  # the smallest score, whose logarithm is finite
+
+# Of blended rankings. `benchmarks/quality/cold/users.py` shows that a trained model needs little help.
+MAX_BLENDED_EVENTS = 3  # users with more events get only the personal ranking
+SMOOTHING = 0.1
+EXTRA_DEPTH = 20  # items beyond the requested k that each ranking contributes
 
 
 def without_padding(ranked: Ranked) -> Ranked:
@@ -157,3 +163,18 @@ def _codes_of(engine: Engine, rows: Rows) -> TargetCodes:
     """Return the target codes of items; without a model they are empty, and all items count as dissimilar."""
     codes = engine.target_codes
     return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)
+
+
+def blend(personal: Rows, trending: Rows, events: int, k: int) -> tuple[Rows, NDArray[np.float64]]:
+    """Return the k best items of two rankings and their scores, best first; ties in the personal order.
+
+    After n events, an item scores ``w / (1 + personal rank) + (1 - w) / (1 + trending rank)`` with
+    ``w = n / (n + SMOOTHING)``.
+    """
+    weight = events / (events + SMOOTHING)
+    scores = defaultdict[int, float](float)
+    for share, ranking in ((weight, personal), (1 - weight, trending)):
+        for rank, row in enumerate(ranking.tolist(), 1):
+            scores[row] += share / (1 + rank)
+    best = sorted(scores.items(), key=lambda item: -item[1])[:k]
+    return np.array([row for row, _ in best], np.int64), np.array([score for _, score in best])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from app.recommendation import executor
 from app.recommendation.cost import SHORT_LOG
-from app.recommendation.ranking import query_builder, trending
-from app.recommendation.ranking.query_builder import QueryBuilder
+from app.recommendation.ranking import plain_ranking, query_builder, trending
+from app.recommendation.ranking.plain_ranking import PlainRanker
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
 from model.artifact.model_directory import load
@@ -311,13 +311,13 @@ class TestWhereAnswersAreComputed:
     def turns(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The threads that computed."""
         found: list[str] = []
-        build = QueryBuilder.build
+        rank = PlainRanker.rank  # the first part of every batch
 
-        def noting(self: QueryBuilder, *arguments: Any) -> Any:
+        def noting(self: PlainRanker, *arguments: Any) -> Any:
             found.append(threading.current_thread().name)
-            return build(self, *arguments)
+            return rank(self, *arguments)
 
-        monkeypatch.setattr(QueryBuilder, "build", noting)
+        monkeypatch.setattr(PlainRanker, "rank", noting)
         return found
 
     def recommended(self, client: Client, monkeypatch: pytest.MonkeyPatch, at_once_s: float) -> Any:
@@ -381,7 +381,8 @@ class TestPlainRequests:
         client.runner.run(read_trends())
         users += ["cold", "nobody"]
         found = bodies(client, users)
-        monkeypatch.setattr(query_builder, "is_plain", lambda _: False)
-        assert bodies(client, users) == found
+        for module in (plain_ranking, query_builder):
+            monkeypatch.setattr(module, "is_plain", lambda _: False)
+            assert bodies(client, users) == found
         sources = set(re.findall(rb'"source":"(\w+)"', b"".join(found)))
         assert sources == {b"popular", b"personalised"} | ({b"blended"} if needed_events == 1 else set())

@@ -335,7 +335,7 @@ def test_attention_to_a_window_of_places_equals_that_to_distinct_items() -> None
 def test_an_engine_without_graphs_steps_and_scans(on_cpu: Engine) -> None:
     states, excluded = random_states(4), random_bitmaps(4)
     assert not on_cpu.captures(K)
-    queries, (items, scores), device_s = on_cpu.rank_states(states, K, list(excluded))
+    queries, (items, scores), _, device_s = on_cpu.rank_states(states, K, list(excluded))
     expected = on_cpu.top_k(on_cpu.step(*states), K, excluded)
     np.testing.assert_array_equal(items, expected[0])
     np.testing.assert_array_equal(scores, expected[1])
@@ -364,7 +364,7 @@ def test_an_engine_on_a_gpu_ranks_as_on_a_cpu(model: LisaMini, on_cpu: Engine, i
         pytest.skip("torch finds no GPU")
     on_gpu, states, excluded = Engine(in_memory(model), "cuda"), random_states(70), random_bitmaps(70)
     assert on_gpu.captures(K)
-    queries, (items, scores), device_s = on_gpu.rank_states(states, K, excluded)
+    queries, (items, scores), _, device_s = on_gpu.rank_states(states, K, excluded)
     expected = on_cpu.rank_states(states, K, excluded).ranked
     np.testing.assert_array_equal(items, expected[0])
     np.testing.assert_allclose(scores, expected[1], rtol=0, atol=1e-4)

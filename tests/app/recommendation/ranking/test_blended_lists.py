@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.recommendation.ranking import trending
-from app.recommendation.ranking.rank_fusion import SMOOTHING, fuse
+from app.recommendation.ranking.rankings import SMOOTHING, blend
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
 
 RANKINGS = st.lists(st.integers(0, 12), unique=True, max_size=10)
@@ -18,7 +18,7 @@ RANKINGS = st.lists(st.integers(0, 12), unique=True, max_size=10)
 
 @given(RANKINGS, RANKINGS, st.integers(1, 3), st.integers(1, 12))
 def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: list[int], events: int, k: int) -> None:
-    rows, scores = fuse(np.array(own, np.int64), np.array(now, np.int64), events, k)
+    rows, scores = blend(np.array(own, np.int64), np.array(now, np.int64), events, k)
     weight = events / (events + SMOOTHING)
     expected = {
         row: (weight / (2 + own.index(row)) if row in own else 0)
