@@ -18,15 +18,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
 from app.http.connection.lingering_transport import LingeringTransport
+from app.http.connection.response_transport import ResponseTransport
 from app.http.connection.tls import TlsProtocol
 
 if TYPE_CHECKING:
-    from app.http.middleware.plain_requests import PlainRequests
+    from app.http.middleware.plain_requests import PlainRequest, PlainRequests
     from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the app to respond that the body is late
 MAX_HEADERS = 100
-MAX_COPIED_BYTES = 1 << 16  # of a body, into one write with its head
 NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
 MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
 
@@ -295,6 +295,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 class PlainCycle(RequestResponseCycle):
     """A request that is answered without an ASGI task; its response is sent as a whole."""
 
+    tasks: set[PlainRequest]
+    request: PlainRequest
+
     @classmethod
     def begin(cls, connection: HttpToolsProtocol, plain_requests: PlainRequests) -> Self | None:
         """Start to answer the request whose head is complete; return None if the app must answer it."""
@@ -317,15 +320,16 @@ class PlainCycle(RequestResponseCycle):
             keep_alive=True,
             on_response=connection.on_response_complete,
         )
-        answer = plain_requests.begin(connection.url, connection.scope, cycle.respond)  # type: ignore[arg-type]
-        if answer is None:
+        request = plain_requests.begin(connection.url, connection.scope, cycle.respond)  # type: ignore[arg-type]
+        if request is None:
             return None
-        connection.tasks.add(answer)  # type: ignore[arg-type]  # on shutdown, the server cancels those that take too long
-        answer.add_done_callback(connection.tasks.discard)
+        cycle.tasks, cycle.request = connection.tasks, request  # type: ignore[assignment]  # a task for the server,
+        cycle.tasks.add(request)  # which on shutdown cancels those that take too long
         return cycle
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """Send the response in one write, unless the client has disconnected."""
+        self.tasks.discard(self.request)
         if self.disconnected:
             return
         lines = [STATUS_LINE[status]]
@@ -339,42 +343,6 @@ class PlainCycle(RequestResponseCycle):
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
-
-
-class ResponseTransport(asyncio.Transport):
-    """Sends the head of a response in one write with the first part of the body.
-
-    Uvicorn writes them separately. If a process is killed in between, the load balancer has already forwarded the head.
-    It can then no longer send the request to another process, and the client gets half a response.
-
-    cycle  the request and its response, which has a body
-    """
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        super().__init__()
-        self._cycle = cycle
-        self._transport = cycle.transport
-        self._head: bytes | None = None
-
-    @override
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        if not self._cycle.response_started:  # the interim response to Expect: 100-continue
-            self._transport.write(data)
-        elif self._head is None:
-            self._head = data
-        else:
-            first, self._head = self._head + data[:MAX_COPIED_BYTES], b""
-            self._transport.write(first)
-            if rest := memoryview(data)[MAX_COPIED_BYTES:]:
-                self._transport.write(rest)
-
-    @override
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    @override
-    def close(self) -> None:
-        self._transport.close()
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import inf
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -50,6 +51,19 @@ class Requester(NamedTuple):
 
 
 ANYBODY = Requester()
+
+
+class Waiter(Protocol[AnswerT]):
+    """Receives the answers of a call, as a future does."""
+
+    def done(self) -> bool:
+        """Return whether it has received the answers or an exception, or was cancelled."""
+
+    def set_result(self, answers: list[AnswerT], /) -> None:
+        """Receive the answers, in order."""
+
+    def set_exception(self, failure: Exception, /) -> None:
+        """Receive the exception that replaces them."""
 
 
 class Limits(NamedTuple):
@@ -99,7 +113,7 @@ class _Call(Generic[RequestT, AnswerT]):
 
     requests: Sequence[RequestT]
     requester: Requester
-    waiter: "asyncio.Future[list[AnswerT]]"
+    waiter: Waiter[AnswerT]
     taken: int = 0
     answers: dict[int, AnswerT] = field(default_factory=dict)  # by position: batches may finish out of order
 
@@ -209,6 +223,14 @@ class FairQueue(Generic[RequestT, AnswerT]):
             del self._flows[flow]
 
 
+def _hand_over(waiter: Waiter[AnswerT], answers: "asyncio.Future[list[AnswerT]]") -> None:
+    if not (answers.cancelled() or waiter.done()):
+        if isinstance(failure := answers.exception(), Exception):
+            waiter.set_exception(failure)
+        else:
+            waiter.set_result(answers.result())
+
+
 class MicroBatcher(Generic[RequestT, AnswerT]):
     """Combines the requests of several callers into batches, and runs one or a few batches at a time.
 
@@ -238,15 +260,26 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                  ClientDisconnect  when the caller has disconnected
         """
         self.require_room(requests, requester)
-        call = _Call[RequestT, AnswerT](requests, requester, asyncio.get_running_loop().create_future())
-        self._waiting.put(call)
+        waiter: asyncio.Future[list[AnswerT]] = asyncio.get_running_loop().create_future()
         if self._limits.max_callers < inf:
             self._callers.change(requester.flow, 1)
-            call.waiter.add_done_callback(lambda _: self._callers.change(requester.flow, -1))
+            waiter.add_done_callback(lambda _: self._callers.change(requester.flow, -1))
+        self._put(_Call(requests, requester, waiter))
+        return waiter
+
+    def submit_one(self, request: RequestT, requester: Requester, waiter: Waiter[AnswerT]) -> None:
+        """Submit one request, as `submit` does, whose answer the waiter receives without an event loop's turn."""
+        if self._limits.max_callers < inf:
+            self.submit([request], requester).add_done_callback(partial(_hand_over, waiter))
+            return
+        self.require_room([request], requester)
+        self._put(_Call([request], requester, waiter))
+
+    def _put(self, call: _Call[RequestT, AnswerT]) -> None:
+        self._waiting.put(call)
         if self._running < self._limits.max_running:
             self._running += 1
             self._begin()
-        return call.waiter
 
     async def answer_one(self, request: RequestT, requester: Requester = ANYBODY) -> AnswerT:
         """Return the answer to one request, as `submit` does; without creating a task when the batcher is idle."""
@@ -352,6 +385,10 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
             return [next(by_lane[lane]) for lane in lanes]
 
         return asyncio.ensure_future(in_order())
+
+    def submit_one(self, request: RequestT, requester: Requester, waiter: Waiter[AnswerT]) -> None:
+        """Submit one request, as `MicroBatcher.submit_one` does."""
+        self._batcher(self._lane_of(request)).submit_one(request, requester, waiter)
 
     async def answer_one(self, request: RequestT, requester: Requester = ANYBODY) -> AnswerT:
         """Return the answer to one request, as `MicroBatcher.answer_one` does."""

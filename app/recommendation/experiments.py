@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from typing_extensions import override
 
-from app.recommendation.batching import ANYBODY, Requester
+from app.recommendation.batching import ANYBODY, Requester, Waiter
 from app.recommendation.recommender import BaseRecommender, Recommender
 from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest, Recommendations
@@ -58,6 +58,16 @@ class ExperimentRecommender(BaseRecommender):
             for position, answer in zip(positions, arm_answers, strict=True)
         }
         return [answers[position] for position in range(len(requests))]
+
+    @override
+    def recommend_plain(
+        self,
+        request: RecommendationRequest,
+        cost: float,
+        waiter: Waiter[Recommendations],
+        requester: Requester = ANYBODY,
+    ) -> None:
+        self._recommender_for(request).recommend_plain(request, cost, waiter, requester)
 
     @override
     async def similar(

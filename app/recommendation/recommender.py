@@ -16,7 +16,7 @@ from app.errors import ItemNotFound
 from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
-from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
+from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester, Waiter
 from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_log, is_light
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.filters import EVERYTHING, Selection, Selector
@@ -106,6 +106,19 @@ class BaseRecommender(ABC):
         """
 
     @abstractmethod
+    def recommend_plain(
+        self,
+        request: RecommendationRequest,
+        cost: float,
+        waiter: Waiter[Recommendations],
+        requester: Requester = ANYBODY,
+    ) -> None:
+        """Send the answer to a plain, light request for a user to the waiter.
+
+        raises   Overloaded
+        """
+
+    @abstractmethod
     async def similar(
         self, item_id: str, request: RecommendationRequest, requester: Requester = ANYBODY
     ) -> Recommendations:
@@ -159,6 +172,19 @@ class Recommender(BaseRecommender):
         return self._batcher.submit(
             [BatchEntry.of(request, EVERYTHING, NOTHING_SEEN, states) for request in requests], requester
         )
+
+    @override
+    def recommend_plain(
+        self,
+        request: RecommendationRequest,
+        cost: float,
+        waiter: Waiter[Recommendations],
+        requester: Requester = ANYBODY,
+    ) -> None:
+        lane = Lane(self._readers.states.node_of(str(request.user_id)), is_costly=False)
+        trace, submitted_s = tracing.current.get(), time.perf_counter()
+        entry = BatchEntry(request, EVERYTHING, trace, NOTHING_SEEN, lane, cost, submitted_s)
+        self._batcher.submit_one(entry, requester, waiter)
 
     async def _read_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester

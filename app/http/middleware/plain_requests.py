@@ -6,11 +6,12 @@ key's turn, need a task before that. All other requests go to the app, as do tho
 their rate.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from starlette.types import Scope
 
@@ -25,6 +26,7 @@ from app.http.services import Services
 from app.observability import tracing
 from app.observability.tracing import Trace
 from app.recommendation.cost import LIGHT, cost_of
+from app.recommendation.recommender import BaseRecommender
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 
 URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?(k=\d+))?")  # \w is ASCII
@@ -37,14 +39,64 @@ Respond = Callable[[int, Headers, bytes], None]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
 class PlainRequest:
-    """A request that waits for its response."""
+    """A request that waits for its response: the waiter of its batch, and for the server a task that it may cancel.
 
-    source: Source | None
-    trace: Trace
-    begin_s: float
-    respond: Respond
+    source   the source as which it is in progress
+    begin_s  the time at which it began, as of ``time.perf_counter``
+    respond  sends the response
+    """
+
+    __slots__ = ("_end", "_is_done", "begin_s", "respond", "source", "task", "trace")
+
+    def __init__(self, source: Source | None, request_trace: Trace, respond: Respond, end: End) -> None:
+        self.source, self.trace, self.respond = source, request_trace, respond
+        self.begin_s = 0.0
+        self.task: asyncio.Task[list[Recommendations]] | None = None  # if it is counted, or waits for its turn
+        self._end = end
+        self._is_done = False
+
+    def done(self) -> bool:
+        """Return whether the response is sent."""
+        return self._is_done
+
+    def set_result(self, answers: list[Recommendations], /) -> None:
+        """Send the answer."""
+        self._is_done = True
+        self._end(self, answers[0])
+
+    def set_exception(self, failure: BaseException, /) -> None:
+        """Send the response to a failure."""
+        self._is_done = True
+        self._end(self, failure)
+
+    def wait_for(self, task: asyncio.Task[list[Recommendations]]) -> None:
+        """Send the answer of a task when it ends."""
+        self.task = task
+        task.add_done_callback(self._receive)
+
+    def cancel(self, msg: object = None) -> None:
+        """Send the response to a request that takes too long, in a later turn of the event loop."""
+        if self.task is not None:
+            self.task.cancel(msg)
+        else:
+            asyncio.get_running_loop().call_soon(self._be_cancelled)
+
+    def _be_cancelled(self) -> None:
+        if not self._is_done:
+            self.set_exception(asyncio.CancelledError())
+
+    def _receive(self, task: asyncio.Task[list[Recommendations]]) -> None:
+        if task.cancelled():
+            self.set_exception(asyncio.CancelledError())
+        elif (failure := task.exception()) is not None:
+            self.set_exception(failure)
+        else:
+            self.set_result(task.result())
+
+
+End = Callable[[PlainRequest, Recommendations | BaseException], None]
+"""Ends a request with its answer or a failure."""
 
 
 class PlainRequests:
@@ -55,11 +107,11 @@ class PlainRequests:
         self._in_progress = in_progress
         self._recorder = recorder
 
-    def begin(self, url: bytes, scope: Scope, respond: Respond) -> "asyncio.Future[list[Recommendations]] | None":
-        """Start to answer a GET request; return a future that can be cancelled; `respond` is called when it is done.
+    def begin(self, url: bytes, scope: Scope, respond: Respond) -> PlainRequest | None:
+        """Start to answer a GET request; return it, or None if the app must answer, for any reason.
 
         scope    the request's headers and state
-        returns  None if the app must answer, for any reason
+        respond  called when it is done, in a later turn of the event loop
         """
         match = URL.fullmatch(url)
         if match is None or self._services.draining or not OF_OTHERS.isdisjoint([name for name, _ in scope["headers"]]):
@@ -69,59 +121,64 @@ class PlainRequests:
         except Exception:  # the app fails in the same way, and reports it
             return None
 
-    def _begin(
-        self, user_id: str, query: bytes, scope: Scope, respond: Respond
-    ) -> "asyncio.Future[list[Recommendations]] | None":
+    def _begin(self, user_id: str, query: bytes, scope: Scope, respond: Respond) -> PlainRequest | None:
         services, source = self._services, Source.of(scope)
         caller = uncounted_caller(services, scope, "recs:read")
         if caller is None or not self._in_progress.has_room(source):
             return None
-        request_trace = Trace(request_id(scope))
-        token = tracing.current.set(request_trace)
+        wish = plain_request(user_id, query)
+        if wish is None or (cost := cost_of(wish)) >= LIGHT:
+            return None
+        request = PlainRequest(source, Trace(request_id(scope)), respond, self._end)
+        token = tracing.current.set(request.trace)
         try:
-            answer = self._submit(caller, user_id, query)
-            if answer is not None:
-                self._in_progress.begin(source)
-                request = PlainRequest(source, request_trace, self._recorder.begin(), respond)
-                answer.add_done_callback(lambda _: self._end(request, answer))  # in this context, with its trace
+            self._submit(caller, wish, cost, request)
         finally:
             tracing.current.reset(token)
-        return answer
+        self._in_progress.begin(source)
+        request.begin_s = self._recorder.begin()
+        return request
 
-    def _submit(self, caller: Caller, user_id: str, query: bytes) -> "asyncio.Future[list[Recommendations]] | None":
-        request = plain_request(user_id, query)
-        if request is None or cost_of(request) >= LIGHT:
-            return None
+    def _submit(self, caller: Caller, wish: RecommendationRequest, cost: float, request: PlainRequest) -> None:
         has_rate = caller.key is not None and caller.key.requests_per_minute is not None
         if has_rate or self._services.key_turns.is_needed(caller.requester.flow):
-            return asyncio.create_task(self._recommend_in_turn(caller, request))
-        return asyncio.ensure_future(self._recommend(caller, request))
+            request.wait_for(asyncio.create_task(self._recommend_in_turn(caller, wish)))
+        else:
+            self._recommender(caller).recommend_plain(wish, cost, request, caller.requester)
 
-    async def _recommend_in_turn(self, caller: Caller, request: RecommendationRequest) -> list[Recommendations]:
+    async def _recommend_in_turn(self, caller: Caller, wish: RecommendationRequest) -> list[Recommendations]:
         """Count a request that costs less than two plain ones, so as one, and answer it; raises TooManyRequests."""
         if caller.key is not None:
             await self._services.rate_limiter.count(caller.key)
         async with self._services.key_turns.turn(caller.requester):
-            return await self._recommend(caller, request)
+            return await self._recommender(caller).recommend([wish], caller.requester)
 
-    def _recommend(self, caller: Caller, request: RecommendationRequest) -> Awaitable[list[Recommendations]]:
-        recommender = self._services.by_tenant[caller.tenant].switcher.recommender
-        return recommender.recommend([request], caller.requester)
+    def _recommender(self, caller: Caller) -> BaseRecommender:
+        return self._services.by_tenant[caller.tenant].switcher.recommender
 
-    def _end(self, request: PlainRequest, answer: "asyncio.Future[list[Recommendations]]") -> None:
+    def _end(self, request: PlainRequest, answer: Recommendations | BaseException) -> None:
         self._in_progress.end(request.source)
+        token = tracing.current.set(request.trace)
         try:
-            (found,) = answer.result()
-            status, body = 200, encode(found)
-            headers: Headers = [(b"content-length", b"%d" % len(body)), JSON_CONTENT_TYPE]
-        except (Exception, asyncio.CancelledError) as exc:
-            status, headers, body = self._failure(exc)
-        request.respond(status, [*headers, *trace_headers(request.trace)], body)
-        self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
+            status, headers, body = self._response(answer)
+            request.respond(status, [*headers, *trace_headers(request.trace)], body)
+            self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
+        except Exception:  # its batch has other requests
+            logger.exception("cannot send a response")
+        finally:
+            tracing.current.reset(token)
 
-    def _failure(self, exc: BaseException) -> tuple[int, Headers, bytes]:
-        """Return the response to a failure; a request that the server cancels at shutdown gets `Draining`."""
-        failure = exc if isinstance(exc, Exception) else Draining()
+    def _response(self, answer: Recommendations | BaseException) -> tuple[int, Headers, bytes]:
+        """Return the response; to a request that the server cancels at shutdown, that of `Draining`."""
+        failure: Exception
+        if not isinstance(answer, BaseException):
+            try:
+                body = encode(answer)
+                return 200, [(b"content-length", b"%d" % len(body)), JSON_CONTENT_TYPE], body
+            except Exception as exc:
+                failure = exc
+        else:
+            failure = answer if isinstance(answer, Exception) else Draining()
         if not isinstance(failure, EXPECTED_ERRORS):
             logger.error("a request failed", exc_info=failure)
         response = response_to(failure, self._services.metrics)

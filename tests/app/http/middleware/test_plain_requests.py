@@ -18,6 +18,7 @@ from app.http.auth.keys import add, make
 from app.http.middleware import plain_requests
 from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.observability import tracing
+from app.recommendation.batching import Waiter
 from app.schemas.recommendations import Recommendations
 from tests.app.conftest import Client
 from tests.app.http.middleware.server import Answer, Bounds, Server, read_answer, request
@@ -236,11 +237,11 @@ class TestFailures:
         ((status, _, _),) = known.runner.run(server.exchange(request(PATH.format("ada"))))
         assert (status, server.for_app) == (200, [PATH.format("ada")])
 
-    def failing(self, client: Client, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
-        async def fail(*_: object) -> list[Recommendations]:
-            raise failure
+    def failing(self, client: Client, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+        def fail(_request: object, _cost: float, waiter: Waiter[Recommendations], *_: object) -> None:
+            asyncio.get_running_loop().call_soon(waiter.set_exception, failure)
 
-        monkeypatch.setattr(client.service.switcher.recommender, "recommend", fail)
+        monkeypatch.setattr(client.service.switcher.recommender, "recommend_plain", fail)
 
     def test_a_fault_is_answered_and_logged(
         self, known: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -257,10 +258,8 @@ class TestFailures:
     ) -> None:
         begun = asyncio.Event()
 
-        async def wait(*_: object) -> list[Recommendations]:
+        def never(*_: object) -> None:
             begun.set()
-            await asyncio.Event().wait()
-            return []
 
         async def cancelled() -> Answer:
             async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
@@ -274,7 +273,7 @@ class TestFailures:
                 assert await reader.read() == b""
                 return answer
 
-        monkeypatch.setattr(known.service.switcher.recommender, "recommend", wait)
+        monkeypatch.setattr(known.service.switcher.recommender, "recommend_plain", never)
         server = Server(known)
         status, headers, body = known.runner.run(cancelled())
         assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
@@ -282,14 +281,16 @@ class TestFailures:
         assert not server.state.tasks
 
     def test_nobody_is_answered_who_has_gone(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
-        recommend = known.service.switcher.recommender.recommend
+        begun, may_end, waiting = asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
+        recommend = known.service.switcher.recommender.recommend_plain
 
-        async def wait(*arguments: Any) -> list[Recommendations]:
+        def wait(*arguments: Any) -> None:
+            async def later() -> None:
+                await may_end.wait()
+                recommend(*arguments)
+
             begun.set()
-            await may_end.wait()
-            found: list[Recommendations] = await recommend(*arguments)
-            return found
+            waiting.append(asyncio.create_task(later()))
 
         async def gone() -> None:
             async with asyncio.timeout(PATIENCE_S):
@@ -300,7 +301,7 @@ class TestFailures:
                 may_end.set()
                 await until(lambda: not server.state.tasks)
 
-        monkeypatch.setattr(known.service.switcher.recommender, "recommend", wait)
+        monkeypatch.setattr(known.service.switcher.recommender, "recommend_plain", wait)
         server = Server(known)
         known.runner.run(gone())
         assert known.services.metrics.requests.in_progress == 0
