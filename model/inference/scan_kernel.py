@@ -29,6 +29,7 @@ FLOAT32_EPSILON = 2.0**-23  # of float32
 ROUNDING_ERROR = 1e-5  # exceeds the relative rounding error of a score's last additions
 SMALLEST_RANGE = 1e-30
 SPARE_KEYS = 32  # in addition to twice k
+FEW_KEYS = 64  # that are sorted by insertion
 SIGN, BELOW_SIGN = np.uint32(1 << 31), np.uint32((1 << 31) - 1)  # of a float32's bits
 FILTER_BITS = 1024  # of a Bloom filter with one hash, for the lifted items
 LARGE_GAIN = 1.0  # for smaller gains, ruling out items by their gains takes longer than it saves
@@ -178,6 +179,7 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         batch.bounds[q, 1] = -np.inf
         own = batch.lifted[q], batch.lifted_scores[q], batch.lifted_filter[q]
         _score_lifted(catalogue.lanes, catalogue.bias, tables[q], lifted[q], gains[q], *own)
+        _offer_lifted(batch, q, k)  # the first bound
     every, stride = np.arange(queries), len(catalogue.lanes) // SAMPLED_BLOCKS
     if stride > 8:
         expected = k / stride  # number of the k best in the sample, which rarely exceeds this by three deviations
@@ -198,18 +200,11 @@ def _scan(catalogue, batch, queries, stride, room):
     """Find the best items of all blocks and of the lifted items, or of every stride-th block, for some queries."""
     blocks = len(catalogue.lanes)
     for q in queries:
-        lifted, lifted_scores, excluded = batch.lifted[q], batch.lifted_scores[q], batch.excluded[q]
-        keys, found, bounds = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1], batch.bounds[q]
-        found[0] = 0
-        for place in range(len(lifted) if stride == 1 else 0):
-            item = lifted[place]
-            if item >= 0 and not _contains(excluded, item):
-                score = lifted_scores[place]
-                if batch.is_boosted:
-                    score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, batch.item_boosts)
-                _offer(item, score, room, keys, found, bounds, batch.max_boost)
-        _drop_worst(room, keys, found, bounds, batch.max_boost)
-        _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, batch.scratch[q])
+        if stride == 1:
+            _offer_lifted(batch, q, room)
+        else:
+            batch.found[q] = 0
+        _requantise(catalogue, batch.tables[q], batch.best_products[q], batch.bounds[q], batch.scratch[q])
     for begin in range(0, blocks, BLOCKS_PER_CHUNK * stride):
         end = begin + BLOCKS_PER_CHUNK * stride
         if end > blocks:
@@ -218,6 +213,22 @@ def _scan(catalogue, batch, queries, stride, room):
             _scan_blocks(catalogue, batch, q, begin, end, stride, room)
     for q in queries:
         _drop_worst(room, batch.keys[q], batch.found[q : q + 1], batch.bounds[q], batch.max_boost)
+
+
+@numba.njit(nogil=True)
+def _offer_lifted(batch, q, room):
+    """Find the best lifted items of a query, in place of those found before."""
+    lifted, lifted_scores, excluded = batch.lifted[q], batch.lifted_scores[q], batch.excluded[q]
+    keys, found, bounds = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1], batch.bounds[q]
+    found[0] = 0
+    for place in range(len(lifted)):
+        item = lifted[place]
+        if item >= 0 and not _contains(excluded, item):
+            score = lifted_scores[place]
+            if batch.is_boosted:
+                score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, batch.item_boosts)
+            _offer(item, score, room, keys, found, bounds, batch.max_boost)
+    _drop_worst(room, keys, found, bounds, batch.max_boost)
 
 
 @numba.njit(nogil=True)
@@ -323,20 +334,19 @@ def _upper_bound(catalogue, table, best_products):
     return total + (len(table) + 1) * FLOAT32_EPSILON * best
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, fastmath={"reassoc", "nnan", "nsz"})  # to allow vectorisation; `_absolute_sum` finds NaN
 def _maximum(products):
     peak = products[0]
-    for product in products:
-        if product > peak:
-            peak = product
+    for word in range(len(products)):
+        peak = max(peak, products[word])
     return peak
 
 
 @numba.njit(nogil=True, fastmath={"reassoc"})  # in any order, to allow vectorisation
 def _absolute_sum(products):
     size = np.float32(0)
-    for product in products:
-        size += abs(product)
+    for word in range(len(products)):
+        size += abs(products[word])
     return size
 
 
@@ -445,12 +455,26 @@ def _write_best(keys, found, items, scores):
     if found > len(items):
         _select_smallest(keys, found, len(items))
         found = len(items)
-    keys[:found].sort()
+    if found <= FEW_KEYS:
+        _sort_few(keys, found)
+    else:
+        keys[:found].sort()
     for place in range(found):
         items[place], scores[place] = _decode_key(keys[place])
     for place in range(found, len(items)):
         items[place], scores[place] = -1, -np.inf
     return found
+
+
+@numba.njit(nogil=True)
+def _sort_few(keys, found):
+    """Sort the first keys by insertion."""
+    for end in range(1, found):
+        key, place = keys[end], end
+        while place > 0 and keys[place - 1] > key:
+            keys[place] = keys[place - 1]
+            place -= 1
+        keys[place] = key
 
 
 # The paths differ in how they compute deficits and use them to rule out items.
