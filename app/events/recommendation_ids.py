@@ -16,6 +16,7 @@ signed it.
 from __future__ import annotations
 
 import os
+import random
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ PLACES = 20  # first positions of a list, which are counted individually
 HEAD = Struct(">6s4s4sHH")
 SIGNATURE = 8
 MAX_LIST_LENGTH = 0xFFFF
+MAX_KEPT_HASHES = 16_384
 
 
 class Place(NamedTuple):
@@ -55,11 +57,30 @@ def scenario_hash_of(name: str) -> bytes:
     return crc32(name.encode()).to_bytes(4, "big") if name else b""
 
 
+def _item_hash(item_id: str) -> bytes:
+    return (crc32(item_id.encode()) & 0xFFFF).to_bytes(2, "big")
+
+
+class _ItemHashes(dict[str, bytes]):
+    """Two bytes of a hash of each item's id; the items of the newest lists are kept."""
+
+    def of(self, item_ids: Sequence[str]) -> bytes:
+        """Return the hashes, one after the other."""
+        if len(self) > MAX_KEPT_HASHES:
+            self.clear()
+        return b"".join(map(self.__getitem__, item_ids))
+
+    def __missing__(self, item_id: str) -> bytes:
+        found = self[item_id] = _item_hash(item_id)
+        return found
+
+
 class RecommendationIds:
     """Makes and reads the ids of one tenant. Ids that were made before `set_secret` cannot be read."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant.encode()
+        self._item_hashes = _ItemHashes()
         self.set_secret(os.urandom(32))
 
     def set_secret(self, secret: bytes) -> None:
@@ -70,12 +91,12 @@ class RecommendationIds:
         """Return the id of a list, from a generation's tag and the hashes of an experiment's and a scenario's name."""
         head = HEAD.pack(
             (time.time_ns() // 1_000_000).to_bytes(6, "big"),
-            os.urandom(4),
+            random.randbytes(4),  # noqa: S311 - makes ids unique; the signature protects them
             generation[:4],
             experiment,
             min(len(item_ids), MAX_LIST_LENGTH),
         )
-        items = b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
+        items = self._item_hashes.of(item_ids[:PLACES])
         payload = head + items + scenario
         return urlsafe_b64encode(payload + self._signature(payload)).rstrip(b"=").decode()
 
@@ -89,7 +110,7 @@ class RecommendationIds:
         if len(payload) < HEAD.size or signature != self._signature(payload):
             return None
         _, _, generation, experiment, length = HEAD.unpack(payload[: HEAD.size])
-        wanted, items = (crc32(item_id.encode()) & 0xFFFF).to_bytes(2, "big"), payload[HEAD.size :]
+        wanted, items = _item_hash(item_id), payload[HEAD.size :]
         places = min(length, PLACES)
         for place in range(places):
             if items[2 * place : 2 * place + 2] == wanted:

@@ -17,6 +17,7 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
+from app.http.connection.keep_alive import KeepAlive
 from app.http.connection.lingering_transport import LingeringTransport
 from app.http.connection.response_transport import ResponseTransport
 from app.http.connection.tls import TlsProtocol
@@ -29,6 +30,7 @@ BODY_GRACE_S = 5.0  # for the app to respond that the body is late
 MAX_HEADERS = 100
 NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
 MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
+TOO_MANY = f"at most {MAX_PIPELINED} requests of a connection may be pending; read the responses, or connect again"
 
 
 def new_connection(**options: Any) -> asyncio.BaseProtocol:
@@ -59,12 +61,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         services: Services = self.app_state["services"]
         self._services = services
         self._limits = services.settings
-        self._metrics = services.metrics.requests
         self._idle = services.idle_connections
         self.app_state = {**self.app_state, "is_disconnected": self.is_disconnected}
         self._cycle: RequestResponseCycle | None = None  # the request in progress; `cycle` is the newest
         self._deadline: TimerHandle | None = None  # for the client to send the request
         self._response_deadline: TimerHandle | None = None  # for the client to take the response
+        self.keep_alive = KeepAlive(self.loop, self.timeout_keep_alive, self._close)
         self._in_head = False
         self._in_body = False
         self._has_advanced = False  # in this call, a head began or ended, a chunk began, or data of a body came
@@ -77,8 +79,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        patience_s = self._limits.answer_timeout_s
-        super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, patience_s))
+        super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, self._limits.answer_timeout_s))
         if len(self.connections) > self._limits.max_open_connections:
             longest_idle = next(iter(self._idle), self.transport)
             self._idle.pop(longest_idle, None)
@@ -92,6 +93,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._idle.pop(self.transport, None)
         self._clear_deadline()
         self._clear_response_deadline()
+        self.keep_alive.cancel()
         self._disconnect_cycle()
         self.transport.closed()
         super().connection_lost(exc)
@@ -101,7 +103,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._refusal is not None or self.transport.is_closing():
             self.transport.discard(data)
             return
-        self._unset_keepalive_if_required()
+        self.keep_alive.end()
         self._has_advanced = False
         try:
             self.parser.feed_data(data)
@@ -139,8 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
             raise self._head_too_large()
         if len(self.pipeline) == MAX_PIPELINED:
-            most = f"at most {MAX_PIPELINED} requests of a connection may be pending"
-            raise TooManyPipelined(f"{most}; read the responses, or connect again")
+            raise TooManyPipelined(TOO_MANY)
         self._in_head, self._has_advanced = False, True
         self._clear_deadline()
         if (cycle := PlainCycle.begin(self, self.app_state["plain_requests"])) is None:
@@ -170,15 +171,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._set_idle()
-        elif self._refusal is not None:
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        if self._refusal is not None:
             self._send_refusal_after_responses()
         elif self.pipeline:
             self.flow.pause_reading()  # the next request is in progress, and more are queued
         elif self._cycle is None or self._cycle.response_complete:
             self._set_idle()  # or else the last of the queued requests is in progress
+            self.keep_alive.begin()
 
     @override
     def pause_writing(self) -> None:
@@ -190,10 +196,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._clear_response_deadline()
         super().resume_writing()
-
-    @override
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
 
     @override
     def shutdown(self) -> None:
@@ -256,7 +258,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
         head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
         self._refusal = b"".join(head) + b"\r\n" + bytes(response.body)
-        self._metrics.observe("other", "unmatched", response.status_code, 0.0)
+        self._services.metrics.requests.observe("other", "unmatched", response.status_code, 0.0)
         self._clear_deadline()
         if self._in_body:
             self._break_off_request()

@@ -14,6 +14,10 @@ class Trace:
     id: bytes
     spans: Spans = field(default_factory=dict)
 
+    def add(self, spans: Spans) -> None:
+        """Add spans, which may be those of other requests, too: they do not change any more."""
+        self.spans = self.spans | spans if self.spans else spans
+
 
 current: ContextVar[Trace | None] = ContextVar("current", default=None)
 """The request that the current task works for; None if it works for none or for several."""

@@ -198,9 +198,9 @@ class Recommender(BaseRecommender):
         if logs := [query for query in dict.fromkeys(queries) if query is not None]:
             seen = await self._readers.logs.read(logs, self._context, requester)
         if (request_trace := tracing.current.get()) is not None:
-            request_trace.spans["expressions"] = select_end_s - begin_s
+            request_trace.add({"expressions": select_end_s - begin_s})
             if logs:
-                request_trace.spans["log"] = time.perf_counter() - select_end_s
+                request_trace.add({"log": time.perf_counter() - select_end_s})
         entries = [
             BatchEntry.of(
                 request, selection, self._carried(request) if log is None else seen.get(log), self._readers.states
@@ -280,7 +280,7 @@ class Recommender(BaseRecommender):
             self._metrics.engine.observe_batch(ranked.ranked, ranked.stages_s)
         for entry in batch:
             if entry.trace is not None:
-                entry.trace.spans.update(timings)
+                entry.trace.add(timings)
         for request, answer in zip(requests, ranked.answers, strict=True):
             if not isinstance(
                 request, PersonalSearch

@@ -170,8 +170,8 @@ def main(
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
         url = stack.enter_context(redis_server(directory)) if redis else None
-        chance = SimpleNamespace(urandom=partial(bytes))
-        stack.enter_context(patch.object(recommendation_ids, "os", chance))
+        chance = SimpleNamespace(randbytes=bytes)
+        stack.enter_context(patch.object(recommendation_ids, "random", chance))
         stack.enter_context(patch.object(recommendation_ids, "time", SimpleNamespace(time_ns=lambda: 0)))
         stack.enter_context(patch.object(live_signals, "SYNC_EVERY_S", 1e9))  # or trends change between two answers
         settings = Settings(model_dir=model, data_dir=directory, redis_url=url)

@@ -1,1 +1,1 @@
-"""What lies between the HTTP protocol and a connection: TLS, and how it closes."""
+"""What lies between the HTTP protocol and a connection: TLS, how connections are shared, and how they close."""

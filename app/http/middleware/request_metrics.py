@@ -14,7 +14,7 @@ from app.http.error_responses import error_response
 from app.observability import tracing
 from app.observability.log_format import MAX_LINES_PER_SECOND
 from app.observability.metrics import RequestMetrics
-from app.observability.tracing import Trace
+from app.observability.tracing import Spans, Trace
 
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -117,6 +117,22 @@ def trace_headers(request_trace: Trace) -> list[tuple[bytes, bytes]]:
     """
     headers = [(b"x-request-id", request_trace.id)]
     if request_trace.spans:
-        spans = [b"%s;dur=%.3f" % (name.encode(), seconds * 1e3) for name, seconds in request_trace.spans.items()]
-        headers.append((b"server-timing", b", ".join(spans)))
+        headers.append((b"server-timing", _timings.text(request_trace.spans)))
     return headers
+
+
+class _Timings:
+    """Writes spans for the header, once for all requests of a batch, which share them."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Spans, bytes] = {}, b""
+
+    def text(self, spans: Spans) -> bytes:
+        last, text = self._last
+        if spans is not last:
+            text = b", ".join([b"%s;dur=%.3f" % (name.encode(), seconds * 1e3) for name, seconds in spans.items()])
+            self._last = spans, text
+        return text
+
+
+_timings = _Timings()

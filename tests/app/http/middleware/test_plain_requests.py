@@ -135,6 +135,37 @@ def test_a_connection_takes_one_after_the_other(known: Client) -> None:
     assert server.state.total_requests == 6
 
 
+@pytest.mark.parametrize("path", [PATH.format("ada"), "/healthz"])
+def test_a_connection_ends_when_it_has_been_idle_for_long(known: Client, path: str) -> None:
+    async def ask_twice_and_wait() -> None:
+        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+            for _ in range(2):
+                writer.write(request(path))
+                await until(lambda: server.state.connections)
+                connection: Any = next(iter(server.state.connections))
+                connection.keep_alive.check()  # the timer, before the request or while it is answered
+                assert (await read_answer(reader))[0] == 200
+                connection.keep_alive.check()  # too early
+            connection.keep_alive.timeout_s = 0
+            connection.keep_alive.check()
+            assert await reader.read() == b""
+
+    server = Server(known)
+    known.runner.run(ask_twice_and_wait())
+    assert server.state.total_requests == 2
+
+
+def test_an_idle_connection_ends_by_itself(known: Client) -> None:
+    async def ask_and_wait() -> None:
+        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+            writer.write(request(PATH.format("ada")))
+            assert (await read_answer(reader))[0] == 200
+            assert await reader.read() == b""
+
+    server = Server(known)  # with the server's time-out of 5 s
+    known.runner.run(ask_and_wait())
+
+
 def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None:
     ids = [f"id-{n}" for n in range(8)]
     paths = [PATH.format("ada"), "/healthz"] * 4
