@@ -12,21 +12,20 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from model.artifact.model_directory import Artifact
-from model.inference import bitmap
+from model.inference import bitmap, scan_kernel
 from model.inference.captured_batches import CAPTURE_LOCK, Bitmaps, CapturedBatches, DeviceScan, Resident, States
 from model.inference.pipeline import StageSeconds
-from model.inference.query_products import QueryProducts
+from model.inference.query_products import BestOfStates, CompiledStages, QueryProducts
 from model.inference.scan import Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
 from model.inference.step import Step
-from model.lisa.lisa_mini import AttentionTables, LisaMini, follower_decay, sum_of_codewords
+from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini, follower_decay, sum_of_codewords
 
 logger = logging.getLogger(__name__)
 
@@ -127,12 +126,15 @@ class Engine:
         # the compiled parts exist only for the CPU, and the compiled step for one kind of model; all paths agree
         self._step: Step | None = None
         self._query_products: QueryProducts | None = None
+        self._compiled: CompiledStages | None = None
         self._catalogue: Scan | TorchScan
         if self.device.type == "cpu":
             self._query_products = QueryProducts(artifact.model)
             if isinstance(artifact.model, LisaMini):
                 self._step = Step(artifact.model, artifact.tables)
-            self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
+            self._catalogue = scan = Scan(artifact.target_codes, self._model.bias.detach().numpy())
+            if self._step is not None:
+                self._compiled = CompiledStages(self._step, self._query_products, scan)
         else:
             with _within_memory(device, self.items):
                 self._catalogue = gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
@@ -141,7 +143,7 @@ class Engine:
             nullcontext if self.device.type == "cpu" else torch.inference_mode
         )
         self.is_lost = False
-        self._captured = self._capture()
+        self._captured = _captured(self._model, self._tables, self._catalogue, self._words)
         self.has_graphs = self._captured is not None
         artifact.release_pages()
 
@@ -207,22 +209,23 @@ class Engine:
             except torch.OutOfMemoryError as exc:
                 logger.warning("running step and scan for %d items one after the other: %s", k, exc)
             else:
-                recent = torch.from_numpy(np.array(states.recent_items, np.int64))
-                queries = Queries(torch.from_numpy(found.vectors), recent)
+                vectors, recent = torch.from_numpy(found.vectors), np.array(states.recent_items, np.int64)
+                queries = Queries(vectors, torch.from_numpy(recent))
                 return RankedQueries(queries, found.ranked, device_s=found.device_s)
         begin_s = time.perf_counter()
         queries = self.step(*states)
-        step_s = time.perf_counter() - begin_s
-        return RankedQueries(
-            queries, self.top_k(queries, k, None if excluded is None else np.asarray(excluded)), step_s
-        )
+        step_s, bitmaps = time.perf_counter() - begin_s, None if excluded is None else np.asarray(excluded)
+        return RankedQueries(queries, self.top_k(queries, k, bitmaps), step_s)
 
-    def _capture(self) -> CapturedBatches | None:
-        """Capture step and scan on a GPU with Triton; None if that is not possible."""
-        scan = self._catalogue
-        if self.device.type != "cuda" or not isinstance(self._model, LisaMini) or not isinstance(scan, DeviceScan):
-            return None
-        return CapturedBatches.prepared(Resident(self._model, self._tables, scan), self._words, CAPTURED_K)
+    def best_of_states(self, states: States, k: int, excluded: NDArray[np.uint64]) -> BestOfStates:
+        """Find the same items as ``rank_states``; on a CPU without torch, whose calls take as long as a small batch.
+
+        excluded  (Q, words)
+        """
+        if self._compiled is not None and k > 0 and excluded.shape == (len(states.last_items), self._words):
+            return self._compiled.best(states, min(k, self.items), excluded)
+        found = self.rank_states(states, k, excluded)
+        return BestOfStates(found.ranked, found.step_s, found.device_s)
 
     @torch.inference_mode()
     def neighbours_of(self, items: Sequence[int]) -> Queries:
@@ -286,8 +289,8 @@ class Engine:
         newest = min(query.recent.shape[1], self._lifting_items)
         codewords = np.empty((len(items), products.shape[1]), np.float32)
         lifts = np.zeros((len(items), newest), np.float32)
-        _look_up_products(tables, self.target_codes, items, codewords)
-        _add_lifts(followers, gains, self._model.config.followers, items, lifts)
+        scan_kernel.look_up_products(tables, self.target_codes, items, codewords)
+        scan_kernel.add_lifts(followers, gains, self._model.config.followers, items, lifts)
         return ScoreParts(codewords, self._scorer_of(query).bias_of(items), lifts)
 
     def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
@@ -346,22 +349,11 @@ class Engine:
             return self._catalogue.with_bias(bias)
 
 
-@numba.njit(cache=True, nogil=True)
-def _look_up_products(products, codes, items, codewords):  # type: ignore[no-untyped-def]
-    """Look up the product of each item's codewords: products (B', W') -> codewords (k, B')."""
-    for place in range(len(items)):
-        for book in range(len(products)):
-            codewords[place, book] = products[book, codes[items[place], book]]
-
-
-@numba.njit(cache=True, nogil=True)
-def _add_lifts(followers, gains, each, items, lifts):  # type: ignore[no-untyped-def]
-    """Add the gains of each item from each of the K newest items, which have `each` followers: lifts (k, K)."""
-    for place in range(len(items)):
-        for newest in range(lifts.shape[1]):
-            for one in range(newest * each, (newest + 1) * each):
-                if followers[one] == items[place]:
-                    lifts[place, newest] += gains[one]
+def _captured(model: Lisa, tables: AttentionTables, scan: Scan | TorchScan, words: int) -> CapturedBatches | None:
+    """Capture step and scan on a GPU with Triton; None if that is not possible."""
+    if tables.match.device.type != "cuda" or not isinstance(model, LisaMini) or not isinstance(scan, DeviceScan):
+        return None
+    return CapturedBatches.prepared(Resident(model, tables, scan), words, CAPTURED_K)
 
 
 def open_engine(artifact: Artifact, device: str) -> Engine:

@@ -1,13 +1,19 @@
-"""The products of queries with the codewords on a CPU, and the gains of followers, in one compiled call."""
+"""The products of queries with the codewords on a CPU, and the compiled way from states to items."""
 
 from __future__ import annotations
+
+import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from model.inference import step_kernel
-from model.inference.step import COMPILE_LOCK, aligned_copy, panels
+from model.inference.captured_batches import States
+from model.inference.pipeline import StageSeconds
+from model.inference.scan import Ranked, Scan
+from model.inference.step import COMPILE_LOCK, Step, aligned_copy, panels
 from model.inference.step_kernel import QUERY_PRODUCTS_SIGNATURE
 from model.lisa.lisa_mini import Lisa, follower_decay
 
@@ -53,6 +59,30 @@ class QueryProducts:
         )
         whole = np.ascontiguousarray(products[:, : self._books * self._words])
         return whole.reshape(users, self._books, self._words), items, gains
+
+
+class BestOfStates(NamedTuple):
+    """The best items of each state, the seconds that the step took, and those of a device, if it did both."""
+
+    ranked: Ranked
+    step_s: float
+    device_s: StageSeconds | None = None
+
+
+class CompiledStages(NamedTuple):
+    """Step, products and scan on a CPU, from array to array: calls of torch take a part of a small batch's time."""
+
+    step: Step
+    query_products: QueryProducts
+    scan: Scan
+
+    def best(self, states: States, k: int, excluded: NDArray[np.uint64]) -> BestOfStates:
+        """Find the k best items of each of Q states; bitmaps (Q, words) exclude items."""
+        begin_s = time.perf_counter()
+        recent = np.array(states.recent_items, np.int64)
+        vectors = self.step(np.asarray(states.histograms), np.asarray(states.last_items), recent)
+        step_s = time.perf_counter() - begin_s
+        return BestOfStates(self.scan.best(*self.query_products(vectors, recent), k, excluded), step_s)
 
 
 def _compile() -> None:

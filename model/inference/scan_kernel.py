@@ -315,6 +315,24 @@ def _add_boosts(item, score, boost_sets, boost_gains, item_boosts):
     return score
 
 
+@numba.njit(cache=True, nogil=True)
+def look_up_products(products, codes, items, codewords):
+    """Look up the product of each item's codewords: products (B', W') -> codewords (k, B')."""
+    for place in range(len(items)):
+        for book in range(len(products)):
+            codewords[place, book] = products[book, codes[items[place], book]]
+
+
+@numba.njit(cache=True, nogil=True)
+def add_lifts(followers, gains, each, items, lifts):
+    """Add the gains of each item from each of the K newest items, which have `each` followers: lifts (k, K)."""
+    for place in range(len(items)):
+        for newest in range(lifts.shape[1]):
+            for one in range(newest * each, (newest + 1) * each):
+                if followers[one] == items[place]:
+                    lifts[place, newest] += gains[one]
+
+
 @numba.njit(nogil=True)
 def _upper_bound(catalogue, table, best_products):
     """Compute an upper bound of all scores, with a margin for the rounding of the k-th best score.

@@ -47,6 +47,7 @@ class RedisStates:
         self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
             self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND, max_waiting=max_waiting
         )
+        self._reading_alone = asyncio.Lock()  # by a caller that does not wait for a round
         self._targets: dict[str, User] = {}  # known merge targets of users, by their heads
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # by the keys of the states
 
@@ -69,7 +70,11 @@ class RedisStates:
         """Return the users' encoded states, in order."""
         users = {user_id: self._session.keys.user(tenant, user_id) for user_id in user_ids}
         reads = self._reads_of(list(users.values()), generation)
-        self._reads.put(reads)
+        is_free = self._session.has_single_server and not self._session.is_closed and not self._reading_alone.locked()
+        if is_free:
+            await self._read_alone(reads)
+        else:
+            self._reads.put(reads)
         values: dict[str, bytes | None] = {}
         failure: StorageError | None = None
         left = iter(users.items())
@@ -106,6 +111,15 @@ class RedisStates:
         self._reads.put(list(reads.values()))
         heads = await asyncio.gather(*(read.answer for read in reads.values()))
         return {user_id for user_id, (head,) in zip(reads, heads, strict=True) if head is None}
+
+    async def _read_alone(self, reads: list[Read]) -> None:
+        """Read without a round, whose task would cost one caller more than it saves a few."""
+        async with self._reading_alone:
+            try:
+                await self._read_round(reads)
+            except Exception as exc:  # as in rounds
+                for read in reads:
+                    read.fail(exc)
 
     async def _read_round(self, reads: list[Read]) -> list[Read]:
         await self._session.check()
@@ -264,6 +278,8 @@ class RedisStates:
     async def close(self) -> None:
         """Answer the accepted reads, and cancel folds that no caller waits for."""
         await self._reads.close()
+        async with self._reading_alone:
+            pass
         for task in list(self._catching_up.values()):
             task.cancel()  # states that are not saved can be folded again
             await asyncio.wait([task])

@@ -62,7 +62,7 @@ class PlainRanker:
         recent = self._catalogue.rows_of_state_items(decoded["recent_items"]).astype(np.int64)
         excluded = bitmap.with_each(self._catalogue.unavailable, recent)
         of_users = States(inputs.histograms, inputs.last_items, inputs.recent_items)
-        _, (rows, scores), step_s, device_s = self._engine.rank_states(of_users, k, excluded)
+        (rows, scores), step_s, device_s = self._engine.best_of_states(of_users, k, excluded)
         stages_s["step"] += step_s
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
         if device_s is not None:

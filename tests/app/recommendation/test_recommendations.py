@@ -76,7 +76,8 @@ class TestLearning:
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client.click("ada", "item-9", "item-4")
-        expected = client.recommend("ada", k=5)
+        wish = {"user_id": "ada", "k": 5, "exclude": ["item-1"]}
+        expected = recommend(client, **wish)
         asked: list[int] = []
         rank_states = Engine.rank_states
 
@@ -87,7 +88,7 @@ class TestLearning:
         monkeypatch.setattr(client.service.switcher.current.engine, "has_graphs", True)
         monkeypatch.setattr(Engine, "captures", lambda engine, k: True)
         monkeypatch.setattr(Engine, "rank_states", counted)
-        assert same_items(client.recommend("ada", k=5), expected)
+        assert same_items(recommend(client, **wish), expected)
         assert asked == [5]
         assert 'lisarec_engine_seconds_sum{stage="device"} 1.0' in client.get("/metrics").text
 
