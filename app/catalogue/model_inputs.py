@@ -36,30 +36,32 @@ class ModelInputs(NamedTuple):
     histograms    (Q, R, B, W)  float32
     last_items    (Q,)
     recent_items  (Q, K)
+    seen_items    (Q, n)  rows of the newest items seen, in any order; -1 for none and for items unknown here
     """
 
     events: NDArray[np.integer]
     histograms: NDArray[np.float32]
     last_items: NDArray[np.integer]
     recent_items: NDArray[np.integer]
+    seen_items: NDArray[np.integer]
 
     @classmethod
     def of(cls, states: NDArray[np.void], catalogue: LiveCatalogue) -> Self:
         """Return the inputs of (Q,) decoded states; a user with no stepped items in this catalogue has none."""
         windows, lasts = states["stepped_items"], states["last_item"]
-        known = catalogue.rows_of_state_items(windows)
+        known, seen = catalogue.rows_of_state_items(windows), catalogue.rows_of_state_items(states["recent_items"])
         if known is not windows:  # the window includes the last item
             windows, lasts = known, catalogue.rows_of_state_items(lasts)
         if (lasts < 0).any():  # also if another process has just assigned codes to an item
             newest_known = windows[np.arange(len(windows)), (windows >= 0).argmax(axis=1)]
             lasts = np.where(lasts < 0, newest_known, lasts)
         # bins are not rescaled, because the scale of a row is free
-        return cls(states["n"], states["bins"], lasts, windows)
+        return cls(states["n"], states["bins"], lasts, windows, seen)
 
     def of_users(self, places: NDArray[np.integer]) -> Self:
         """Return the inputs of some users, in this order."""
-        events, histograms, last_items, recent_items = self
-        return type(self)(events[places], histograms[places], last_items[places], recent_items[places])
+        events, histograms, *items = self
+        return type(self)(events[places], histograms[places], *(rows[places] for rows in items))
 
 
 def model_inputs(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[ModelInput | None]:

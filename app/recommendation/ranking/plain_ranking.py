@@ -58,9 +58,8 @@ class PlainRanker:
             if not len(personal):
                 return {}
             places = [places[nth] for nth in personal.tolist()]
-            decoded, inputs = decoded[personal], inputs.of_users(personal)
-        recent = self._catalogue.rows_of_state_items(decoded["recent_items"]).astype(np.int64)
-        excluded = bitmap.with_each(self._catalogue.unavailable, recent)
+            inputs = inputs.of_users(personal)
+        excluded = bitmap.with_each(self._catalogue.unavailable, inputs.seen_items.astype(np.int64))
         of_users = States(inputs.histograms, inputs.last_items, inputs.recent_items)
         (rows, scores), step_s, device_s = self._engine.best_of_states(of_users, k, excluded)
         stages_s["step"] += step_s
