@@ -25,7 +25,6 @@ from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from app.http import openapi
-from app.http.connection import shared_listener
 from app.http.error_responses import install_error_handlers
 from app.http.middleware.cors import CrossOriginPolicy
 from app.http.middleware.fast_path import FastPath
@@ -201,8 +200,7 @@ def serve(settings: Settings) -> None:
         settings.export()
         with TemporaryDirectory(prefix="lisarec-metrics-") as directory:
             share_metrics(Path(directory))
-            options |= {"factory": True, "workers": settings.workers, "loop": f"{shared_listener.__name__}:new_loop"}
-            config = uvicorn.Config(f"{__name__}:create_worker_app", **options)
+            config = uvicorn.Config(f"{__name__}:create_worker_app", factory=True, workers=settings.workers, **options)
             Workers(config, [config.bind_socket()]).run()
 
 

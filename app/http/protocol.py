@@ -7,6 +7,7 @@ seconds, so nothing here may import it.
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import TimerHandle
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the app to respond that the body is late
+YIELD_S = 1e-9  # the system makes it some 50 µs, in which another process wakes up and takes the next connection
 MAX_HEADERS = 100
 NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
 MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
@@ -37,6 +39,8 @@ def new_connection(**options: Any) -> asyncio.BaseProtocol:
     """Return the protocol of a new connection, for uvicorn; it has TLS if the service has a certificate."""
     http = LimitedHttpProtocol(**options)
     services: Services = options["app_state"]["services"]
+    if services.settings.workers > 1:
+        time.sleep(YIELD_S)
     if services.tls is None:
         return http
     return TlsProtocol(http, services.tls, services.settings.head_timeout_s, services.settings.answer_timeout_s)
@@ -58,17 +62,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        services: Services = self.app_state["services"]
-        self._services = services
-        self._limits = services.settings
-        self._idle = services.idle_connections
+        self._services: Services = self.app_state["services"]
+        self._limits, self._idle = self._services.settings, self._services.idle_connections
         self.app_state = {**self.app_state, "is_disconnected": self.is_disconnected}
         self._cycle: RequestResponseCycle | None = None  # the request in progress; `cycle` is the newest
         self._deadline: TimerHandle | None = None  # for the client to send the request
         self._response_deadline: TimerHandle | None = None  # for the client to take the response
         self.keep_alive = KeepAlive(self.loop, self.timeout_keep_alive, self._close)
-        self._in_head = False
-        self._in_body = False
+        self._in_head = self._in_body = False
         self._has_advanced = False  # in this call, a head began or ended, a chunk began, or data of a body came
         self._standstill_bytes = 0  # received since the last advance: in a head, chunk-size line or trailers
         self._refusal: bytes | None = None  # the last response, to send after the pending ones
@@ -168,6 +169,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._clear_deadline()
         super().on_message_complete()
+        if self.cycle.response_complete:  # before the rest of the request came
+            self.keep_alive.begin()
 
     @override
     def on_response_complete(self) -> None:
@@ -298,7 +301,7 @@ class PlainCycle(RequestResponseCycle):
     """A request that is answered without an ASGI task; its response is sent as a whole."""
 
     tasks: set[PlainRequest]
-    request: PlainRequest
+    request: PlainRequest | None
 
     @classmethod
     def begin(cls, connection: HttpToolsProtocol, plain_requests: PlainRequests) -> Self | None:
@@ -322,7 +325,7 @@ class PlainCycle(RequestResponseCycle):
             keep_alive=True,
             on_response=connection.on_response_complete,
         )
-        request = plain_requests.begin(connection.url, connection.scope, cycle.respond)  # type: ignore[arg-type]
+        request = plain_requests.begin(connection.url, connection.scope, cycle)  # type: ignore[arg-type]
         if request is None:
             return None
         cycle.tasks, cycle.request = connection.tasks, request  # type: ignore[assignment]  # a task for the server,
@@ -331,7 +334,7 @@ class PlainCycle(RequestResponseCycle):
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """Send the response in one write, unless the client has disconnected."""
-        self.tasks.discard(self.request)
+        self._end()
         if self.disconnected:
             return
         lines = [STATUS_LINE[status]]
@@ -345,6 +348,16 @@ class PlainCycle(RequestResponseCycle):
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+
+    def abort(self) -> None:
+        """Close the connection, because there is no response."""
+        self._end()
+        self.transport.abort()
+
+    def _end(self) -> None:
+        if self.request is not None:
+            self.tasks.discard(self.request)
+            self.request = None  # it refers to this object
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:

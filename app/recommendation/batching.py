@@ -124,8 +124,11 @@ class _Call(Generic[RequestT, AnswerT]):
             self.waiter.set_exception(ClientDisconnect())
         return self.waiter.done()
 
-    def add(self, place: int, answer: AnswerT) -> None:
-        """Add the answer to the request at that position; the last answer completes the call."""
+    def add(self, place: int, answer: AnswerT | Exception) -> None:
+        """Add the answer to the request at that position; the last answer, or an exception, completes the call."""
+        if isinstance(answer, Exception):
+            self.fail(answer)
+            return
         self.answers[place] = answer
         if len(self.answers) == len(self.requests) and not self.waiter.done():  # else it was cancelled
             self.waiter.set_result([self.answers[place] for place in range(len(self.requests))])
@@ -311,24 +314,19 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
-        while self._waiting:
-            most = min(self._limits.max_batch, self._limits.short_batch() if self._waiting.is_shared else inf)
-            await self._let_others_arrive(most)
-            batch = self._waiting.take(most)
-            if not batch:  # all callers have gone
-                continue
-            try:
-                answers = await self._work([call.requests[place] for call, place in batch])
-            except Exception as exc:
-                for call, _ in batch:
-                    call.fail(exc)
-            else:
+        try:
+            while self._waiting:
+                most = min(self._limits.max_batch, self._limits.short_batch() if self._waiting.is_shared else inf)
+                await self._let_others_arrive(most)
+                batch = self._waiting.take(most)  # empty if all callers have gone
+                try:
+                    answers = await self._work([call.requests[place] for call, place in batch]) if batch else ()
+                except Exception as exc:
+                    answers = [exc] * len(batch)
                 for (call, place), answer in zip(batch, answers, strict=True):
-                    if isinstance(answer, Exception):
-                        call.fail(answer)
-                    else:
-                        call.add(place, answer)
-        self._running -= 1
+                    call.add(place, answer)
+        finally:
+            self._running -= 1
 
     async def _let_others_arrive(self, most: float) -> None:
         """Wait as long as each turn of the event loop brings further requests, and the next batch has room for them.

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from starlette.types import Scope
 
@@ -33,10 +34,18 @@ URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?(k=\d+))?") 
 OF_OTHERS = frozenset({b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
 
 Headers = Sequence[tuple[bytes, bytes]]
-Respond = Callable[[int, Headers, bytes], None]
-"""Sends a response: status, headers and body."""
 
 logger = logging.getLogger(__name__)
+
+
+class Responder(Protocol):
+    """Receives the response to a request, or is told that there is none, in a later turn of the event loop."""
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send the response."""
+
+    def abort(self) -> None:
+        """Send nothing, because of a fault."""
 
 
 class PlainRequest:
@@ -44,13 +53,12 @@ class PlainRequest:
 
     source   the source as which it is in progress
     begin_s  the time at which it began, as of ``time.perf_counter``
-    respond  sends the response
     """
 
-    __slots__ = ("_end", "_is_done", "begin_s", "respond", "source", "task", "trace")
+    __slots__ = ("_end", "_is_done", "begin_s", "responder", "source", "task", "trace")
 
-    def __init__(self, source: Source | None, request_trace: Trace, respond: Respond, end: End) -> None:
-        self.source, self.trace, self.respond = source, request_trace, respond
+    def __init__(self, source: Source | None, request_trace: Trace, responder: Responder, end: End) -> None:
+        self.source, self.trace, self.responder = source, request_trace, responder
         self.begin_s = 0.0
         self.task: asyncio.Task[list[Recommendations]] | None = None  # if it is counted, or waits for its turn
         self._end = end
@@ -107,21 +115,20 @@ class PlainRequests:
         self._in_progress = in_progress
         self._recorder = recorder
 
-    def begin(self, url: bytes, scope: Scope, respond: Respond) -> PlainRequest | None:
+    def begin(self, url: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
         """Start to answer a GET request; return it, or None if the app must answer, for any reason.
 
-        scope    the request's headers and state
-        respond  called when it is done, in a later turn of the event loop
+        scope  the request's headers and state
         """
         match = URL.fullmatch(url)
         if match is None or self._services.draining or not OF_OTHERS.isdisjoint([name for name, _ in scope["headers"]]):
             return None
         try:
-            return self._begin(match[1].decode(), match[2] or b"", scope, respond)
+            return self._begin(match[1].decode(), match[2] or b"", scope, responder)
         except Exception:  # the app fails in the same way, and reports it
             return None
 
-    def _begin(self, user_id: str, query: bytes, scope: Scope, respond: Respond) -> PlainRequest | None:
+    def _begin(self, user_id: str, query: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
         services, source = self._services, Source.of(scope)
         caller = uncounted_caller(services, scope, "recs:read")
         if caller is None or not self._in_progress.has_room(source):
@@ -129,7 +136,7 @@ class PlainRequests:
         wish = plain_request(user_id, query)
         if wish is None or (cost := cost_of(wish)) >= LIGHT:
             return None
-        request = PlainRequest(source, Trace(request_id(scope)), respond, self._end)
+        request = PlainRequest(source, Trace(request_id(scope)), responder, self._end)
         token = tracing.current.set(request.trace)
         try:
             self._submit(caller, wish, cost, request)
@@ -157,15 +164,17 @@ class PlainRequests:
         return self._services.by_tenant[caller.tenant].switcher.recommender
 
     def _end(self, request: PlainRequest, answer: Recommendations | BaseException) -> None:
-        self._in_progress.end(request.source)
-        token = tracing.current.set(request.trace)
+        token, status = tracing.current.set(request.trace), 500
         try:
             status, headers, body = self._response(answer)
-            request.respond(status, [*headers, *trace_headers(request.trace)], body)
-            self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
+            request.responder.respond(status, [*headers, *trace_headers(request.trace)], body)
         except Exception:  # its batch has other requests
             logger.exception("cannot send a response")
+            status = 500
+            request.responder.abort()
         finally:
+            self._in_progress.end(request.source)
+            self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
             tracing.current.reset(token)
 
     def _response(self, answer: Recommendations | BaseException) -> tuple[int, Headers, bytes]:

@@ -158,7 +158,7 @@ class BatchRanker:
         vectors, (rows, scores), _, device_s = self._engine.rank_states(_states_of(queries), queries[0].depth, excluded)
         stages_s["scan"] += time.perf_counter() - begin_s
         if device_s is not None:
-            stages_s["device"] = sum(device_s)
+            stages_s["device"] = stages_s.get("device", 0.0) + sum(device_s)
         return {query: RankedItems(rows[at], scores[at], vectors, at) for at, query in enumerate(queries)}
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:

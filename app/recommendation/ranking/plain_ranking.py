@@ -45,7 +45,7 @@ class PlainRanker:
         """
         k = requests[0].k
         places = [place for place, one in enumerate(requests) if one.k == k and one.user_id in states and is_plain(one)]
-        if not places:
+        if not places or k > self._engine.items:
             return {}
         begin_s = time.perf_counter()
         decoded = self._generation.decode_many([states[str(requests[place].user_id)] for place in places])
@@ -65,8 +65,8 @@ class PlainRanker:
         stages_s["step"] += step_s
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
         if device_s is not None:
-            stages_s["device"] = sum(device_s)
-        is_full = rows[:, k - 1] >= 0 if rows.shape[1] == k else np.zeros(len(rows), bool)
+            stages_s["device"] = stages_s.get("device", 0.0) + sum(device_s)
+        is_full = rows[:, k - 1] >= 0
         found = zip(places, is_full.tolist(), rows, scores.tolist(), strict=True)
         return {
             place: self._answer(requests[place], of_user, its_scores)

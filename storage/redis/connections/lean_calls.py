@@ -20,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
 PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
-MAX_LEASED = 2  # connections of a node: one for the round that reads, one for the round that writes
+MAX_LEASED = 3  # connections of a node: for the round that reads, the one that writes, and a read without a round
 LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need to wait
 
 

@@ -148,13 +148,18 @@ def test_requests_wait_for_their_keys_turn(
         texts.append(text)
     client = start(tmp_path, keys_file=tmp_path / "keys")
     server, recommender = Server(client), client.service.switcher.recommender
-    begun, may_end, recommend = list[str](), asyncio.Event(), recommender.recommend
+    begun, may_end = list[str](), asyncio.Event()
+    recommend, recommend_plain = recommender.recommend, recommender.recommend_plain
 
     async def wait(requests: Sequence[Any], *arguments: Any) -> Any:
         begun.append(requests[0].user_id)
         if requests[0].user_id != "other":
             await may_end.wait()
         return await recommend(requests, *arguments)
+
+    def begin(wish: Any, *arguments: Any) -> None:
+        begun.append(wish.user_id)
+        recommend_plain(wish, *arguments)
 
     async def law() -> None:
         async with AsyncExitStack() as stack:
@@ -181,6 +186,7 @@ def test_requests_wait_for_their_keys_turn(
             assert sorted(begun[3:]) == ["second", "third"]
 
     monkeypatch.setattr(recommender, "recommend", wait)
+    monkeypatch.setattr(recommender, "recommend_plain", begin)
     client.runner.run(law())
     assert client.services.metrics.requests.in_progress == 0
     client.close()

@@ -45,7 +45,7 @@ def test_a_process_whose_gpu_is_lost_is_not_ready_and_lists_popular_items(
         engine.is_lost = True
         return True
 
-    monkeypatch.setattr(engine, "step", fail)
+    monkeypatch.setattr(engine, "best_of_states", fail)
     with pytest.raises(RuntimeError, match="unspecified launch failure"):  # of a device that still answers
         client.recommend("ada")
     assert client.get("/readyz").status_code == 200

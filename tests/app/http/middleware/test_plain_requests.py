@@ -135,37 +135,6 @@ def test_a_connection_takes_one_after_the_other(known: Client) -> None:
     assert server.state.total_requests == 6
 
 
-@pytest.mark.parametrize("path", [PATH.format("ada"), "/healthz"])
-def test_a_connection_ends_when_it_has_been_idle_for_long(known: Client, path: str) -> None:
-    async def ask_twice_and_wait() -> None:
-        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
-            for _ in range(2):
-                writer.write(request(path))
-                await until(lambda: server.state.connections)
-                connection: Any = next(iter(server.state.connections))
-                connection.keep_alive.check()  # the timer, before the request or while it is answered
-                assert (await read_answer(reader))[0] == 200
-                connection.keep_alive.check()  # too early
-            connection.keep_alive.timeout_s = 0
-            connection.keep_alive.check()
-            assert await reader.read() == b""
-
-    server = Server(known)
-    known.runner.run(ask_twice_and_wait())
-    assert server.state.total_requests == 2
-
-
-def test_an_idle_connection_ends_by_itself(known: Client) -> None:
-    async def ask_and_wait() -> None:
-        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
-            writer.write(request(PATH.format("ada")))
-            assert (await read_answer(reader))[0] == 200
-            assert await reader.read() == b""
-
-    server = Server(known)  # with the server's time-out of 5 s
-    known.runner.run(ask_and_wait())
-
-
 def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None:
     ids = [f"id-{n}" for n in range(8)]
     paths = [PATH.format("ada"), "/healthz"] * 4
@@ -283,6 +252,26 @@ class TestFailures:
         assert headers["content-type"] == "application/json"
         assert "ZeroDivisionError" in caplog.text
         assert "/v1/users/{user_id}/recommendations answered 500" in caplog.text
+
+    def test_a_response_that_cannot_be_sent_closes_the_connection(
+        self, known: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def ask() -> bytes:
+            async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+                writer.write(request(PATH.format("ada")))
+                return await reader.read()
+
+        monkeypatch.setattr(plain_requests, "trace_headers", lambda _: 1 / 0)
+        in_progress = RequestsInProgress(1)
+        server = Server(known, Bounds(in_progress))
+        assert known.runner.run(ask()) == b""
+        assert "ZeroDivisionError" in caplog.text
+        assert not server.state.tasks
+        assert in_progress.has_room(None)
+        assert known.services.metrics.requests.in_progress == 0
+        monkeypatch.undo()
+        ((status, _, _),) = known.runner.run(server.exchange(request(PATH.format("ada"))))
+        assert (status, server.for_app) == (200, [])
 
     def test_the_servers_shutdown_cancels_what_takes_too_long(
         self, known: Client, monkeypatch: pytest.MonkeyPatch
