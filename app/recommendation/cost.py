@@ -44,6 +44,7 @@ SHORT_LOG = 100
 
 # Units per plain request, or whole plain requests, for calls that are not recommendations
 FOUND_ITEMS = 50
+ITEM = 2  # plain requests for one item with all its properties
 SEARCHED_ITEMS = 100_000  # titles and ids compared with a word, per plain request
 LOGGED_EVENTS = 100  # events read per plain request
 ARCHIVED_FILE = 5  # plain requests per archive file that contains a user's log

@@ -227,7 +227,7 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, cost.list_charge(MAX_K)),
         Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, cost.list_charge(MAX_K, len(labels))),
         *searches(len(item_ids)),
-        Call("item", "GET", f"/v1/items/{item}"),
+        Call("item", "GET", f"/v1/items/{item}", None, cost.ITEM),
         Call("state", "GET", f"/v1/users/{LONG_USER}"),
         Call("log", "GET", f"/v1/users/{LONG_USER}/events?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),
         Call("user properties", "GET", f"/v1/users/{USER}/properties"),

@@ -115,8 +115,9 @@ async def post_items(body: RawBody, caller: CallerDep, services: ServicesDep) ->
 
 
 @router.get("/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY])
-async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
+async def get_item(item_id: ItemId, service: ServiceDep, charge: ChargeDep) -> Item:
     """Return the item as this process knows it, at most a second behind the others."""
+    await charge(cost.ITEM)
     return service.item_updates.item(item_id)
 
 
