@@ -65,7 +65,7 @@ class ExperimentRecommender(BaseRecommender):
         request: RecommendationRequest,
         cost: float,
         waiter: Waiter[Recommendations],
-        requester: Requester = ANYBODY,
+        requester: Requester,
     ) -> None:
         self._recommender_for(request).recommend_plain(request, cost, waiter, requester)
 

@@ -111,7 +111,7 @@ class BaseRecommender(ABC):
         request: RecommendationRequest,
         cost: float,
         waiter: Waiter[Recommendations],
-        requester: Requester = ANYBODY,
+        requester: Requester,
     ) -> None:
         """Send the answer to a plain, light request for a user to the waiter.
 
@@ -179,7 +179,7 @@ class Recommender(BaseRecommender):
         request: RecommendationRequest,
         cost: float,
         waiter: Waiter[Recommendations],
-        requester: Requester = ANYBODY,
+        requester: Requester,
     ) -> None:
         lane = Lane(self._readers.states.node_of(str(request.user_id)), is_costly=False)
         trace, submitted_s = tracing.current.get(), time.perf_counter()

@@ -36,9 +36,6 @@ def rows_compared(function: str, values: NDArray[Any], number: float) -> Bitmap:
     return rows
 
 
-INT64_RANGE = range(-(1 << 63), 1 << 63)
-
-
 def rows_among(values: NDArray[Any], numbers: Sequence[float]) -> Bitmap:
     """Return the rows whose value is one of the numbers.
 
@@ -47,7 +44,7 @@ def rows_among(values: NDArray[Any], numbers: Sequence[float]) -> Bitmap:
     """
     rows = bitmap.empty(len(values))
     if values.dtype == np.int64:
-        numbers = [int(number) for number in numbers if number % 1 == 0 and int(number) in INT64_RANGE]
+        numbers = [int(number) for number in numbers if number % 1 == 0 and INT64.min <= int(number) <= INT64.max]
     different = np.unique(np.array(numbers, values.dtype))
     _mark_among(values, different[different == different], rows)  # without NaN
     return rows

@@ -17,8 +17,9 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 PACKAGE = "lisarec.cel"
 
-# by message: fields as "name: type = number", "repeated" before the type; a map is a repeated message of key and value
 NUMBERS = 2, 4  # INT64 and DOUBLE of cel.expr.Type.PrimitiveType
+
+# by message: fields as "name: type = number", "repeated" before the type; a map is a repeated message of key and value
 MESSAGES: Mapping[str, Sequence[str]] = {
     "CheckedExpr": (
         "Reference_ reference_map* = 2",

@@ -1,1 +1,1 @@
-"""What lies between the HTTP protocol and a connection: TLS, how connections are shared, and how they close."""
+"""What lies between the HTTP protocol and a connection: TLS, how long a connection stays, and how it closes."""
