@@ -10,7 +10,7 @@ import asyncio
 import time
 from asyncio import TimerHandle
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade
 from typing_extensions import override
@@ -22,15 +22,14 @@ from app.http.connection.keep_alive import KeepAlive
 from app.http.connection.lingering_transport import LingeringTransport
 from app.http.connection.response_transport import ResponseTransport
 from app.http.connection.tls import TlsProtocol
+from app.http.middleware.plain_cycle import begin_plain
 
 if TYPE_CHECKING:
-    from app.http.middleware.plain_requests import PlainRequest, PlainRequests
     from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the app to respond that the body is late
 YIELD_S = 1e-9  # the system makes it some 50 µs, in which another process wakes up and takes the next connection
 MAX_HEADERS = 100
-NOBODY_WAITS = asyncio.Event()  # the message event of plain requests, which receive no messages
 MAX_PIPELINED = 16  # queued requests of one connection, behind the one in progress
 TOO_MANY = f"at most {MAX_PIPELINED} requests of a connection may be pending; read the responses, or connect again"
 
@@ -145,7 +144,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise TooManyPipelined(TOO_MANY)
         self._in_head, self._has_advanced = False, True
         self._clear_deadline()
-        if (cycle := PlainCycle.begin(self, self.app_state["plain_requests"])) is None:
+        if (cycle := begin_plain(self, self.app_state["plain_requests"])) is None:
             super().on_headers_complete()  # raises if the target is not a URL
         else:
             self.cycle = self._cycle = cycle
@@ -295,69 +294,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._cycle is not None and not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
-
-
-class PlainCycle(RequestResponseCycle):
-    """A request that is answered without an ASGI task; its response is sent as a whole."""
-
-    tasks: set[PlainRequest]
-    request: PlainRequest | None
-
-    @classmethod
-    def begin(cls, connection: HttpToolsProtocol, plain_requests: PlainRequests) -> Self | None:
-        """Start to answer the request whose head is complete; return None if the app must answer it."""
-        parser = connection.parser
-        is_first = connection.cycle is None or connection.cycle.response_complete
-        is_usual = parser.get_http_version() == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
-        is_plain = is_first and is_usual and parser.get_method() == b"GET"
-        if not is_plain or connection.flow.write_paused or connection.access_log:
-            return None
-        cycle = cls(
-            scope=connection.scope,
-            transport=connection.transport,
-            flow=connection.flow,
-            logger=connection.logger,
-            access_logger=connection.access_logger,
-            access_log=False,
-            default_headers=connection.server_state.default_headers,
-            message_event=NOBODY_WAITS,
-            expect_100_continue=False,
-            keep_alive=True,
-            on_response=connection.on_response_complete,
-        )
-        request = plain_requests.begin(connection.url, connection.scope, cycle)  # type: ignore[arg-type]
-        if request is None:
-            return None
-        cycle.tasks, cycle.request = connection.tasks, request  # type: ignore[assignment]  # a task for the server,
-        cycle.tasks.add(request)  # which on shutdown cancels those that take too long
-        return cycle
-
-    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send the response in one write, unless the client has disconnected."""
-        self._end()
-        if self.disconnected:
-            return
-        lines = [STATUS_LINE[status]]
-        for name, value in (*self.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines += (b"\r\n", body)
-        self.response_started = self.response_complete = True
-        self.transport.write(b"".join(lines))
-        if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
-
-    def abort(self) -> None:
-        """Close the connection, because there is no response."""
-        self._end()
-        self.transport.abort()
-
-    def _end(self) -> None:
-        if self.request is not None:
-            self.tasks.discard(self.request)
-            self.request = None  # it refers to this object
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:

@@ -21,7 +21,9 @@ BEING_ERASED = "the user is being erased; try again later"
 # A state that lacks more log entries than this catches up in a separate thread, so that no writer waits for it.
 MAX_MISSING_ENTRIES = 1000
 
-INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
+# OR FAIL, because a statement of several rows that could be undone alone would copy every page before changing it. A row
+# that fails here ends the whole transaction.
+INSERT_EVENTS = f"INSERT OR FAIL INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
 
 SELECT_KNOWN = """
 SELECT batch.column1, batch.column2, batch.column3 FROM ({rows}) AS batch

@@ -1,9 +1,9 @@
-"""Answers plain requests for recommendations from the callbacks of their connection.
+"""Answers plain requests for recommendations, and posts of events, from the callbacks of their connection.
 
 An ASGI task per request and the middleware around the app cost more than a recommendation in a batch. Plain requests
-have no body, and no query field except `k`, so they can join a batch at once; those that are counted, or wait for their
-key's turn, need a task before that. All other requests go to the app, as do those that it would reject for anything but
-their rate.
+for recommendations have no body, and no query field except `k`, so they can join a batch at once; those that are
+counted, or wait for their key's turn, need a task before that. Events need a task, but no middleware around it. All
+other requests go to the app, as do those that it would reject for anything but their rate or their events.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from starlette.types import Scope
 
 from app.catalogue.trained_catalogue import encode
 from app.errors import Draining
 from app.http.access import Caller, uncounted_caller
+from app.http.auth.keys import Scope as KeyScope
+from app.http.charged_calls import append_events
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, plain_request
 from app.http.middleware.load_shedding import RequestsInProgress, Source
@@ -28,12 +30,16 @@ from app.observability import tracing
 from app.observability.tracing import Trace
 from app.recommendation.cost import LIGHT, cost_of
 from app.recommendation.recommender import BaseRecommender
+from app.schemas.events import EventCounts
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 
 URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?(k=\d+))?")  # \w is ASCII
-OF_OTHERS = frozenset({b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
+OF_OTHERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
+WITH_BODY = OF_OTHERS | {b"content-length"}
+MAX_BODY_BYTES = 32_768  # some 250 events; for more, the connection stops reading until the app takes what has come
 
-Headers = Sequence[tuple[bytes, bytes]]
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+Answer: TypeAlias = Recommendations | EventCounts
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,17 @@ class Responder(Protocol):
         """Send nothing, because of a fault."""
 
 
+class Call(NamedTuple):
+    """Method and route under which the request metrics count a request."""
+
+    method: str
+    route: str
+
+
+GET_LIST = Call("GET", GET_RECOMMENDATIONS.path)
+POST_EVENTS = Call("POST", "/v1/events")
+
+
 class PlainRequest:
     """A request that waits for its response: the waiter of its batch, and for the server a task that it may cancel.
 
@@ -55,12 +72,13 @@ class PlainRequest:
     begin_s  the time at which it began, as of ``time.perf_counter``
     """
 
-    __slots__ = ("_end", "_is_done", "begin_s", "responder", "source", "task", "trace")
+    __slots__ = ("_end", "_is_done", "begin_s", "call", "responder", "source", "task", "trace")
 
-    def __init__(self, source: Source | None, request_trace: Trace, responder: Responder, end: End) -> None:
-        self.source, self.trace, self.responder = source, request_trace, responder
+    def __init__(self, call: Call, scope: Scope, responder: Responder, end: End) -> None:
+        self.call, self.source, self.trace = call, Source.of(scope), Trace(request_id(scope))
+        self.responder = responder
         self.begin_s = 0.0
-        self.task: asyncio.Task[list[Recommendations]] | None = None  # if it is counted, or waits for its turn
+        self.task: asyncio.Task[Answer] | None = None  # of events, and if it is counted or waits for its turn
         self._end = end
         self._is_done = False
 
@@ -78,10 +96,10 @@ class PlainRequest:
         self._is_done = True
         self._end(self, failure)
 
-    def wait_for(self, task: asyncio.Task[list[Recommendations]]) -> None:
-        """Send the answer of a task when it ends."""
-        self.task = task
-        task.add_done_callback(self._receive)
+    def wait_for(self, work: Coroutine[None, None, Answer]) -> None:
+        """Send the answer of the work when it ends."""
+        self.task = asyncio.create_task(work)
+        self.task.add_done_callback(self._receive)
 
     def cancel(self, msg: object = None) -> None:
         """Send the response to a request that takes too long, in a later turn of the event loop."""
@@ -94,16 +112,17 @@ class PlainRequest:
         if not self._is_done:
             self.set_exception(asyncio.CancelledError())
 
-    def _receive(self, task: asyncio.Task[list[Recommendations]]) -> None:
+    def _receive(self, task: asyncio.Task[Answer]) -> None:
         if task.cancelled():
             self.set_exception(asyncio.CancelledError())
         elif (failure := task.exception()) is not None:
             self.set_exception(failure)
         else:
-            self.set_result(task.result())
+            self._is_done = True
+            self._end(self, task.result())
 
 
-End = Callable[[PlainRequest, Recommendations | BaseException], None]
+End = Callable[[PlainRequest, Answer | BaseException], None]
 """Ends a request with its answer or a failure."""
 
 
@@ -121,49 +140,86 @@ class PlainRequests:
         scope  the request's headers and state
         """
         match = URL.fullmatch(url)
-        if match is None or self._services.draining or not OF_OTHERS.isdisjoint([name for name, _ in scope["headers"]]):
+        if match is None or not self._is_plain(scope, WITH_BODY):
             return None
         try:
             return self._begin(match[1].decode(), match[2] or b"", scope, responder)
         except Exception:  # the app fails in the same way, and reports it
             return None
 
+    def takes_body(self, url: bytes, scope: Scope) -> bool:
+        """Return whether the body of a POST request, of the length in its head, belongs to `begin_with_body`."""
+        if url != b"/v1/events" or not self._is_plain(scope, OF_OTHERS) or not _is_json(scope):
+            return False
+        size = _declared_bytes(scope)
+        if size is None or size > min(MAX_BODY_BYTES, self._services.settings.max_body_bytes):
+            return False
+        try:
+            return self._caller(scope, "events:write") is not None
+        except Exception:
+            return False
+
+    def begin_with_body(self, body: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
+        """Start to answer a request for which `takes_body` was true; return None if the app must answer now."""
+        try:
+            caller = None if self._services.draining else self._caller(scope, "events:write")
+        except Exception:
+            return None
+        if caller is None:
+            return None
+        request = PlainRequest(POST_EVENTS, scope, responder, self._end)
+        return self._start(request, lambda: request.wait_for(self._append(caller, body)))
+
+    def _is_plain(self, scope: Scope, of_others: frozenset[bytes]) -> bool:
+        return not self._services.draining and of_others.isdisjoint([name for name, _ in scope["headers"]])
+
+    def _caller(self, scope: Scope, required: KeyScope) -> Caller | None:
+        """Return the caller of a request that may begin now; None if the app has to count or reject it."""
+        caller = uncounted_caller(self._services, scope, required)
+        return caller if self._in_progress.has_room(Source.of(scope)) else None
+
     def _begin(self, user_id: str, query: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
-        services, source = self._services, Source.of(scope)
-        caller = uncounted_caller(services, scope, "recs:read")
-        if caller is None or not self._in_progress.has_room(source):
+        caller = self._caller(scope, "recs:read")
+        wish = None if caller is None else plain_request(user_id, query)
+        if caller is None or wish is None or (cost := cost_of(wish)) >= LIGHT:
             return None
-        wish = plain_request(user_id, query)
-        if wish is None or (cost := cost_of(wish)) >= LIGHT:
-            return None
-        request = PlainRequest(source, Trace(request_id(scope)), responder, self._end)
+        request = PlainRequest(GET_LIST, scope, responder, self._end)
+        return self._start(request, lambda: self._submit(caller, wish, cost, request))
+
+    def _start(self, request: PlainRequest, submit: Callable[[], None]) -> PlainRequest:
         token = tracing.current.set(request.trace)
         try:
-            self._submit(caller, wish, cost, request)
+            submit()
         finally:
             tracing.current.reset(token)
-        self._in_progress.begin(source)
+        self._in_progress.begin(request.source)
         request.begin_s = self._recorder.begin()
         return request
 
     def _submit(self, caller: Caller, wish: RecommendationRequest, cost: float, request: PlainRequest) -> None:
         has_rate = caller.key is not None and caller.key.requests_per_minute is not None
         if has_rate or self._services.key_turns.is_needed(caller.requester.flow):
-            request.wait_for(asyncio.create_task(self._recommend_in_turn(caller, wish)))
+            request.wait_for(self._recommend_in_turn(caller, wish))
         else:
             self._recommender(caller).recommend_plain(wish, cost, request, caller.requester)
 
-    async def _recommend_in_turn(self, caller: Caller, wish: RecommendationRequest) -> list[Recommendations]:
+    async def _append(self, caller: Caller, body: bytes) -> EventCounts:
+        """Count a request, and append its events; raises as `append_events`."""
+        if caller.key is not None:
+            await self._services.rate_limiter.count(caller.key)
+        return await append_events(self._services, caller, body)
+
+    async def _recommend_in_turn(self, caller: Caller, wish: RecommendationRequest) -> Recommendations:
         """Count a request that costs less than two plain ones, so as one, and answer it; raises TooManyRequests."""
         if caller.key is not None:
             await self._services.rate_limiter.count(caller.key)
         async with self._services.key_turns.turn(caller.requester):
-            return await self._recommender(caller).recommend([wish], caller.requester)
+            return (await self._recommender(caller).recommend([wish], caller.requester))[0]
 
     def _recommender(self, caller: Caller) -> BaseRecommender:
         return self._services.by_tenant[caller.tenant].switcher.recommender
 
-    def _end(self, request: PlainRequest, answer: Recommendations | BaseException) -> None:
+    def _end(self, request: PlainRequest, answer: Answer | BaseException) -> None:
         token, status = tracing.current.set(request.trace), 500
         try:
             status, headers, body = self._response(answer)
@@ -174,15 +230,15 @@ class PlainRequests:
             request.responder.abort()
         finally:
             self._in_progress.end(request.source)
-            self._recorder.end("GET", GET_RECOMMENDATIONS.path, status, request.begin_s)
+            self._recorder.end(*request.call, status, request.begin_s)
             tracing.current.reset(token)
 
-    def _response(self, answer: Recommendations | BaseException) -> tuple[int, Headers, bytes]:
+    def _response(self, answer: Answer | BaseException) -> tuple[int, Headers, bytes]:
         """Return the response; to a request that the server cancels at shutdown, that of `Draining`."""
         failure: Exception
         if not isinstance(answer, BaseException):
             try:
-                body = encode(answer)
+                body = answer.model_dump_json().encode() if isinstance(answer, EventCounts) else encode(answer)
                 return 200, [(b"content-length", b"%d" % len(body)), JSON_CONTENT_TYPE], body
             except Exception as exc:
                 failure = exc
@@ -192,3 +248,14 @@ class PlainRequests:
             logger.error("a request failed", exc_info=failure)
         response = response_to(failure, self._services.metrics)
         return response.status_code, response.raw_headers, bytes(response.body)
+
+
+def _declared_bytes(scope: Scope) -> int | None:
+    """Return the length of the body, which the parser has checked; None if the head declares none."""
+    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
+
+
+def _is_json(scope: Scope) -> bool:
+    """Return whether the body is JSON, which it is without a content type too; False if the app has to decide."""
+    types = [value for name, value in scope["headers"] if name == b"content-type"]
+    return not types or (len(types) == 1 and types[0].partition(b";")[0].strip().lower() == JSON_CONTENT_TYPE[1])

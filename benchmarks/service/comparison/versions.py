@@ -1,8 +1,8 @@
 """Compare plain requests of two versions of the code, in turns: rate, median time, CPU time a request, and ratios.
 
 Each turn starts `lisarec serve` from one version on an empty store, and posts a history for each user. It then sends
-`GET /v1/users/{id}/recommendations`, or one event a request, in closed loops of wrk over several connections. Every
-turn serves the same model directory, enlarged to `--items`.
+`GET /v1/users/{id}/recommendations`, one event a request, or a hundred, in closed loops of wrk over several
+connections. Every turn serves the same model directory, enlarged to `--items`.
 
     git worktree add ../before a505549
     python -m benchmarks.service.comparison.versions --model models/ml-1m --other ../before --items 100000
@@ -35,7 +35,7 @@ from benchmarks.service.comparison.wrk import cpu_s, require_wrk, send
 
 ROOT = Path(__file__).parents[3]
 WARM_UP_S = 3
-Kind = Literal["recommendation", "event"]
+Kind = Literal["recommendation", "event", "hundred events"]
 Store = Literal["sqlite", "redis"]
 SCRIPTS: Mapping[Kind, str] = {
     "recommendation": """
@@ -48,6 +48,19 @@ wrk.headers["Content-Type"] = "application/json"
 request = function()
   local user, item = math.random(0, USERS - 1), math.random(0, ITEMS - 1)
   return wrk.format("POST", "/v1/events", nil, '{"user_id":"user-' .. user .. '","item_id":"item-' .. item .. '"}')
+end
+""",
+    "hundred events": """
+wrk.headers["Content-Type"] = "application/json"
+request = function()
+  local events = {}
+  for number = 1, 100 do
+    local user, item, rest = math.random(0, USERS - 1), math.random(0, ITEMS - 1), math.random(0, 2 ^ 31)
+    local head = string.format("%012x", os.time() * 1000)
+    local id = head:sub(1, 8) .. "-" .. head:sub(9) .. string.format("-7%03x-8%03x-%012x", number, USERS, rest)
+    events[number] = '{"event_id":"' .. id .. '","user_id":"user-' .. user .. '","item_id":"item-' .. item .. '"}'
+  end
+  return wrk.format("POST", "/v1/events", nil, "[" .. table.concat(events, ",") .. "]")
 end
 """,
 }

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from app.http import protocol
+from app.http.middleware.plain_cycle import PlainCycle
 from app.http.middleware.plain_requests import PlainRequest
-from app.http.protocol import PlainCycle
 from tests.app.conftest import Client
 from tests.app.http.middleware.server import Server, read_answer, request
 from tests.waiting import PATIENCE_S, until

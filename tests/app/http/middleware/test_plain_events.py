@@ -1,0 +1,323 @@
+"""Posts of events are answered without the app, and as it would answer them; it gets all others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.http.auth.keys import add, make
+from app.http.middleware import plain_cycle
+from app.http.middleware.load_shedding import RequestsInProgress
+from tests.app.conftest import Client
+from tests.app.http.middleware.server import Answer, Bounds, Server, read_answer, request
+from tests.waiting import PATIENCE_S, until
+
+PATH = "/v1/events"
+EVENT = {"event_id": "one", "user_id": "bob", "item_id": "item-1"}
+
+
+def post(body: bytes | object, *headers: str, path: str = PATH) -> bytes:
+    """Return a request that posts a body, or its JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = request(path, f"Content-Length: {len(content)}", *headers).replace(b"GET", b"POST")
+    return head + content
+
+
+def event(event_id: str, user_id: str = "bob") -> dict[str, Any]:
+    return EVENT | {"event_id": event_id, "user_id": user_id}
+
+
+def shown(answer: Answer) -> Any:
+    """Return what must be equal in two answers."""
+    status, headers, body = answer
+    return status, {name: headers[name] for name in headers if name not in ("x-request-id", "server-timing")}, body
+
+
+@pytest.fixture(scope="module")
+def known(shared_client: Client) -> Client:
+    return shared_client
+
+
+def logged(client: Client, user_id: str) -> list[str]:
+    """Return the ids of a user's logged events, in the order of the log."""
+    return [one["event_id"] for one in client.get(f"/v1/users/{user_id}/events").json()["events"]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_events_are_logged_without_the_app(known: Client, count: int) -> None:
+    server, user_id = Server(known), f"user of {count}"
+    events = [event(f"{n}", user_id) for n in range(count)]
+    sent = post(events[0] if count == 1 else events, "Content-Type: application/json; charset=utf-8")
+    for counted in ({"accepted": count, "duplicates": 0}, {"accepted": 0, "duplicates": count}):
+        ((status, _, body),) = known.runner.run(server.exchange(sent))
+        assert (status, json.loads(body)) == (200, {**counted, "unknown_items": 0, "unknown_types": 0, "refused": 0})
+    assert server.for_app == []
+    assert logged(known, user_id) == [f"{n}" for n in range(count)]
+
+
+BODIES: dict[str, bytes | object] = {
+    "no body": b"",
+    "no JSON": b"{",
+    "no UTF-8": b"\xff",
+    "a field twice": b'{"user_id": "a", "user_id": "b", "item_id": "c"}',
+    "no events": [],
+    "no event": 7,
+    "a wrong field": EVENT | {"user": "x"},
+    "a wrong type": [EVENT, EVENT | {"value": "much"}],
+    "a late event": EVENT | {"event_id": "late", "timestamp": 1},
+    "an unknown item": EVENT | {"event_id": "unknown", "item_id": "nothing"},
+    "an unknown type": EVENT | {"event_id": "type", "type": "wave"},
+    "an impression": {"event_id": "shown", "user_id": "bob", "type": "impression", "items": ["item-1", "item-2"]},
+    "an order": EVENT | {"event_id": "order", "type": "purchase", "value": 2.5, "order_id": "1"},
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_answers_are_those_of_the_app(known: Client, body: bytes | object) -> None:
+    server = Server(known)
+    known.runner.run(server.exchange(post(body)))  # the first one, of which the others are duplicates
+    (plain,) = known.runner.run(server.exchange(post(body, "X-Request-ID: own-id_1")))
+    assert server.for_app == []
+    (of_app,) = known.runner.run(server.exchange(post(body, path=f"{PATH}?")))
+    assert server.for_app == [PATH]
+    assert shown(plain) == shown(of_app)
+    assert plain[1]["x-request-id"] == "own-id_1"
+
+
+OF_THE_APP = {
+    "another path": post(EVENT, path="/v1/event"),
+    "a query": post(EVENT, path=f"{PATH}?x=1"),
+    "another method": post(EVENT).replace(b"POST", b"PUT"),
+    "another type": post(EVENT, "Content-Type: text/plain"),
+    "two types": post(EVENT, "Content-Type: application/json", "Content-Type: text/plain"),
+    "a body without a length": request(PATH).replace(b"GET", b"POST"),
+    "a body in chunks": request(PATH, "Transfer-Encoding: chunked").replace(b"GET", b"POST") + b"2\r\n[]\r\n0\r\n\r\n",
+    "a long body": post(json.dumps(EVENT).encode() + b" " * 32_768),
+    "a page": post(EVENT, "Sec-Fetch-Site: same-origin"),
+    "a page of another origin": post(EVENT, "Origin: https://elsewhere.example"),
+    "the last request": post(EVENT, "Connection: close"),
+    "old HTTP": post(EVENT).replace(b"HTTP/1.1", b"HTTP/1.0"),
+}
+
+
+@pytest.mark.parametrize("sent", OF_THE_APP.values(), ids=OF_THE_APP)
+def test_others_are_for_the_app(known: Client, sent: bytes) -> None:
+    server = Server(known)
+    known.runner.run(server.exchange(sent))
+    assert len(server.for_app) == 1
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(known: Client) -> None:
+    async def ask_first() -> tuple[bytes, Answer]:
+        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+            head, body = post(event("asked first"), "Expect: 100-continue").split(b"\r\n\r\n")
+            writer.write(head + b"\r\n\r\n")
+            told = await reader.readuntil(b"\r\n\r\n")
+            writer.write(body)
+            return told, await read_answer(reader)
+
+    server = Server(known)
+    told, (status, _, _) = known.runner.run(ask_first())
+    assert (told.split()[1], status, server.for_app) == (b"100", 200, [PATH])
+
+
+class TestBodiesInParts:
+    def test_a_body_may_come_after_its_head(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(plain_cycle, "BODY_WITHIN_S", PATIENCE_S)
+        server, sent = Server(known), post(event("in parts"))
+        parts = [sent[n : n + 9] for n in range(0, len(sent), 9)]
+        ((status, _, body),) = known.runner.run(server.exchange(*parts))
+        assert (status, json.loads(body)["accepted"], server.for_app) == (200, 1, [])
+
+    @pytest.mark.parametrize("before", [0, 5])
+    def test_the_app_waits_for_a_late_body(self, known: Client, before: int) -> None:
+        async def send_late() -> Answer:
+            async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+                head, body = sent.split(b"\r\n\r\n")
+                writer.write(head + b"\r\n\r\n" + body[:before])
+                await until(lambda: server.for_app)
+                writer.write(body[before:])
+                return await read_answer(reader)
+
+        server, sent = Server(known), post(event(f"late {before}"))
+        status, _, body = known.runner.run(send_late())
+        assert (status, json.loads(body)["accepted"], server.for_app) == (200, 1, [PATH])
+
+    def test_nothing_is_left_of_a_client_that_goes_in_between(
+        self, known: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def go() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                async with server.connected() as (_, writer):
+                    writer.write(post(event("gone"))[:-5])
+                    await until(lambda: any(connection.cycle for connection in server.state.connections))  # type: ignore[union-attr]
+                await until(lambda: not server.state.connections)
+
+        monkeypatch.setattr(plain_cycle, "BODY_WITHIN_S", PATIENCE_S)
+        server = Server(known)
+        known.runner.run(go())
+        assert (server.for_app, server.state.tasks) == ([], set())
+        assert known.services.metrics.requests.in_progress == 0
+        assert "gone" not in logged(known, "bob")
+
+    def test_what_is_no_http_after_a_head_is_refused(self, known: Client) -> None:
+        server = Server(known)
+        sent = post(event("then noise")) + b"noise\r\n\r\n"
+        (first, second) = known.runner.run(server.exchange(sent, answers=2))
+        assert (first[0], second[0]) == (200, 400)
+
+    def test_the_app_answers_if_the_process_drains_meanwhile(
+        self, start: Callable[..., Client], tmp_path: Path
+    ) -> None:
+        async def drain() -> Answer:
+            async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+                writer.write(sent[:-5])
+                await until(lambda: any(connection.cycle for connection in server.state.connections))  # type: ignore[union-attr]
+                client.services.draining = True
+                writer.write(sent[-5:])
+                return await read_answer(reader)
+
+        client, sent = start(tmp_path), post(event("drained"))
+        server = Server(client)
+        status, headers, _ = client.runner.run(drain())
+        assert (status, headers["connection"], server.for_app) == (200, "close", [PATH])
+        client.close()
+
+
+def test_requests_that_come_at_once_are_answered_in_order(known: Client) -> None:
+    ids = [f"id-{n}" for n in range(8)]
+    sent = b"".join(
+        post(event(name), f"X-Request-ID: {name}") if n % 2 else request("/healthz", f"X-Request-ID: {name}")
+        for n, name in enumerate(ids)
+    )
+    answers = known.runner.run(Server(known).exchange(sent, answers=8))
+    assert [headers["x-request-id"] for _, headers, _ in answers] == ids
+    assert {status for status, _, _ in answers} == {200}
+
+
+def test_the_metrics_count_them_with_those_of_the_app(client: Client) -> None:
+    server = Server(client)
+    for path in (PATH, f"{PATH}?"):
+        client.runner.run(server.exchange(post(EVENT, path=path)))
+    assert server.for_app == [PATH]
+    assert (
+        'lisarec_request_seconds_count{method="POST",route="/v1/events",status="200"} 2.0'
+        in client.get("/metrics").text
+    )
+    assert client.services.metrics.requests.in_progress == 0
+
+
+def test_the_app_refuses_what_there_is_no_room_for(known: Client) -> None:
+    in_progress = RequestsInProgress(1)
+    server = Server(known, Bounds(in_progress))
+    in_progress.begin(None)
+    known.runner.run(server.exchange(post(EVENT)))
+    assert server.for_app == [PATH]
+    in_progress.end(None)
+    known.runner.run(server.exchange(post(EVENT)))
+    assert len(server.for_app) == 1
+    assert in_progress.has_room(None)
+
+
+KINDS: dict[str, tuple[dict[str, Any], bool, int]] = {
+    "a key": ({"scopes": ["events:write"]}, True, 200),
+    "a key with a rate": ({"scopes": ["events:write"], "requests_per_minute": 100}, True, 200),
+    "a key with a low rate": ({"scopes": ["events:write"], "requests_per_minute": 1}, True, 200),
+    "another scope": ({"scopes": ["recs:read"]}, False, 403),
+    "a page's key": ({"scopes": ["events:write"], "origins": ["https://shop.example"]}, False, 403),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Client, dict[str, str]]]:
+    """A service with a key of each kind."""
+    directory = tmp_path_factory.mktemp("guarded")
+    texts = {}
+    for name, (kind, _, _) in KINDS.items():
+        texts[name], key = make("main", **kind)
+        add(directory / "keys", key)
+    client = start(directory, keys_file=directory / "keys")
+    yield client, texts
+    client.close()
+
+
+class TestKeys:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_keys_of_servers_need_no_app(self, guarded: tuple[Client, dict[str, str]], kind: str) -> None:
+        server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1][kind]}"
+        ((status, _, _),) = guarded[0].runner.run(server.exchange(post(event(kind), authorised)))
+        assert (status, not server.for_app) == (KINDS[kind][2], KINDS[kind][1])
+
+    def test_events_count_against_the_rate(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a rate']}"
+        statuses = [
+            guarded[0].runner.run(server.exchange(post([event(f"{n} {turn}") for n in range(60)], authorised)))[0][0]
+            for turn in range(2)
+        ]
+        assert (statuses, server.for_app) == ([200, 429], [])
+
+    @pytest.mark.parametrize("headers", [(), ("Authorization: Bearer lisarec_0_0",)])
+    def test_the_app_refuses_at_once_what_has_no_valid_key(
+        self, guarded: tuple[Client, dict[str, str]], headers: Sequence[str]
+    ) -> None:
+        server, (head, _) = Server(guarded[0]), post(EVENT, *headers).split(b"\r\n\r\n")
+        ((status, _, _),) = guarded[0].runner.run(server.exchange(head + b"\r\n\r\n"))
+        assert (status, server.for_app) == (401, [PATH])
+
+
+class TestFailures:
+    def test_the_app_answers_what_cannot_begin(self, known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.http.middleware.plain_requests.uncounted_caller", None)
+        server = Server(known)
+        ((status, _, _),) = known.runner.run(server.exchange(post(EVENT)))
+        assert (status, server.for_app) == (200, [PATH])
+
+    def test_a_fault_is_answered_and_logged(
+        self, known: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(known.service.ingest, "append", fail)
+        ((status, _, body),) = known.runner.run(Server(known).exchange(post(EVENT)))
+        assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
+        assert "ZeroDivisionError" in caplog.text
+        assert "POST /v1/events answered 500" in caplog.text
+
+    def test_the_servers_shutdown_cancels_what_takes_too_long(
+        self, known: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun = asyncio.Event()
+
+        async def never(*_: object) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def cancelled() -> Answer:
+            async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+                writer.write(post(EVENT))
+                await begun.wait()
+                (task,) = server.state.tasks
+                task.cancel()
+                return await read_answer(reader)
+
+        monkeypatch.setattr(known.service.ingest, "append", never)
+        server = Server(known)
+        status, _, body = known.runner.run(cancelled())
+        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+        assert not server.state.tasks
+
+    def test_a_store_that_is_gone(self, start: Callable[..., Client], tmp_path: Path) -> None:
+        client = start(tmp_path)
+        client.close_store()
+        server = Server(client)
+        ((status, _, body),) = client.runner.run(server.exchange(post(EVENT)))
+        assert (status, json.loads(body)["error"]["code"], server.for_app) == (503, "storage_unavailable", [])
+        client.close()
