@@ -14,7 +14,7 @@ from storage.archive.reader import ArchiveSnapshot
 from storage.errors import StorageBusy, StorageError
 from storage.group_commit import GroupCommitByNode
 from storage.records import DUPLICATE, AppendResult
-from storage.redis.connections.client import PAUSE_S
+from storage.redis.connections.client import PAUSE_S, SlotMap
 from storage.redis.connections.nodes import Command
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.keys import User
@@ -22,7 +22,7 @@ from storage.redis.layout.stream_entries import Entry
 from storage.redis.log.lost_users import USER_IS_LOST, LostUsers
 from storage.redis.requests import Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts.events import COMMIT, commit_arguments
-from storage.redis.session.data_loss_check import ServerTrust
+from storage.redis.session.data_loss_check import ServerTrust, refusals
 from storage.redis.session.redis_session import RedisSession
 from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
@@ -119,7 +119,8 @@ class EventWriter:
         """Commit each partition in one step; return the parts whose commits other stores have overtaken."""
         serving = self._serving
         await self._session.prepare_writes(serving)
-        parts = await trusted_parts(self._session.trust, [part for part in parts if part.is_waiting()])
+        waiting = [part for part in parts if part.is_waiting()]
+        parts = await trusted_parts(self._session.trust, self._servers.slots, waiting)
         folds = await self._read_folds(parts, serving)
         parts = [one for part in parts for one in part.without_unreadable(folds)]
         merged = [part for part in parts if part.has_merged_user(folds)]
@@ -297,26 +298,22 @@ async def look_up_in_archive(session: RedisSession, archive: AsyncArchiveReader,
     await archive.read(look_up)
 
 
-async def trusted_parts(trust: ServerTrust, parts: Sequence[Part]) -> list[Part]:
+async def trusted_parts(trust: ServerTrust, slots: SlotMap, parts: Sequence[Part]) -> list[Part]:
     """Return the parts on servers that may be written to; fail the others."""
-    trusted: list[Part] = []
+    refused = await refusals(trust, slots, {part.partition for part in parts})
     for part in parts:
-        try:
-            await trust.require(part.partition)
-        except StorageError as exc:
-            part.fail(exc)
-        else:
-            trusted.append(part)
-    return trusted
+        if part.partition in refused:
+            part.fail(refused[part.partition])
+    return [part for part in parts if part.partition not in refused]
 
 
 async def trusted_replies(trust: ServerTrust, commits: Sequence[Commit], replies: Sequence[Any]) -> list[Any]:
     """Return the replies to the commits, or the error for those of a server that is no longer trusted."""
-    trusted = list(replies)
-    for place, (commit, of_changes) in enumerate(zip(commits, replies, strict=True)):
-        logged = [reply for reply in of_changes if isinstance(reply, bytes)] if isinstance(of_changes, list) else []
-        try:
-            await trust.acknowledge(commit.partition, logged[-1] if logged else None)
-        except StorageError as exc:
-            trusted[place] = exc
-    return trusted
+    logged = {
+        commit.partition: next((one for one in reversed(of_changes) if isinstance(one, bytes)), None)
+        if isinstance(of_changes, list)
+        else None
+        for commit, of_changes in zip(commits, replies, strict=True)
+    }
+    refused = await trust.acknowledge(logged)
+    return [refused.get(commit.partition, reply) for commit, reply in zip(commits, replies, strict=True)]

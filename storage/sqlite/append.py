@@ -21,8 +21,8 @@ BEING_ERASED = "the user is being erased; try again later"
 # A state that lacks more log entries than this catches up in a separate thread, so that no writer waits for it.
 MAX_MISSING_ENTRIES = 1000
 
-# OR FAIL, because a statement of several rows that could be undone alone would copy every page before changing it. A row
-# that fails here ends the whole transaction.
+# OR FAIL, because SQLite copies every page before a statement changes it if it may have to undo that statement alone.
+# Here a row that fails ends the whole transaction.
 INSERT_EVENTS = f"INSERT OR FAIL INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
 
 SELECT_KNOWN = """

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
+import hiredis
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.connection import HiredisRespSerializer
@@ -19,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
+SERIALIZER = HiredisRespSerializer()
 PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
 MAX_LEASED = 3  # connections of a node: for the round that reads, the one that writes, and a read without a round
 LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need to wait
@@ -29,7 +31,10 @@ class LeanConnection(AbstractConnection):
 
     __slots__ = ()
 
-    pack_command = staticmethod(HiredisRespSerializer().pack)  # type: ignore[assignment]
+    @override
+    def pack_command(self, *args: Any) -> list[bytes]:
+        # the serializer copies all arguments, some of which it would have to change in other commands
+        return [hiredis.pack_command(args)] if args[0] in PLAIN else SERIALIZER.pack(*args)
 
     @override
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:

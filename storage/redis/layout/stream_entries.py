@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import orjson
+
 from storage.errors import StorageError
 from storage.records import LogEntry, LogPage
 from storage.state.corrections import SeenEntry
@@ -22,7 +24,7 @@ class Entry(NamedTuple):
     event: LogRecord
     id_hash: int
     member: bytes
-    encoded: str
+    encoded: bytes
 
     @classmethod
     def of(cls, tenant: str, event: LogRecord) -> Entry:
@@ -32,7 +34,7 @@ class Entry(NamedTuple):
             if isinstance(event, Event) and event.id_time_us is not None:
                 event.id_time_us.to_bytes(8, "little", signed=True)
             id_hash = event_hash(event.entry_id)
-            encoded = compact_json(to_json(tenant, event))
+            encoded = orjson.dumps(to_json(tenant, event))
         except (ValueError, TypeError, OverflowError) as exc:
             raise StorageError(f"an event cannot be stored: {exc!r}") from exc
         return cls(event, id_hash, id_hash.to_bytes(8, "little"), encoded)

@@ -18,7 +18,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,7 +27,7 @@ from typing import NamedTuple
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
-from storage.redis.connections.client import RedisServers
+from storage.redis.connections.client import RedisServers, SlotMap
 from storage.redis.layout.keys import Keyspace
 from storage.redis.layout.lost_entries import EVICTED, LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
@@ -127,20 +128,26 @@ class ServerTrust:
         server = await self._examined(url)
         return server.reason
 
-    async def acknowledge(self, key: str, entry_id: bytes | None) -> None:
-        """Raise StorageUnavailable unless the write to the key's server may be acknowledged.
+    async def acknowledge(self, entry_ids: Mapping[str, bytes | None]) -> dict[str, StorageError]:
+        """Return the keys whose server's writes may not be acknowledged, and why.
 
-        entry_id  id of the last entry logged in the key's partition
+        entry_ids  by key, the id of the last entry logged in the key's partition
         """
-        number, url = _partition_of(key), self._servers.slots.node_of(key)
-        if number is None or entry_id is None:
-            await self.require(key)
-            return
-        if self._newest.is_known(number, entry_id.decode()) and url in self._known:
-            # another call was faster, or the log continued after losing entries
-            self._known[url].process, self._known[url].examine_at_s = None, 0.0
-        await self.require(key)
-        self._newest.remember(number, entry_id.decode())
+        logged = [
+            (key, number, entry_id.decode())
+            for key, entry_id in entry_ids.items()
+            if entry_id is not None and (number := _partition_of(key)) is not None
+        ]
+        for key, number, entry_id in logged:
+            url = self._servers.slots.node_of(key)
+            if self._newest.is_known(number, entry_id) and url in self._known:
+                # another call was faster, or the log continued after losing entries
+                self._known[url].process, self._known[url].examine_at_s = None, 0.0
+        refused = await refusals(self, self._servers.slots, entry_ids)
+        for key, number, entry_id in logged:
+            if key not in refused:
+                self._newest.remember(number, entry_id)
+        return refused
 
     async def accept_loss(self) -> None:
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
@@ -334,6 +341,20 @@ class _Meta:
 
     archive_id: str
     accepted_ms: int
+
+
+async def refusals(trust: ServerTrust, slots: SlotMap, keys: Iterable[str]) -> dict[str, StorageError]:
+    """Return the keys whose server may not be written to, and why."""
+    by_node: defaultdict[str | None, list[str]] = defaultdict(list)
+    for key in keys:
+        by_node[slots.node_of(key)].append(key)
+    refused: dict[str, StorageError] = {}
+    for own in by_node.values():
+        try:
+            await trust.require(own[0])
+        except StorageError as exc:
+            refused.update(dict.fromkeys(own, exc))
+    return refused
 
 
 def _partition_of(key: str) -> int | None:

@@ -126,7 +126,9 @@ class RedisSession:
         """
         await self.trust.require(keys[0])
         reply = await self.run(script, keys, args, wait_for_replicas=wait_for_replicas)
-        await self.trust.acknowledge(keys[0], reply if isinstance(reply, bytes) else None)
+        refused = await self.trust.acknowledge({keys[0]: reply if isinstance(reply, bytes) else None})
+        for failure in refused.values():
+            raise failure
         return reply
 
     async def reload_lost_scripts(self, replies: Sequence[Any]) -> bool:
