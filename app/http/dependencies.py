@@ -90,14 +90,19 @@ RawBody = Annotated[bytes, Depends(read_body)]
 
 
 async def json_body(request: Request, services: ServicesDep, body: RawBody) -> object:
-    """Parse the body strictly, a long one in the shared thread; raises InvalidJson."""
-    if len(body) <= LONG_BODY_BYTES:
-        return parse_json(body)
+    """Parse the body as `parsed_json` does."""
     caller: Caller = request.scope["state"]["caller"]  # set: the key is checked before the body is read
-    return await services.shared_thread.run(partial(parse_json, body), len(body), caller.requester)
+    return await parsed_json(services, caller, body)
 
 
 JsonBody = Annotated[object, Depends(json_body)]
+
+
+async def parsed_json(services: Services, caller: Caller, body: bytes) -> object:
+    """Parse a body strictly, a long one in the shared thread; raises InvalidJson."""
+    if len(body) <= LONG_BODY_BYTES:
+        return parse_json(body)
+    return await services.shared_thread.run(partial(parse_json, body), len(body), caller.requester)
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -6,7 +6,7 @@ shared.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.access import authorise
+from app.http.access import Caller, authorise
+from app.http.auth.keys import Scope as KeyScope
 from app.http.charged_calls import append_events, recommend, recommend_body
-from app.http.dependencies import REPEATABLE, json_body, read_body
+from app.http.dependencies import REPEATABLE, parsed_json, read_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.routes.portable import append_portable_events, recommend_portable
 from app.http.services import Services
@@ -33,6 +34,17 @@ class Route(NamedTuple):
     """The route under which the request metrics count a request."""
 
     path: str
+
+
+class Post(NamedTuple):
+    """A call with a body.
+
+    scope   what the caller's key must allow
+    answer  returns the response body, given that of the request
+    """
+
+    scope: KeyScope
+    answer: Callable[[Services, Caller, bytes], Coroutine[None, None, bytes]]
 
 
 GET_RECOMMENDATIONS = Route("/v1/users/{user_id}/recommendations")
@@ -70,9 +82,9 @@ def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | Non
     if method == "GET" and (user := USER_PATH.fullmatch(path)):
         scope["route"] = GET_RECOMMENDATIONS
         return _recommend(scope, user[1])
-    if method == "POST" and not scope["query_string"] and (answer := WITH_BODY.get(path)):
+    if method == "POST" and not scope["query_string"] and (post := POSTS.get(path)):
         scope["route"] = Route(path)
-        return answer(scope, receive)
+        return _post(post, scope, receive)
     return None
 
 
@@ -107,39 +119,31 @@ async def _recommend(scope: Scope, user_id: str) -> bytes | None:
     return await recommend(services, caller, request)
 
 
-async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
+async def _post(post: Post, scope: Scope, receive: Receive) -> bytes:
     services: Services = scope["state"]["services"]
-    caller = await authorise(services, scope, "recs:read")
-    request = Request(scope, receive)
-    body = await json_body(request, services, await read_body(request, services))
-    return await recommend_body(services, caller, body)
+    caller = await authorise(services, scope, post.scope)
+    return await post.answer(services, caller, await read_body(Request(scope, receive), services))
 
 
-async def _append_events(scope: Scope, receive: Receive) -> bytes:
-    services: Services = scope["state"]["services"]
-    caller = await authorise(services, scope, "events:write")
-    body = await read_body(Request(scope, receive), services)
+async def _append_events(services: Services, caller: Caller, body: bytes) -> bytes:
     return (await append_events(services, caller, body)).model_dump_json().encode()
 
 
-async def _append_portable_events(scope: Scope, receive: Receive) -> bytes:
-    services: Services = scope["state"]["services"]
-    caller = await authorise(services, scope, "portable")
-    body = await read_body(Request(scope, receive), services)
+async def _recommend_for_body(services: Services, caller: Caller, body: bytes) -> bytes:
+    return await recommend_body(services, caller, await parsed_json(services, caller, body))
+
+
+async def _append_portable_events(services: Services, caller: Caller, body: bytes) -> bytes:
     return (await append_portable_events(services, caller, body)).model_dump_json().encode()
 
 
-async def _recommend_portable(scope: Scope, receive: Receive) -> bytes:
-    services: Services = scope["state"]["services"]
-    caller = await authorise(services, scope, "portable")
-    request = Request(scope, receive)
-    body = await json_body(request, services, await read_body(request, services))
-    return await recommend_portable(services, caller, body)
+async def _recommend_portable(services: Services, caller: Caller, body: bytes) -> bytes:
+    return await recommend_portable(services, caller, await parsed_json(services, caller, body))
 
 
-WITH_BODY: Mapping[str, Callable[[Scope, Receive], Awaitable[bytes | None]]] = {
-    "/v1/events": _append_events,
-    "/v1/recommendations": _recommend_for_body,
-    "/v1/portable/events": _append_portable_events,
-    "/v1/portable/recommendations": _recommend_portable,
+POSTS: Mapping[str, Post] = {
+    "/v1/events": Post("events:write", _append_events),
+    "/v1/recommendations": Post("recs:read", _recommend_for_body),
+    "/v1/portable/events": Post("portable", _append_portable_events),
+    "/v1/portable/recommendations": Post("portable", _recommend_portable),
 }

@@ -103,7 +103,7 @@ class PlainCycleWithBody(PlainCycle):
         if self.disconnected:
             self._stop_waiting()
         elif not self.more_body:
-            request = self._plain_requests.begin_with_body(bytes(self.body), self.scope, self)  # type: ignore[arg-type]
+            request = self._plain_requests.begin_with_body(self._url, self.scope, bytes(self.body), self)  # type: ignore[arg-type]
             if request is None:
                 self._leave_to_app()
             else:

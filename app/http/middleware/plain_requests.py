@@ -1,9 +1,9 @@
-"""Answers plain requests for recommendations, and posts of events, from the callbacks of their connection.
+"""Answers frequent calls from the callbacks of their connection.
 
 An ASGI task per request and the middleware around the app cost more than a recommendation in a batch. Plain requests
 for recommendations have no body, and no query field except `k`, so they can join a batch at once; those that are
-counted, or wait for their key's turn, need a task before that. Events need a task, but no middleware around it. All
-other requests go to the app, as do those that it would reject for anything but their rate or their events.
+counted, or wait for their key's turn, need a task before that. The other calls of the fast path need a task, but no
+middleware around it. All other requests go to the app, as do those that it would reject before it reads a body.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from starlette.types import Scope
@@ -20,9 +21,9 @@ from app.catalogue.trained_catalogue import encode
 from app.errors import Draining
 from app.http.access import Caller, uncounted_caller
 from app.http.auth.keys import Scope as KeyScope
-from app.http.charged_calls import append_events
+from app.http.charged_calls import recommend
 from app.http.error_responses import EXPECTED_ERRORS, response_to
-from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, plain_request
+from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, POSTS, plain_request
 from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
 from app.http.services import Services
@@ -30,16 +31,16 @@ from app.observability import tracing
 from app.observability.tracing import Trace
 from app.recommendation.cost import LIGHT, cost_of
 from app.recommendation.recommender import BaseRecommender
-from app.schemas.events import EventCounts
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 
-URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?(k=\d+))?")  # \w is ASCII
+URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?([^#]{1,512}))?")  # \w is ASCII
+ONLY_K = re.compile(rb"k=\d+|")
 OF_OTHERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
-WITH_BODY = OF_OTHERS | {b"content-length"}
+BODY_HEADERS = OF_OTHERS | {b"content-length"}
 MAX_BODY_BYTES = 32_768  # some 250 events; for more, the connection stops reading until the app takes what has come
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-Answer: TypeAlias = Recommendations | EventCounts
+Answer: TypeAlias = Recommendations | bytes
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,6 @@ class Call(NamedTuple):
 
 
 GET_LIST = Call("GET", GET_RECOMMENDATIONS.path)
-POST_EVENTS = Call("POST", "/v1/events")
 
 
 class PlainRequest:
@@ -140,7 +140,7 @@ class PlainRequests:
         scope  the request's headers and state
         """
         match = URL.fullmatch(url)
-        if match is None or not self._is_plain(scope, WITH_BODY):
+        if match is None or b"cursor=" in url or not self._is_plain(scope, BODY_HEADERS):
             return None
         try:
             return self._begin(match[1].decode(), match[2] or b"", scope, responder)
@@ -149,26 +149,28 @@ class PlainRequests:
 
     def takes_body(self, url: bytes, scope: Scope) -> bool:
         """Return whether the body of a POST request, of the length in its head, belongs to `begin_with_body`."""
-        if url != b"/v1/events" or not self._is_plain(scope, OF_OTHERS) or not _is_json(scope):
-            return False
-        size = _declared_bytes(scope)
-        if size is None or size > min(MAX_BODY_BYTES, self._services.settings.max_body_bytes):
+        post, size = POSTS.get(url.decode("latin-1")), _declared_bytes(scope)
+        if post is None or size is None or size > min(MAX_BODY_BYTES, self._services.settings.max_body_bytes):
             return False
         try:
-            return self._caller(scope, "events:write") is not None
+            is_plain = self._is_plain(scope, OF_OTHERS) and _is_json(scope)
+            return is_plain and self._caller(scope, post.scope) is not None
         except Exception:
             return False
 
-    def begin_with_body(self, body: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
+    def begin_with_body(self, url: bytes, scope: Scope, body: bytes, responder: Responder) -> PlainRequest | None:
         """Start to answer a request for which `takes_body` was true; return None if the app must answer now."""
+        path = url.decode()
+        post = POSTS[path]
         try:
-            caller = None if self._services.draining else self._caller(scope, "events:write")
+            caller = None if self._services.draining else self._caller(scope, post.scope)
         except Exception:
             return None
         if caller is None:
             return None
-        request = PlainRequest(POST_EVENTS, scope, responder, self._end)
-        return self._start(request, lambda: request.wait_for(self._append(caller, body)))
+        request = PlainRequest(Call("POST", path), scope, responder, self._end)
+        work = self._counted(caller, partial(post.answer, self._services, caller, body))
+        return self._start(request, lambda: request.wait_for(work))
 
     def _is_plain(self, scope: Scope, of_others: frozenset[bytes]) -> bool:
         return not self._services.draining and of_others.isdisjoint([name for name, _ in scope["headers"]])
@@ -181,9 +183,12 @@ class PlainRequests:
     def _begin(self, user_id: str, query: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
         caller = self._caller(scope, "recs:read")
         wish = None if caller is None else plain_request(user_id, query)
-        if caller is None or wish is None or (cost := cost_of(wish)) >= LIGHT:
+        if caller is None or wish is None:
             return None
         request = PlainRequest(GET_LIST, scope, responder, self._end)
+        if ONLY_K.fullmatch(query) is None or (cost := cost_of(wish)) >= LIGHT:
+            work = self._counted(caller, partial(recommend, self._services, caller, wish))
+            return self._start(request, lambda: request.wait_for(work))
         return self._start(request, lambda: self._submit(caller, wish, cost, request))
 
     def _start(self, request: PlainRequest, submit: Callable[[], None]) -> PlainRequest:
@@ -203,11 +208,11 @@ class PlainRequests:
         else:
             self._recommender(caller).recommend_plain(wish, cost, request, caller.requester)
 
-    async def _append(self, caller: Caller, body: bytes) -> EventCounts:
-        """Count a request, and append its events; raises as `append_events`."""
+    async def _counted(self, caller: Caller, answer: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+        """Count a request, then answer it; raises TooManyRequests, and as the answer does."""
         if caller.key is not None:
             await self._services.rate_limiter.count(caller.key)
-        return await append_events(self._services, caller, body)
+        return await answer()
 
     async def _recommend_in_turn(self, caller: Caller, wish: RecommendationRequest) -> Recommendations:
         """Count a request that costs less than two plain ones, so as one, and answer it; raises TooManyRequests."""
@@ -238,7 +243,7 @@ class PlainRequests:
         failure: Exception
         if not isinstance(answer, BaseException):
             try:
-                body = answer.model_dump_json().encode() if isinstance(answer, EventCounts) else encode(answer)
+                body = answer if isinstance(answer, bytes) else encode(answer)
                 return 200, [(b"content-length", b"%d" % len(body)), JSON_CONTENT_TYPE], body
             except Exception as exc:
                 failure = exc

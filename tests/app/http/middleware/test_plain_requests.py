@@ -76,8 +76,37 @@ def test_the_length_of_a_list_needs_no_app(known: Client, k: str) -> None:
     server = Server(known)
     (plain,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?k={k}")))
     assert server.for_app == []
-    (of_app,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?k={k}&")))
+    (of_app,) = known.runner.run(server.exchange(request(f"http://x{PATH.format('ada')}?k={k}")))
     assert len(json.loads(plain[2])["items"]) == min(int(k), 57)
+    assert shown(plain) == shown(of_app)
+
+
+QUERIES = [
+    "k=250",
+    "exclude_seen=none",
+    "k=3&exclude_seen=none",
+    "diversity=0.5",
+    "explain=true",
+    "categories=drama&max_per=categories:2",
+    "categories=nothing",
+    "exclude=item-1&exclude=item-2&current_item=item-3",
+    "basket=item-1&basket=item-9",
+    "filter=price%20%3C%203",
+    "filter=a%20%3C",
+    "objective=nothing",
+    "scenario=nothing",
+    "exclude_events=wave",
+    "params=%7B%22x%22%3A1%7D",
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_other_wishes_are_answered_as_by_the_app(known: Client, query: str) -> None:
+    server = Server(known)
+    (plain,) = known.runner.run(server.exchange(request(f"{PATH.format('ada')}?{query}")))
+    assert server.for_app == []
+    (of_app,) = known.runner.run(server.exchange(request(f"http://x{PATH.format('ada')}?{query}")))
+    assert len(server.for_app) == 1
     assert shown(plain) == shown(of_app)
 
 
@@ -88,11 +117,11 @@ OF_THE_APP = {
     "no id": request(PATH.format(".")),
     "a step": request(PATH.format("..")),
     "an encoded id": request(PATH.format("a%2Fb")),
-    "another field": request(f"{PATH.format('ada')}?exclude_seen=none"),
-    "more fields": request(f"{PATH.format('ada')}?k=3&exclude_seen=none"),
+    "a cursor": request(f"{PATH.format('ada')}?cursor=x"),
+    "a long query": request(f"{PATH.format('ada')}?{'&'.join(['exclude=x'] * 52)}"),
+    "an unknown field": request(f"{PATH.format('ada')}?seen=none"),
     "a field twice": request(f"{PATH.format('ada')}?k=3&k=3"),
     "a wrong field": request(f"{PATH.format('ada')}?k=0"),
-    "a long list": request(f"{PATH.format('ada')}?k=250"),
     "an address with its host": request(f"http://x{PATH.format('ada')}"),
     "another method": request(PATH.format("ada")).replace(b"GET", b"PUT"),
     "a body": request(PATH.format("ada"), "Content-Length: 2") + b"{}",
@@ -194,8 +223,9 @@ class TestKeys:
         now_s = time.time()  # the seconds to wait would differ where a second ends between both answers
         monkeypatch.setattr(quota_counters, "time", SimpleNamespace(time=lambda: now_s))
         server, authorised = Server(guarded[0]), f"Authorization: Bearer {guarded[1]['a key with a low rate']}"
-        queries = "", "?k=3", "?k=2", "?diversity=0.5"
+        queries = "", "?k=3", "?k=2"
         asked = [request(f"{PATH.format('ada')}{query}", authorised) for query in queries]
+        asked.append(request(f"http://x{PATH.format('ada')}", authorised))
         # one after the other: what is sent before an answer came may be the app's
         *_, (plain,), (of_app,) = [guarded[0].runner.run(server.exchange(one)) for one in asked]
         assert (plain[0], shown(plain), len(server.for_app)) == (429, shown(of_app), 1)

@@ -1,4 +1,4 @@
-"""Posts of events are answered without the app, and as it would answer them; it gets all others."""
+"""Calls with a body are answered without the app, and as it would answer them; it gets all others."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def shown(answer: Answer) -> Any:
     """Return what must be equal in two answers."""
     status, headers, body = answer
     return status, {name: headers[name] for name in headers if name not in ("x-request-id", "server-timing")}, body
+
+
+def lists(answer: Answer) -> Any:
+    """Return the same of an answer with lists, each of which has an id."""
+    status, headers, body = shown(answer)
+    without_id = json.loads(
+        body, object_pairs_hook=lambda pairs: [one for one in pairs if one[0] != "recommendation_id"]
+    )
+    return status, headers, without_id
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +96,28 @@ def test_answers_are_those_of_the_app(known: Client, body: bytes | object) -> No
     assert server.for_app == [PATH]
     assert shown(plain) == shown(of_app)
     assert plain[1]["x-request-id"] == "own-id_1"
+
+
+OTHER_CALLS: dict[str, tuple[str, object]] = {
+    "a list": ("recommendations", {"user_id": "bob", "k": 3}),
+    "a session": ("recommendations", {"history": [{"item_id": "item-1"}], "explain": True}),
+    "a batch": ("recommendations", {"requests": [{"user_id": "bob"}, {"user_id": "nobody", "k": 2}]}),
+    "no user": ("recommendations", {"k": 3}),
+    "a list without JSON": ("recommendations", b"{"),
+    "a wrong list": ("recommendations", {"user_id": "bob", "k": 0}),
+    "a portable list": ("portable/recommendations", {"k": 3}),
+    "portable events": ("portable/events", {"events": [{"event_id": "one", "item_id": "item-1"}]}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), OTHER_CALLS.values(), ids=OTHER_CALLS)
+def test_other_calls_are_answered_as_by_the_app(known: Client, path: str, body: object) -> None:
+    server, path = Server(known), f"/v1/{path}"
+    (plain,) = known.runner.run(server.exchange(post(body, path=path)))
+    assert server.for_app == []
+    (of_app,) = known.runner.run(server.exchange(post(body, path=f"{path}?")))
+    assert server.for_app == [path]
+    assert lists(plain) == lists(of_app)
 
 
 OF_THE_APP = {
