@@ -74,6 +74,12 @@ class AppendResult:
 
 
 DUPLICATE = AppendResult(duplicate=True)
+NEW = {
+    (unknown, late): AppendResult(unknown_item=unknown, late=late)
+    for unknown in (False, True)
+    for late in (False, True)
+}
+"""The outcomes of new events: whether the item is unknown, whether the event is late."""
 
 
 @dataclass(frozen=True, slots=True)

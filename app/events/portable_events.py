@@ -70,7 +70,7 @@ def _fold(
             fresh[hashed] = event
             positions.append(position)
     if fresh:
-        state, folded = state.folded(generation, list(fresh.values()), fresh)
+        state, folded = state.folded(generation, list(fresh.values()), list(fresh))
         for position, late, unknown in zip(positions, folded.late, folded.unknown, strict=True):
             results[position] = AppendResult(duplicate=False, unknown_item=unknown, late=late)
     return state, results

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import MovedError, NoScriptError, TryAgainError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
-from storage.records import DUPLICATE, AppendResult
+from storage.records import DUPLICATE, NEW, AppendResult
 from storage.redis.connections.nodes import storage_error
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import Keyspace, User
@@ -388,4 +388,4 @@ def fold_new_entries(serving: Sequence[Generation], commits: Sequence[Commit]) -
             fold.states[generation.tag] = value
         if generation is serving[0]:
             for place, entry, unknown, late in zip(users, entries, folded.unknown, folded.late, strict=True):
-                own[place].outcomes[entry.id_hash] = AppendResult(unknown_item=unknown, late=late)
+                own[place].outcomes[entry.id_hash] = NEW[unknown, late]

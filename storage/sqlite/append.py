@@ -7,7 +7,7 @@ from itertools import compress, islice
 from operator import not_
 
 from storage.errors import StorageBusy
-from storage.records import DUPLICATE, AppendResult
+from storage.records import DUPLICATE, NEW, AppendResult
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.log import ERASED, RECORD_COLUMNS
 from storage.sqlite.states import current_states, replace
@@ -140,7 +140,7 @@ def _fold(
     if own:
         users = [places[event.user_id] for event in own]
         folded, late, unknown = fold_encoded(generation, list(values.values()), users, own)
-    outcome = (AppendResult(False, *one) for one in zip(unknown, late, strict=True))
+    outcome = map(NEW.__getitem__, zip(unknown, late, strict=True))
     return dict(zip(values, folded, strict=True)), [
         next(outcome) if event.user_id in places else AppendResult.unfolded(generation, event)
         for event in events  # no undo has a place

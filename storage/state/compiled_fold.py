@@ -5,8 +5,7 @@ tests verify that both agree.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numba
@@ -20,8 +19,10 @@ from storage.state.layout import MAX_SHOWN_COUNT, MAX_TIME_S
 
 UNKNOWN = -1
 SHOWN = -2
+NO_SHARES = np.empty((0, 0, 0), np.float32)
 NO_IMPRESSIONS = np.zeros(0, np.int32), np.zeros(0, np.int64)
 FOLDED_FIELDS = (
+    "has_unlearned",
     "n",
     "anchor",
     "bins",
@@ -68,40 +69,27 @@ class EventColumns(NamedTuple):
 
     @classmethod
     def from_events(
-        cls, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int] | None = None
+        cls, generation: Generation, events: Sequence[Event], id_hashes: Sequence[int] | None = None
     ) -> "EventColumns":
         """Return the columns of events. Their ids are hashed unless the hashes are given."""
-        count = len(events)
-        row_of = generation.item_index.get
-        weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
-        kinds, item_ids = [event.type for event in events], [event.item_id for event in events]
-        if id_hashes is None:
-            id_hashes = [event_hash(event.event_id) for event in events]
-        rows = np.fromiter(map(row_of, item_ids, repeat(UNKNOWN)), np.int32, count)
+        row_of, weight_of, unseen = generation.item_index.get, generation.step_weights.get, generation.unseen_types
+        kinds = [event.type for event in events]
+        rows = np.array([row_of(event.item_id, UNKNOWN) for event in events], np.int32)
         cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the only compiled type
         if any(event.codes for event in events):
             cold_codes = _cold_codes(generation, events, rows)
         shown_rows, shown_ends = NO_IMPRESSIONS if IMPRESSION not in kinds else _shown(generation, events, rows)
-        id_times_us = np.fromiter((event.id_time_us or 0 for event in events), np.int64, count)
         return cls(
             rows,
             cold_codes,
-            np.fromiter((weights.get(kind, 0.0) for kind in kinds), np.float32, count),
-            np.fromiter((kind not in generation.unseen_types for kind in kinds), np.bool_, count),
-            np.fromiter((event.timestamp_us for event in events), np.int64, count),
-            np.clip(-(-id_times_us // 1_000_000), 0, MAX_TIME_S).astype(np.uint32),
-            np.fromiter(id_hashes, np.uint64, count),
+            np.array([weight_of(kind, 0.0) for kind in kinds], np.float32),
+            np.array([kind not in unseen for kind in kinds], np.bool_),
+            np.array([event.timestamp_us for event in events], np.int64),
+            np.array([_time_s(event.id_time_us) for event in events], np.uint32),
+            np.array([event_hash(event.event_id) for event in events] if id_hashes is None else id_hashes, np.uint64),
             shown_rows,
             shown_ends,
         )
-
-    def are_unlearned(self) -> NDArray[np.bool_]:
-        """Return whether each event (Q,) is on, or shows, an item that the generation has not learned."""
-        unlearned: NDArray[np.bool_] = (self.rows == UNKNOWN) | (self.rows >= FIRST_COLD_ROW)
-        if len(self.shown_rows):
-            shown = np.flatnonzero(self.shown_rows >= FIRST_COLD_ROW)
-            unlearned[np.searchsorted(self.shown_ends, shown, side="right")] = True
-        return unlearned
 
 
 class Folded(NamedTuple):
@@ -115,6 +103,11 @@ class Folded(NamedTuple):
     states: list[bytes]
     late: list[bool]
     unknown: list[bool]
+
+
+def _time_s(time_us: int | None) -> int:
+    """Return the time of an event id in seconds, rounded up; 0 for none."""
+    return 0 if time_us is None else min(max(-(-time_us // 1_000_000), 0), MAX_TIME_S)
 
 
 def _shown(
@@ -147,7 +140,7 @@ def fold_encoded(
     values: Sequence[bytes],
     users: Sequence[int],
     events: Sequence[Event],
-    id_hashes: Iterable[int] | None = None,
+    id_hashes: Sequence[int] | None = None,
 ) -> Folded:
     """Fold Q events into U encoded states, in order.
 
@@ -181,13 +174,8 @@ def fold_many(
     returns  (Q,)  whether the event stepped late
     """
     late = np.zeros(len(users), np.bool_)
-    items = (
-        generation.codes,
-        np.empty((0, 0, 0), np.float32) if generation.shares is None else generation.shares,
-        np.asarray(generation.decay_rates, np.float64),
-        generation.growth,
-    )
-    states["has_unlearned"][users[events.are_unlearned()]] = 1
+    shares = NO_SHARES if generation.shares is None else generation.shares
+    items = generation.codes, shares, np.array(generation.decay_rates), generation.growth
     _fold_many(late, users, tuple(events), items, tuple(map(states.__getitem__, FOLDED_FIELDS)))
     return late
 
@@ -197,8 +185,8 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
     # numba counts a reference whenever an array is taken from a tuple or passed on, which the loop avoids.
     rows, cold_codes, weights, seen, timestamps_us, id_times_s, id_hashes, shown_rows, shown_ends = events
     codes, shares, rates, growth = items
-    n, anchor, bins, event_count, ids, times_s, low_water_s = states[:7]
-    item_count, recent, stepped, last, last_us, last_codes, shown, shown_s, shown_counts = states[7:]
+    unlearned, n, anchor, bins, event_count, ids, times_s, low_water_s = states[:8]
+    item_count, recent, stepped, last, last_us, last_codes, shown, shown_s, shown_counts = states[8:]
     for event in range(len(users)):
         user = users[event]
 
@@ -210,10 +198,12 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
         event_count[user] += 1
 
         row, weight = rows[event], weights[event]
+        unlearned[user] |= row == UNKNOWN or row >= FIRST_COLD_ROW
         if row == SHOWN:
             time_s = min(max(timestamps_us[event] // 1_000_000, 1), MAX_TIME_S)
             first = shown_ends[event - 1] if event else 0
             for place in range(first, shown_ends[event]):
+                unlearned[user] |= shown_rows[place] >= FIRST_COLD_ROW
                 _show(shown, shown_s, shown_counts, user, shown_rows[place], time_s)
         if row < 0:
             continue

@@ -90,6 +90,11 @@ class Generation:
         return state_dtype(len(self.decay_rates), self.codes.shape[1], self.codewords, self.stepped_items, self.id_ring)
 
     @cached_property
+    def step_weights(self) -> Mapping[str, float]:
+        """The weights of the event types that step."""
+        return {kind: weight for kind, weight in self.event_weights.items() if weight > 0}
+
+    @cached_property
     def carried_dtype(self) -> np.dtype[np.void]:
         """The layout of the part of a state that a visitor keeps."""
         return carried_dtype(self.dtype)
@@ -136,7 +141,7 @@ class Generation:
         return (
             self.dtype == other.dtype
             and self.decay_rates == other.decay_rates
-            and _steps(self) == _steps(other)
+            and self.step_weights == other.step_weights
             and set(self.unseen_types) == set(other.unseen_types)
             and np.array_equal(self.codes[:known], other.codes)
             and _same_shares(self.shares, other.shares)
@@ -211,11 +216,6 @@ class Generation:
         """The offsets (R, B) of each row of W codewords in the flattened bins."""
         rows = len(self.decay_rates), self.codes.shape[1]
         return np.arange(rows[0] * rows[1]).reshape(rows) * self.codewords
-
-
-def _steps(generation: Generation) -> dict[str, float]:
-    """Return the weights of the types that step."""
-    return {kind: weight for kind, weight in generation.event_weights.items() if weight > 0}
 
 
 def _same_shares(longer: NDArray[np.float32] | None, shares: NDArray[np.float32] | None) -> bool:

@@ -99,7 +99,7 @@ class PortableState:
         """Return the hashes of the ids of the newest events."""
         return {*np.frombuffer(self.event_ids, "<u8").tolist()}
 
-    def folded(self, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int]) -> tuple[Self, Folded]:
+    def folded(self, generation: Generation, events: Sequence[Event], id_hashes: Sequence[int]) -> tuple[Self, Folded]:
         """Return the state after the events, which must not have been folded before, and the result of folding them."""
         value = generation.encode(self.state_in(generation))
         folded = fold_encoded(generation, [value], [0] * len(events), events, id_hashes)
