@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from storage.items.trends import TrendClock, Visit, sum_of_trends, with_visitor
 from storage.sqlite.batches import execute_in_batches
@@ -12,6 +13,7 @@ from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import TREND_CLOCK, named_value, set_named_value
 
 VISITS_AT_ONCE = 500  # other writers wait for some 3 ms; and few, compared to the queue
+SORTED_AT_ONCE = 4_000  # takes some 2 ms; items that follow each other share pages of the tables
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
 SELECT_VISITORS = "SELECT item_id, recent FROM visitors WHERE tenant = ? AND item_id IN ({rows})"
 SELECT_HIGHEST = """
@@ -21,8 +23,12 @@ SELECT item_id, trend FROM trends WHERE tenant = ? AND trend BETWEEN ? AND ? ORD
 
 async def add_visits(database: Database, tenant: str, visits: Sequence[Visit]) -> None:
     """Add to the items' trends, and delete those that are negligible or damaged."""
+    by_item: Sequence[Visit] = ()
     for start in range(0, len(visits), VISITS_AT_ONCE):
-        some = visits[start : start + VISITS_AT_ONCE]
+        place = start % SORTED_AT_ONCE
+        if not place:
+            by_item = sorted(visits[start : start + SORTED_AT_ONCE], key=attrgetter("item_id"))
+        some = by_item[place : place + VISITS_AT_ONCE]
         await database.write(partial(_add_visits, tenant=tenant, visits=some), size=len(some))
 
 
