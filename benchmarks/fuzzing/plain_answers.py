@@ -1,4 +1,4 @@
-"""Check that plain requests are answered without the app as the app answers them, byte for byte.
+"""Check that requests for recommendations are answered without the app as the app answers them, byte for byte.
 
 Users with histories of every length, with merged ones and unknown ones among them, ask over several connections at
 once, so that batches of all sizes form, and click in between. Each request is sent twice: as it comes, and over a
@@ -45,7 +45,14 @@ USERS = 200
 TRENDS = 1_500  # events that make trends
 CONNECTIONS = 32
 CLICKS = 0.1  # per round
-QUERIES = ("", "", "?k=5", "?k=30")
+PLAIN = ("", "", "?k=5", "?k=30")  # joins its batch at once
+QUERIES = (*PLAIN * 3, "?exclude_seen=none", "?k=7&explain=true", "?diversity=0.5", "?current_item=nothing", "?k=300")
+BODIES = (
+    '{{"user_id":"{}"}}',
+    '{{"user_id":"{}","k":3,"explain":true}}',
+    '{{"requests":[{{"user_id":"{}"}},{{"user_id":"nobody","k":2}}]}}',
+)
+POSTS = 0.1  # of the requests
 HEADERS = ("", "Accept: */*\r\nConnection: keep-alive\r\n", "User-Agent: x\r\nAccept-Encoding: gzip, br\r\n")
 MAY_DIFFER = re.compile(rb"(?:date|server-timing): [^\r]*\r\n")
 
@@ -102,10 +109,12 @@ class Way:
 
 
 def request(user_id: str, number: int) -> bytes:
-    """Return a plain request."""
-    target = f"/v1/users/{user_id}/recommendations{random.choice(QUERIES)}"
-    head = f"GET {target} HTTP/1.1\r\nHost: x\r\nX-Request-ID: r-{number}\r\n{random.choice(HEADERS)}\r\n"
-    return head.encode()
+    """Return a request, most often a plain one."""
+    common = f"HTTP/1.1\r\nHost: x\r\nX-Request-ID: r-{number}\r\n{random.choice(HEADERS)}"
+    if random.random() < POSTS:
+        body = random.choice(BODIES).format(user_id)
+        return f"POST /v1/recommendations {common}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    return f"GET /v1/users/{user_id}/recommendations{random.choice(QUERIES)} {common}\r\n".encode()
 
 
 async def click(service: Service, user_id: str, count: int) -> None:
@@ -143,7 +152,7 @@ async def differences(settings: Settings, requests: int) -> tuple[int, int]:
         (service,) = state["services"].by_tenant.values()
         users = await add_users(service)
         plain = Way(app, dict(state))
-        nothing = SimpleNamespace(begin=lambda *_: None)
+        nothing = SimpleNamespace(begin=lambda *_: None, takes_body=lambda *_: False)
         usual = Way(app, {**state, "plain_requests": nothing})
         while sent < requests:
             count = min(random.randint(1, CONNECTIONS), requests - sent)
