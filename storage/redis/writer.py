@@ -14,7 +14,7 @@ from storage.archive.reader import ArchiveSnapshot
 from storage.errors import StorageBusy, StorageError
 from storage.group_commit import GroupCommitByNode
 from storage.records import DUPLICATE, AppendResult
-from storage.redis.connections.client import PAUSE_S, SlotMap
+from storage.redis.connections.client import PAUSE_S
 from storage.redis.connections.nodes import Command
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.keys import User
@@ -22,7 +22,7 @@ from storage.redis.layout.stream_entries import Entry
 from storage.redis.log.lost_users import USER_IS_LOST, LostUsers
 from storage.redis.requests import Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts.events import COMMIT, commit_arguments
-from storage.redis.session.data_loss_check import ServerTrust, refusals
+from storage.redis.session.data_loss_check import ServerTrust
 from storage.redis.session.redis_session import RedisSession
 from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
@@ -30,7 +30,7 @@ from storage.state.generation import Generation
 
 MAX_CALLS_OF_NODE = 64  # at a time, per node of a cluster, so that a hanging node does not block requests to others
 MAX_ROUND = 128  # events; Redis is busy with them for about 5 ms, and then with the sync
-MANY_PARTS = 16  # of a round, each of whose steps takes a large part of a millisecond: other requests run in between
+MANY_COMMITS = 16  # of a round, whose steps each take a large part of a millisecond: other requests run in between
 
 
 class EventWriter:
@@ -121,7 +121,7 @@ class EventWriter:
         serving = self._serving
         await self._session.prepare_writes(serving)
         waiting = [part for part in parts if part.is_waiting()]
-        parts = await trusted_parts(self._session.trust, self._servers.slots, waiting)
+        parts = await trusted_parts(self._session.trust, waiting)
         folds = await self._read_folds(parts, serving)
         parts = [one for part in parts for one in part.without_unreadable(folds)]
         merged = [part for part in parts if part.has_merged_user(folds)]
@@ -280,7 +280,7 @@ class EventWriter:
 
 
 async def _let_others_run(commits: Sequence[Commit]) -> None:
-    if len(commits) > MANY_PARTS:
+    if len(commits) > MANY_COMMITS:
         await asyncio.sleep(0)
 
 
@@ -306,9 +306,9 @@ async def look_up_in_archive(session: RedisSession, archive: AsyncArchiveReader,
     await archive.read(look_up)
 
 
-async def trusted_parts(trust: ServerTrust, slots: SlotMap, parts: Sequence[Part]) -> list[Part]:
+async def trusted_parts(trust: ServerTrust, parts: Sequence[Part]) -> list[Part]:
     """Return the parts on servers that may be written to; fail the others."""
-    refused = await refusals(trust, slots, {part.partition for part in parts})
+    refused = await trust.refusals({part.partition for part in parts})
     for part in parts:
         if part.partition in refused:
             part.fail(refused[part.partition])
@@ -317,11 +317,11 @@ async def trusted_parts(trust: ServerTrust, slots: SlotMap, parts: Sequence[Part
 
 async def trusted_replies(trust: ServerTrust, commits: Sequence[Commit], replies: Sequence[Any]) -> list[Any]:
     """Return the replies to the commits, or the error for those of a server that is no longer trusted."""
-    logged = {
-        commit.partition: next((one for one in reversed(of_changes) if isinstance(one, bytes)), None)
-        if isinstance(of_changes, list)
-        else None
-        for commit, of_changes in zip(commits, replies, strict=True)
-    }
-    refused = await trust.acknowledge(logged)
-    return [refused.get(commit.partition, reply) for commit, reply in zip(commits, replies, strict=True)]
+    by_partition = {commit.partition: reply for commit, reply in zip(commits, replies, strict=True)}
+    refused = await trust.acknowledge({partition: _last_entry(reply) for partition, reply in by_partition.items()})
+    return list((by_partition | refused).values())
+
+
+def _last_entry(reply: Any) -> bytes | None:
+    """Return the id of the last entry that a commit has logged, if any."""
+    return next((one for one in reversed(reply) if isinstance(one, bytes)), None) if isinstance(reply, list) else None

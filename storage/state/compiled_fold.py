@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 from storage.state.event import IMPRESSION, Event, event_hash
+from storage.state.fold import rounded_up_s
 from storage.state.generation import NEGLIGIBLE, Generation
 from storage.state.layout import MAX_SHOWN_COUNT, MAX_TIME_S
 
@@ -85,7 +86,7 @@ class EventColumns(NamedTuple):
             np.array([weight_of(kind, 0.0) for kind in kinds], np.float32),
             np.array([kind not in unseen for kind in kinds], np.bool_),
             np.array([event.timestamp_us for event in events], np.int64),
-            np.array([_time_s(event.id_time_us) for event in events], np.uint32),
+            np.array([rounded_up_s(event.id_time_us or 0) for event in events], np.uint32),
             np.array([event_hash(event.event_id) for event in events] if id_hashes is None else id_hashes, np.uint64),
             shown_rows,
             shown_ends,
@@ -103,11 +104,6 @@ class Folded(NamedTuple):
     states: list[bytes]
     late: list[bool]
     unknown: list[bool]
-
-
-def _time_s(time_us: int | None) -> int:
-    """Return the time of an event id in seconds, rounded up; 0 for none."""
-    return 0 if time_us is None else min(max(-(-time_us // 1_000_000), 0), MAX_TIME_S)
 
 
 def _shown(
@@ -175,7 +171,7 @@ def fold_many(
     """
     late = np.zeros(len(users), np.bool_)
     shares = NO_SHARES if generation.shares is None else generation.shares
-    items = generation.codes, shares, np.array(generation.decay_rates), generation.growth
+    items = generation.codes, shares, np.array(generation.decay_rates, np.float64), generation.growth
     _fold_many(late, users, tuple(events), items, tuple(map(states.__getitem__, FOLDED_FIELDS)))
     return late
 
@@ -200,11 +196,9 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
         row, weight = rows[event], weights[event]
         unlearned[user] |= row == UNKNOWN or row >= FIRST_COLD_ROW
         if row == SHOWN:
-            time_s = min(max(timestamps_us[event] // 1_000_000, 1), MAX_TIME_S)
             first = shown_ends[event - 1] if event else 0
             for place in range(first, shown_ends[event]):
-                unlearned[user] |= shown_rows[place] >= FIRST_COLD_ROW
-                _show(shown, shown_s, shown_counts, user, shown_rows[place], time_s)
+                _show(unlearned, shown, shown_s, shown_counts, user, shown_rows[place], timestamps_us[event])
         if row < 0:
             continue
         if seen[event]:
@@ -246,7 +240,9 @@ def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-d
 
 
 @numba.njit
-def _show(shown, shown_s, shown_counts, user, row, time_s):  # type: ignore[no-untyped-def]
+def _show(unlearned, shown, shown_s, shown_counts, user, row, time_us):  # type: ignore[no-untyped-def]
+    unlearned[user] |= row >= FIRST_COLD_ROW
+    time_s = min(max(time_us // 1_000_000, 1), MAX_TIME_S)
     oldest = 0
     for slot in range(shown.shape[1]):
         if shown[user, slot] == row:

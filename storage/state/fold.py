@@ -65,7 +65,7 @@ def _push_id(state: State, event: Event) -> None:
     if evicted_s > int(state["low_water_s"]):
         state["low_water_s"] = evicted_s
     # An id without time needs no mark: it is always looked up once the ring has evicted anything.
-    times_s[slot] = 0 if event.id_time_us is None else _rounded_up_s(event.id_time_us)
+    times_s[slot] = 0 if event.id_time_us is None else rounded_up_s(event.id_time_us)
     state["recent_event_ids"][slot] = event_hash(event.event_id)
     state["event_count"] = count + 1
 
@@ -124,6 +124,6 @@ def _insert(newest_first: NDArray[np.int32], item: int, place: int) -> None:
     newest_first[place : place + 1] = item
 
 
-def _rounded_up_s(time_us: int) -> int:
+def rounded_up_s(time_us: int) -> int:
     """Round up, so that comparing rounded times can only err towards a look-up; clipping to 32 bits does too."""
     return min(max(-(-time_us // 1_000_000), 0), MAX_TIME_S)

@@ -57,8 +57,9 @@ class PlainCycle(RequestResponseCycle):
 
     def _await(self, request: PlainRequest) -> Self:
         self._request = request
-        self._tasks.add(request)  # type: ignore[arg-type]  # a task for the server, which cancels those that take too
-        return self  # long on shutdown
+        # on shutdown, the server cancels the tasks that take too long
+        self._tasks.add(request)  # type: ignore[arg-type]
+        return self
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """Send the response in one write, unless the client has disconnected."""
@@ -99,7 +100,7 @@ class PlainCycleWithBody(PlainCycle):
         self.message_event = SimpleNamespace(set=self._receive)  # type: ignore[assignment]
 
     def _receive(self) -> None:
-        """Take note that a part of the body has come, or that the client has disconnected."""
+        """Handle more of the body, or a disconnect."""
         if self.disconnected:
             self._stop_waiting()
         elif not self.more_body:
@@ -109,14 +110,17 @@ class PlainCycleWithBody(PlainCycle):
             else:
                 self._stop_waiting()
                 self._await(request)
+                self.body = bytearray()  # an idle connection keeps this object
 
     def _leave_to_app(self) -> None:
         connection = self._stop_waiting()
         if connection is not None:
             connection.cycle = None  # type: ignore[assignment]  # as before this request
             HttpToolsProtocol.on_headers_complete(connection)
-            connection.cycle.body, connection.cycle.more_body = self.body, self.more_body
-            connection.cycle.message_event.set()
+            cycle = connection.cycle
+            cycle.body, cycle.more_body = self.body, self.more_body
+            cycle.keep_alive = cycle.keep_alive and self.keep_alive  # False once the server shuts down
+            cycle.message_event.set()
 
     def _stop_waiting(self) -> HttpToolsProtocol | None:
         """Drop everything that refers to this object, and return the connection."""

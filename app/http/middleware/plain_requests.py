@@ -3,7 +3,7 @@
 An ASGI task per request and the middleware around the app cost more than a recommendation in a batch. Plain requests
 for recommendations have no body, and no query field except `k`, so they can join a batch at once; those that are
 counted, or wait for their key's turn, need a task before that. The other calls of the fast path need a task, but no
-middleware around it. All other requests go to the app, as do those that it would reject before it reads a body.
+middleware around it. All other requests go to the app, as do those whose key, origin or form it would reject.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from app.http.access import Caller, uncounted_caller
 from app.http.auth.keys import Scope as KeyScope
 from app.http.charged_calls import recommend
 from app.http.error_responses import EXPECTED_ERRORS, response_to
+from app.http.middleware.cors import PATHS
 from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, POSTS, plain_request
 from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
@@ -33,10 +34,13 @@ from app.recommendation.cost import LIGHT, cost_of
 from app.recommendation.recommender import BaseRecommender
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 
-URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?([^#]{1,512}))?")  # \w is ASCII
+URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?([^#]+))?")  # \w is ASCII
 ONLY_K = re.compile(rb"k=\d+|")
-OF_OTHERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
-BODY_HEADERS = OF_OTHERS | {b"content-length"}
+# To parse a cursor takes milliseconds, so the request is counted before.
+CURSOR_OR_ENCODED_FIELD = re.compile(rb"(?:^|&)(?:cursor|[^=&]*%)")
+MAX_QUERY_BYTES = 512  # parsed within 30 µs
+HEADERS_FOR_APP = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
+HEADERS_OF_GET_FOR_APP = HEADERS_FOR_APP | {b"content-length"}
 MAX_BODY_BYTES = 32_768  # some 250 events; for more, the connection stops reading until the app takes what has come
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -62,6 +66,7 @@ class Call(NamedTuple):
     route: str
 
 
+VARY = ((b"vary", b"Origin"),)  # as `CrossOriginPolicy` adds it
 GET_LIST = Call("GET", GET_RECOMMENDATIONS.path)
 
 
@@ -78,7 +83,7 @@ class PlainRequest:
         self.call, self.source, self.trace = call, Source.of(scope), Trace(request_id(scope))
         self.responder = responder
         self.begin_s = 0.0
-        self.task: asyncio.Task[Answer] | None = None  # of events, and if it is counted or waits for its turn
+        self.task: asyncio.Task[Answer] | None = None  # if it does more than join a batch
         self._end = end
         self._is_done = False
 
@@ -140,20 +145,23 @@ class PlainRequests:
         scope  the request's headers and state
         """
         match = URL.fullmatch(url)
-        if match is None or b"cursor=" in url or not self._is_plain(scope, BODY_HEADERS):
+        if match is None or not self._is_plain(scope, HEADERS_OF_GET_FOR_APP):
+            return None
+        query = match[2] or b""
+        if len(query) > MAX_QUERY_BYTES or CURSOR_OR_ENCODED_FIELD.search(query):
             return None
         try:
-            return self._begin(match[1].decode(), match[2] or b"", scope, responder)
+            return self._begin(match[1].decode(), query, scope, responder)
         except Exception:  # the app fails in the same way, and reports it
             return None
 
     def takes_body(self, url: bytes, scope: Scope) -> bool:
-        """Return whether the body of a POST request, of the length in its head, belongs to `begin_with_body`."""
+        """Return whether to collect the body of this POST request for `begin_with_body`."""
         post, size = POSTS.get(url.decode("latin-1")), _declared_bytes(scope)
         if post is None or size is None or size > min(MAX_BODY_BYTES, self._services.settings.max_body_bytes):
             return False
         try:
-            is_plain = self._is_plain(scope, OF_OTHERS) and _is_json(scope)
+            is_plain = self._is_plain(scope, HEADERS_FOR_APP) and _is_json(scope)
             return is_plain and self._caller(scope, post.scope) is not None
         except Exception:
             return False
@@ -172,8 +180,8 @@ class PlainRequests:
         work = self._counted(caller, partial(post.answer, self._services, caller, body))
         return self._start(request, lambda: request.wait_for(work))
 
-    def _is_plain(self, scope: Scope, of_others: frozenset[bytes]) -> bool:
-        return not self._services.draining and of_others.isdisjoint([name for name, _ in scope["headers"]])
+    def _is_plain(self, scope: Scope, for_app: frozenset[bytes]) -> bool:
+        return not self._services.draining and for_app.isdisjoint([name for name, _ in scope["headers"]])
 
     def _caller(self, scope: Scope, required: KeyScope) -> Caller | None:
         """Return the caller of a request that may begin now; None if the app has to count or reject it."""
@@ -228,7 +236,8 @@ class PlainRequests:
         token, status = tracing.current.set(request.trace), 500
         try:
             status, headers, body = self._response(answer)
-            request.responder.respond(status, [*headers, *trace_headers(request.trace)], body)
+            vary = VARY if self._services.keyring is not None and request.call.route in PATHS else ()
+            request.responder.respond(status, [*headers, *vary, *trace_headers(request.trace)], body)
         except Exception:  # its batch has other requests
             logger.exception("cannot send a response")
             status = 500

@@ -69,6 +69,13 @@ class SlotMap:
             positions[self._owners[key_slot(command.key.encode()) if self.is_cluster else 0]].append(position)
         return positions
 
+    def keys_by_node(self, keys: Iterable[str]) -> dict[str | None, list[str]]:
+        """Group keys by the node that owns their slots."""
+        by_node: defaultdict[str | None, list[str]] = defaultdict(list)
+        for key in keys:
+            by_node[self.node_of(key)].append(key)
+        return by_node
+
     def ask_target(self, key: str, redirection: AskError) -> str:
         """Return the node that imports the key's slot, according to the slot's owner."""
         target = self._target(key, redirection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,6 +34,8 @@ class Entry(NamedTuple):
             event.timestamp_us.to_bytes(8, "little", signed=True)
             if isinstance(event, Event) and event.id_time_us is not None:
                 event.id_time_us.to_bytes(8, "little", signed=True)
+            if isinstance(event, Event) and event.value is not None and not isfinite(event.value):
+                raise ValueError(f"its value is {event.value}")
             id_hash = event_hash(event.entry_id)
             encoded = orjson.dumps(to_json(tenant, event))
         except (ValueError, TypeError, OverflowError) as exc:

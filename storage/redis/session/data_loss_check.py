@@ -18,8 +18,7 @@ import asyncio
 import logging
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,7 +26,7 @@ from typing import NamedTuple
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
-from storage.redis.connections.client import RedisServers, SlotMap
+from storage.redis.connections.client import RedisServers
 from storage.redis.layout.keys import Keyspace
 from storage.redis.layout.lost_entries import EVICTED, LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
@@ -128,26 +127,41 @@ class ServerTrust:
         server = await self._examined(url)
         return server.reason
 
+    async def refusals(self, keys: Iterable[str]) -> dict[str, StorageError]:
+        """Return the keys whose server may not be written to, and why."""
+        return {key: failure async for own, failure in self._examined_by_node(keys) if failure for key in own}
+
     async def acknowledge(self, entry_ids: Mapping[str, bytes | None]) -> dict[str, StorageError]:
         """Return the keys whose server's writes may not be acknowledged, and why.
 
         entry_ids  by key, the id of the last entry logged in the key's partition
         """
-        logged = [
-            (key, number, entry_id.decode())
+        logged = {
+            key: (number, entry_id.decode())
             for key, entry_id in entry_ids.items()
             if entry_id is not None and (number := _partition_of(key)) is not None
-        ]
-        for key, number, entry_id in logged:
-            url = self._servers.slots.node_of(key)
-            if self._newest.is_known(number, entry_id) and url in self._known:
+        }
+        for key, entry in logged.items():
+            if self._newest.is_known(*entry) and (url := self._servers.slots.node_of(key)) in self._known:
                 # another call was faster, or the log continued after losing entries
                 self._known[url].process, self._known[url].examine_at_s = None, 0.0
-        refused = await refusals(self, self._servers.slots, entry_ids)
-        for key, number, entry_id in logged:
-            if key not in refused:
-                self._newest.remember(number, entry_id)
+        refused: dict[str, StorageError] = {}
+        async for keys, failure in self._examined_by_node(entry_ids):
+            if failure is not None:
+                refused.update(dict.fromkeys(keys, failure))
+                continue
+            for key in logged.keys() & keys:
+                self._newest.remember(*logged[key])
         return refused
+
+    async def _examined_by_node(self, keys: Iterable[str]) -> AsyncIterator[tuple[list[str], StorageError | None]]:
+        """Yield the keys of each node, and why it may not be written to, or None."""
+        for url, own in self._servers.slots.keys_by_node(keys).items():
+            try:
+                reason = None if url is None else (await self._examined(url)).reason
+                yield own, None if reason is None else StorageUnavailable(*reason)
+            except StorageError as exc:
+                yield own, exc
 
     async def accept_loss(self) -> None:
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
@@ -245,7 +259,8 @@ class ServerTrust:
         for number, entry_id in archived.items():
             self._newest.remember(number, entry_id)
         partitions = self._partitions(url)
-        missing = await self._missing_entries(url, partitions)
+        required = [(number, entry_id) for number in partitions for entry_id in self._newest.required(number)]
+        missing = await _missing_entries(self._servers, url, self._keys, required)
         await self._note(partitions, {str(number): entry_id for number, entry_id in missing.items()}, accepted_ms)
         if not missing:
             await self._learn(url, partitions)
@@ -253,23 +268,6 @@ class ServerTrust:
         (number, entry_id), *others = missing.items()
         rest = f" and those of {len(others)} other partitions" if others else ""
         return f"entry {entry_id} of partition {number}{rest}"
-
-    async def _missing_entries(self, url: str, partitions: Sequence[int]) -> dict[int, str]:
-        """Return the required entries that partitions of the server lack."""
-        known = [(number, entry_id) for number in partitions for entry_id in self._newest.required(number)]
-        found = await self._servers.call_node(
-            url,
-            *(
-                ("XRANGE", self._keys.log(number), entry_seq(entry_id.encode()), "+", "COUNT", 1)
-                for number, entry_id in known
-            ),
-        )
-        # After a trimmed entry there are later ones, because the newest archived one always stays.
-        return {
-            number: entry_id
-            for (number, entry_id), entries in zip(known, found, strict=True)
-            if isinstance(entries, list) and not has_entry(entries, entry_id)
-        }
 
     async def _learn(self, url: str, partitions: Sequence[int]) -> None:
         """Remember the newest entries of all processes, and restore fields that an older copy may lack."""
@@ -343,18 +341,20 @@ class _Meta:
     accepted_ms: int
 
 
-async def refusals(trust: ServerTrust, slots: SlotMap, keys: Iterable[str]) -> dict[str, StorageError]:
-    """Return the keys whose server may not be written to, and why."""
-    by_node: defaultdict[str | None, list[str]] = defaultdict(list)
-    for key in keys:
-        by_node[slots.node_of(key)].append(key)
-    refused: dict[str, StorageError] = {}
-    for own in by_node.values():
-        try:
-            await trust.require(own[0])
-        except StorageError as exc:
-            refused.update(dict.fromkeys(own, exc))
-    return refused
+async def _missing_entries(
+    servers: RedisServers, url: str, keys: Keyspace, required: Sequence[tuple[int, str]]
+) -> dict[int, str]:
+    """Return those of the entries, each of a partition, that the server lacks."""
+    found = await servers.call_node(
+        url,
+        *(("XRANGE", keys.log(number), entry_seq(entry_id.encode()), "+", "COUNT", 1) for number, entry_id in required),
+    )
+    # After a trimmed entry there are later ones, because the newest archived one always stays.
+    return {
+        number: entry_id
+        for (number, entry_id), entries in zip(required, found, strict=True)
+        if isinstance(entries, list) and not has_entry(entries, entry_id)
+    }
 
 
 def _partition_of(key: str) -> int | None:

@@ -23,13 +23,11 @@ SELECT item_id, trend FROM trends WHERE tenant = ? AND trend BETWEEN ? AND ? ORD
 
 async def add_visits(database: Database, tenant: str, visits: Sequence[Visit]) -> None:
     """Add to the items' trends, and delete those that are negligible or damaged."""
-    by_item: Sequence[Visit] = ()
-    for start in range(0, len(visits), VISITS_AT_ONCE):
-        place = start % SORTED_AT_ONCE
-        if not place:
-            by_item = sorted(visits[start : start + SORTED_AT_ONCE], key=attrgetter("item_id"))
-        some = by_item[place : place + VISITS_AT_ONCE]
-        await database.write(partial(_add_visits, tenant=tenant, visits=some), size=len(some))
+    for start in range(0, len(visits), SORTED_AT_ONCE):
+        by_item = sorted(visits[start : start + SORTED_AT_ONCE], key=attrgetter("item_id"))
+        for place in range(0, len(by_item), VISITS_AT_ONCE):
+            some = by_item[place : place + VISITS_AT_ONCE]
+            await database.write(partial(_add_visits, tenant=tenant, visits=some), size=len(some))
 
 
 def _add_visits(db: sqlite3.Connection, tenant: str, visits: Sequence[Visit]) -> None:

@@ -118,6 +118,8 @@ OF_THE_APP = {
     "a step": request(PATH.format("..")),
     "an encoded id": request(PATH.format("a%2Fb")),
     "a cursor": request(f"{PATH.format('ada')}?cursor=x"),
+    "a cursor after others": request(f"{PATH.format('ada')}?k=3&cursor=x"),
+    "an encoded field": request(f"{PATH.format('ada')}?k=3&c%75rsor=x"),
     "a long query": request(f"{PATH.format('ada')}?{'&'.join(['exclude=x'] * 52)}"),
     "an unknown field": request(f"{PATH.format('ada')}?seen=none"),
     "a field twice": request(f"{PATH.format('ada')}?k=3&k=3"),
