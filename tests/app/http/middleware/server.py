@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -80,3 +81,10 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 def request(path: str, *headers: str, version: str = "1.1") -> bytes:
     return "\r\n".join((f"GET {path} HTTP/{version}", "Host: x", *headers, "\r\n")).encode()
+
+
+def post(body: bytes | object, *headers: str, path: str = "/v1/events") -> bytes:
+    """Return a request that posts a body, or its JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = request(path, f"Content-Length: {len(content)}", *headers).replace(b"GET", b"POST")
+    return head + content
