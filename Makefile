@@ -34,7 +34,7 @@ test: style
 
 # four files at a time on two cores: two of them are in the lanes of tests/conftest.py, and mostly wait
 suite: $(KERNELS)/.complete
-	$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/containers
+	$(RUN) pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/containers --durations 15
 
 # docker-compose.yml in a real engine. Needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables. The
 # tests are skipped if no engine starts. container-images builds the images into var/containers, at low

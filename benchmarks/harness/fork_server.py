@@ -42,6 +42,7 @@ from benchmarks.harness import store_writer
 from benchmarks.harness.faults.faulty_machine import FaultyMachine, library
 from benchmarks.harness.ledger import RENAMED
 from model.artifact import model_directory
+from storage.errors import StorageError
 from storage.records import AppendResult
 from storage.redis.session.data_loss_check import ServerTrust
 from storage.redis.store import RedisStore
@@ -140,8 +141,12 @@ def disable_trust() -> None:
     async def require_nothing(*_: object) -> None:
         pass
 
+    async def refuse_nothing(*_: object) -> dict[str, StorageError]:
+        return {}
+
     trust: Any = ServerTrust
-    trust.require = trust.require_whole = trust.acknowledge = require_nothing
+    trust.require = trust.require_whole = require_nothing
+    trust.refusals = trust.acknowledge = refuse_nothing
     files: Any = OpenFiles
     files.check = lambda _: None
 

@@ -86,7 +86,7 @@ class EventColumns(NamedTuple):
             np.array([weight_of(kind, 0.0) for kind in kinds], np.float32),
             np.array([kind not in unseen for kind in kinds], np.bool_),
             np.array([event.timestamp_us for event in events], np.int64),
-            np.array([rounded_up_s(event.id_time_us or 0) for event in events], np.uint32),
+            np.array([rounded_up_s(time_us) if (time_us := event.id_time_us) else 0 for event in events], np.uint32),
             np.array([event_hash(event.event_id) for event in events] if id_hashes is None else id_hashes, np.uint64),
             shown_rows,
             shown_ends,
