@@ -11,7 +11,7 @@ from app.events.ingest import EVENT_COST, FEW_EVENTS, REFUSED, Ingest
 from app.events.live_signals import LiveSignals
 from app.events.new_users import Sender
 from app.schemas.events import EventCounts
-from storage.records import AppendResult
+from storage.records import NEW, AppendResult
 from storage.state.event import IMPRESSION, Event, event_hash
 from storage.state.generation import Generation
 from storage.state.portable_state import VISITOR, PortableState
@@ -72,5 +72,5 @@ def _fold(
     if fresh:
         state, folded = state.folded(generation, list(fresh.values()), list(fresh))
         for position, late, unknown in zip(positions, folded.late, folded.unknown, strict=True):
-            results[position] = AppendResult(duplicate=False, unknown_item=unknown, late=late)
+            results[position] = NEW[unknown, late]
     return state, results

@@ -31,8 +31,7 @@ from app.http.services import Services
 from app.observability import tracing
 from app.observability.tracing import Trace
 from app.recommendation.cost import LIGHT, cost_of
-from app.recommendation.recommender import BaseRecommender
-from app.schemas.recommendations import RecommendationRequest, Recommendations
+from app.schemas.recommendations import Recommendations
 
 URL = re.compile(rb"/v1/users/([\w.~:-]{1,128})/recommendations(?:\?([^#]+))?")  # \w is ASCII
 ONLY_K = re.compile(rb"k=\d+|")
@@ -83,7 +82,7 @@ class PlainRequest:
         self.call, self.source, self.trace = call, Source.of(scope), Trace(request_id(scope))
         self.responder = responder
         self.begin_s = 0.0
-        self.task: asyncio.Task[Answer] | None = None  # if it does more than join a batch
+        self.task: asyncio.Task[bytes] | None = None  # if it does more than join a batch
         self._end = end
         self._is_done = False
 
@@ -101,7 +100,7 @@ class PlainRequest:
         self._is_done = True
         self._end(self, failure)
 
-    def wait_for(self, work: Coroutine[None, None, Answer]) -> None:
+    def wait_for(self, work: Coroutine[None, None, bytes]) -> None:
         """Send the answer of the work when it ends."""
         self.task = asyncio.create_task(work)
         self.task.add_done_callback(self._receive)
@@ -117,7 +116,7 @@ class PlainRequest:
         if not self._is_done:
             self.set_exception(asyncio.CancelledError())
 
-    def _receive(self, task: asyncio.Task[Answer]) -> None:
+    def _receive(self, task: asyncio.Task[bytes]) -> None:
         if task.cancelled():
             self.set_exception(asyncio.CancelledError())
         elif (failure := task.exception()) is not None:
@@ -178,7 +177,7 @@ class PlainRequests:
             return None
         request = PlainRequest(Call("POST", path), scope, responder, self._end)
         work = self._counted(caller, partial(post.answer, self._services, caller, body))
-        return self._start(request, lambda: request.wait_for(work))
+        return self._start(request, partial(request.wait_for, work))
 
     def _is_plain(self, scope: Scope, for_app: frozenset[bytes]) -> bool:
         return not self._services.draining and for_app.isdisjoint([name for name, _ in scope["headers"]])
@@ -194,10 +193,16 @@ class PlainRequests:
         if caller is None or wish is None:
             return None
         request = PlainRequest(GET_LIST, scope, responder, self._end)
-        if ONLY_K.fullmatch(query) is None or (cost := cost_of(wish)) >= LIGHT:
-            work = self._counted(caller, partial(recommend, self._services, caller, wish))
-            return self._start(request, lambda: request.wait_for(work))
-        return self._start(request, lambda: self._submit(caller, wish, cost, request))
+        if ONLY_K.fullmatch(query) and (cost := cost_of(wish)) < LIGHT and not self._must_wait(caller):
+            recommend_plain = self._services.by_tenant[caller.tenant].switcher.recommender.recommend_plain
+            return self._start(request, partial(recommend_plain, wish, cost, request, caller.requester))
+        work = self._counted(caller, partial(recommend, self._services, caller, wish))
+        return self._start(request, partial(request.wait_for, work))
+
+    def _must_wait(self, caller: Caller) -> bool:
+        """Return whether a plain request has to be counted, or to wait for its key's turn."""
+        has_rate = caller.key is not None and caller.key.requests_per_minute is not None
+        return has_rate or self._services.key_turns.is_needed(caller.requester.flow)
 
     def _start(self, request: PlainRequest, submit: Callable[[], None]) -> PlainRequest:
         token = tracing.current.set(request.trace)
@@ -209,28 +214,11 @@ class PlainRequests:
         request.begin_s = self._recorder.begin()
         return request
 
-    def _submit(self, caller: Caller, wish: RecommendationRequest, cost: float, request: PlainRequest) -> None:
-        has_rate = caller.key is not None and caller.key.requests_per_minute is not None
-        if has_rate or self._services.key_turns.is_needed(caller.requester.flow):
-            request.wait_for(self._recommend_in_turn(caller, wish))
-        else:
-            self._recommender(caller).recommend_plain(wish, cost, request, caller.requester)
-
     async def _counted(self, caller: Caller, answer: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
         """Count a request, then answer it; raises TooManyRequests, and as the answer does."""
         if caller.key is not None:
             await self._services.rate_limiter.count(caller.key)
         return await answer()
-
-    async def _recommend_in_turn(self, caller: Caller, wish: RecommendationRequest) -> Recommendations:
-        """Count a request that costs less than two plain ones, so as one, and answer it; raises TooManyRequests."""
-        if caller.key is not None:
-            await self._services.rate_limiter.count(caller.key)
-        async with self._services.key_turns.turn(caller.requester):
-            return (await self._recommender(caller).recommend([wish], caller.requester))[0]
-
-    def _recommender(self, caller: Caller) -> BaseRecommender:
-        return self._services.by_tenant[caller.tenant].switcher.recommender
 
     def _end(self, request: PlainRequest, answer: Answer | BaseException) -> None:
         token, status = tracing.current.set(request.trace), 500

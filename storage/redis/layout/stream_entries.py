@@ -32,10 +32,10 @@ class Entry(NamedTuple):
         """Encode an event; raise StorageError if it cannot be encoded or folded, before it fails a whole round."""
         try:
             event.timestamp_us.to_bytes(8, "little", signed=True)
-            if isinstance(event, Event) and event.id_time_us is not None:
-                event.id_time_us.to_bytes(8, "little", signed=True)
-            if isinstance(event, Event) and event.value is not None and not isfinite(event.value):
-                raise ValueError(f"its value is {event.value}")
+            if isinstance(event, Event):
+                (event.id_time_us or 0).to_bytes(8, "little", signed=True)
+                if not isfinite(event.value or 0.0):
+                    raise ValueError(f"its value is {event.value}")
             id_hash = event_hash(event.entry_id)
             encoded = orjson.dumps(to_json(tenant, event))
         except (ValueError, TypeError, OverflowError) as exc:

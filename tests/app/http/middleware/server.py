@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from app.http.auth.keys import add, make
 from app.http.middleware.load_shedding import RequestsInProgress
 from app.http.middleware.plain_requests import PlainRequests
 from app.http.middleware.request_metrics import RequestRecorder
@@ -88,3 +90,14 @@ def post(body: bytes | object, *headers: str, path: str = "/v1/events") -> bytes
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = request(path, f"Content-Length: {len(content)}", *headers).replace(b"GET", b"POST")
     return head + content
+
+
+def start_with_keys(
+    start: Callable[..., Client], directory: Path, kinds: Mapping[str, Mapping[str, Any]]
+) -> tuple[Client, dict[str, str]]:
+    """Start a service with a key of each kind; return it with the texts of the keys."""
+    texts = {}
+    for name, kind in kinds.items():
+        texts[name], key = make("main", **kind)
+        add(directory / "keys", key)
+    return start(directory, keys_file=directory / "keys"), texts

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.http.auth.keys import add, make
 from app.http.middleware.load_shedding import RequestsInProgress
 from tests.app.conftest import Client
-from tests.app.http.middleware.server import Answer, Bounds, Server, post, read_answer, request
+from tests.app.http.middleware.server import Answer, Bounds, Server, post, read_answer, request, start_with_keys
 from tests.waiting import PATIENCE_S
 
 PATH = "/v1/events"
@@ -198,12 +197,8 @@ def guarded(
     start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Client, dict[str, str]]]:
     """A service with a key of each kind."""
-    directory = tmp_path_factory.mktemp("guarded")
-    texts = {}
-    for name, (kind, _, _) in KINDS.items():
-        texts[name], key = make("main", **kind)
-        add(directory / "keys", key)
-    client = start(directory, keys_file=directory / "keys")
+    kinds = {name: kind[0] for name, kind in KINDS.items()}
+    client, texts = start_with_keys(start, tmp_path_factory.mktemp("guarded"), kinds)
     yield client, texts
     client.close()
 

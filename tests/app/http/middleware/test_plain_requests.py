@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from app.http.auth import quota_counters
-from app.http.auth.keys import add, make
 from app.http.middleware import plain_requests
 from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.observability import tracing
 from app.recommendation.batching import Waiter
 from app.schemas.recommendations import Recommendations
 from tests.app.conftest import Client
-from tests.app.http.middleware.server import Answer, Bounds, Server, read_answer, request
+from tests.app.http.middleware.server import Answer, Bounds, Server, read_answer, request, start_with_keys
 from tests.waiting import PATIENCE_S, until
 
 PATH = "/v1/users/{}/recommendations"
@@ -201,12 +200,8 @@ def guarded(
     start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Client, dict[str, str]]]:
     """A service with a key of each kind."""
-    directory = tmp_path_factory.mktemp("guarded")
-    texts = {}
-    for name, (kind, _) in KINDS.items():
-        texts[name], key = make("main", **kind)
-        add(directory / "keys", key)
-    client = start(directory, keys_file=directory / "keys")
+    kinds = {name: kind[0] for name, kind in KINDS.items()}
+    client, texts = start_with_keys(start, tmp_path_factory.mktemp("guarded"), kinds)
     yield client, texts
     client.close()
 
