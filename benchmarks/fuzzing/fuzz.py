@@ -38,7 +38,7 @@ from app.http.auth.seal_keys import rotate
 from benchmarks.fuzzing.malformed_requests import MalformedCase, ServiceCall, calls_of, malformed_cases
 from benchmarks.fuzzing.schemathesis_checks import MAX_ERROR_BYTES
 from benchmarks.harness.compose import ROOT
-from benchmarks.harness.topology import Topology, topology
+from benchmarks.harness.topology import MEMORY, Topology, topology
 from storage.state.record_encoding import from_json
 
 Store = Literal["sqlite", "redis"]
@@ -103,7 +103,10 @@ class FuzzTarget:
 
 @contextmanager
 def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzTarget]:
-    """Run the service behind a load balancer, with short time-outs and on an empty store."""
+    """Run the service behind a load balancer, with short time-outs and on an empty store.
+
+    The store is in memory where it can be: on a disk that stalls for a second, a 503 is what should come.
+    """
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
         rotate(Path(directory) / "seal_keys")
         environment, key = SHORT_TIMEOUTS | {"LISAREC_SEAL_KEYS_FILE": str(Path(directory) / "seal_keys")}, None
@@ -111,7 +114,7 @@ def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzT
             key, line = make("main", SCOPES)
             add(Path(directory) / "keys", line)
             environment["LISAREC_KEYS_FILE"] = str(Path(directory) / "keys")
-        with topology(model, 1, redis=store == "redis", environment=environment) as running:
+        with topology(model, 1, redis=store == "redis", environment=environment, parent=MEMORY) as running:
             yield FuzzTarget(running, key, list(running.store_options), len(running.balancer_log()))
 
 

