@@ -88,13 +88,12 @@ def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any,
 
 
 def trained_data(model: Path, items: int) -> tuple[Any, ...]:
-    """Return the codes, codebooks, queries and bias of an enlarged model; the users have twenty trained items each."""
+    """Return the codes, codebooks, queries and bias of an enlarged model; the users have twenty items each."""
     with TemporaryDirectory() as directory:
         synthetic_catalogue.write_enlarged(Path(directory), model, items, "trained")
         trained = model_directory.load(Path(directory))
     shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
-    first = min(items, len(model_directory.load(model).items))
-    histories = rng.integers(0, first, (QUERIES, 20))
+    histories = rng.integers(0, items, (QUERIES, 20))
     histograms = [
         history_histogram(trained.history_codes[items], shape.decay_rates, shape.history_codewords)
         for items in histories

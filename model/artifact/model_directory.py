@@ -140,12 +140,16 @@ def save(
     statistics: ItemStatistics = NO_STATISTICS,
 ) -> None:
     """Write a trained model as a model directory."""
+    write(directory, tensors_of(model), config, items.to_frame(), metrics, statistics)
+
+
+def tensors_of(model: Lisa) -> dict[str, Tensor]:
+    """Return a model's weights, codes and tables, by their names in a model directory."""
     with torch.no_grad():
         tables = model.tables()
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
     tensors |= {"tables.match": tables.match, "tables.values": tables.values}
-    tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
-    write(directory, tensors, config, items.to_frame(), metrics, statistics)
+    return tensors | {"codes.history": model.history_codes, "codes.target": model.target_codes}
 
 
 def write(

@@ -13,6 +13,10 @@ total that an item may lose and still reach the k-th best score. Deficits are ad
 saturates has lost more than that total. Rounding down never rules out too many items, so the result is exact. The bias
 acts as another codebook of 256 levels, each of which is the largest bias in it. Other gains of an item become a deficit
 of their own when its block is scanned. When the k-th best score has risen enough, deficits are recomputed.
+
+Where items are in the order of their codes, as training writes them, whole blocks are ruled out: in some codebooks, the
+codes of a block are in a narrow range, and no item loses less than the least deficit in it. The blocks that lose least
+are scanned first, so that the k-th best score rules out most of the others.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 BIAS_LEVELS = 256  # of the bias
 SAMPLED_BIASES = 1 << 18  # the largest sample of biases that places the levels
+SAMPLED_BLOCKS = 1 << 10  # the largest sample of blocks that shows which rows are narrow
+NARROW = 128  # the mean range of codes below which a row is narrow
 CACHE_LINE = 64
 CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
 
@@ -116,9 +122,11 @@ class Scan:
         lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
         levels = np.full(BIAS_LEVELS if len(edges) else 0, -np.inf, np.float32)
         scan_kernel.pack_lanes(np.ascontiguousarray(codes), bias, edges, lanes, levels)
-        self._catalogue = scan_kernel.Catalogue(
-            lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
-        )
+        narrow = _narrow_rows(lanes)
+        ranges = np.empty((len(narrow), 2, blocks), np.uint16)
+        scan_kernel.find_ranges(lanes, narrow, ranges)
+        highest, farthest = float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
+        self._catalogue = scan_kernel.Catalogue(lanes, padded, levels, highest, farthest, narrow, ranges)
         self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], NO_GAINS)
         self._compile(books)
 
@@ -233,6 +241,13 @@ def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
     place = spread / max(spread[-1], SMALLEST_RANGE) + np.arange(len(ascending)) / len(ascending)  # 0 to below 2
     first = np.searchsorted(place * (BIAS_LEVELS / 2), np.arange(1, BIAS_LEVELS))
     return np.append(ascending, np.float32(np.inf))[first]
+
+
+def _narrow_rows(lanes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the rows in which the codes of a block are close together: (R,)."""
+    sample = lanes[:: max(1, len(lanes) // SAMPLED_BLOCKS)]
+    widths = np.ptp(sample, axis=2).mean(axis=0) if len(sample) else np.full(lanes.shape[1], 256)
+    return np.flatnonzero(widths < NARROW)
 
 
 def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -24,7 +24,11 @@ BLOCKS_PER_CHUNK = 64  # blocks that are scanned for all queries while they are 
 SAMPLED_BLOCKS = 16
 MAX_DEFICIT = 254.0  # the largest sum of deficits that may still qualify
 REQUANTISE_BELOW = 0.95  # recompute deficits when an item may lose less than this share of their range
-PREFETCH_BYTES = 8192  # bytes of codes that are prefetched
+PREFETCHED_BLOCKS = 4  # how far ahead codes are prefetched
+FEWEST_RULED_OUT = 1 / 16  # of the blocks: where bounds rule out fewer, a query is scanned without them
+PROMISING_BLOCKS = 32  # at most, that are scanned before all others
+RANGE_SIZES = 8  # of codes: 1, 2, 4, ... 128
+NO_LIMIT = 1 << 16  # exceeds every bound of a block's deficits
 FLOAT32_EPSILON = 2.0**-23  # of float32
 ROUNDING_ERROR = 1e-5  # exceeds the relative rounding error of a score's last additions
 SMALLEST_RANGE = 1e-30
@@ -44,6 +48,8 @@ class Catalogue(NamedTuple):
     levels   (256,) or (0,)       float32, the largest bias of each level
     highest  the largest bias
     farthest the largest absolute bias
+    narrow   (R,)                 int64, the rows in which a block's codes are close together, if any
+    ranges   (R, 2, blocks)       uint16, two ranges of 2**n codes that cover them, each as n * 256 + its first code
     """
 
     lanes: Any
@@ -51,6 +57,8 @@ class Catalogue(NamedTuple):
     levels: Any
     highest: float
     farthest: float
+    narrow: Any
+    ranges: Any
 
 
 class Batch(NamedTuple):
@@ -75,6 +83,9 @@ class Batch(NamedTuple):
     found          (Q,)         int64, the number of kept items
     keys           (Q, room)    uint64, their sort keys in any order; with room for more than k, and a full array is
                                 reduced to the best k
+    deficits       (Q, blocks)  uint16, lower bounds of the deficits of each block's items, in narrow rows
+    of_range       (Q,)         float64, the range of these deficits; 0 if they rule out nothing
+    blocks         (64,)        int64, those to scan next
     """
 
     tables: Any
@@ -93,6 +104,9 @@ class Batch(NamedTuple):
     max_boost: float
     found: Any
     keys: Any
+    deficits: Any
+    of_range: Any
+    blocks: Any
 
 
 @numba.njit(cache=True, nogil=True)
@@ -112,6 +126,19 @@ def pack_lanes(codes, bias, edges, lanes, levels):
                     high = middle
             lanes[block, codes.shape[1], place] = low
             levels[low] = max(levels[low], bias[item])
+
+
+@numba.njit(cache=True, nogil=True)
+def find_ranges(lanes, narrow, ranges):
+    """Find the ranges of each block's codes in narrow rows, as ``Catalogue`` has them."""
+    for block in range(len(lanes)):
+        for place in range(len(narrow)):
+            codes = lanes[block, narrow[place]]
+            least, largest, size = np.int64(codes.min()), np.int64(codes.max()), 0
+            while size + 1 < RANGE_SIZES and 2 << size <= largest - least + 1:
+                size += 1
+            ranges[place, 0, block] = size * 256 + least
+            ranges[place, 1, block] = size * 256 + largest + 1 - (1 << size)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -173,6 +200,9 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         max_boost,
         np.empty(queries, np.int64),
         np.empty((queries, 2 * k + SPARE_KEYS), np.uint64),
+        np.empty((queries, len(catalogue.lanes)), np.uint16),
+        np.zeros(queries),
+        np.empty(BLOCKS_PER_CHUNK, np.int64),
     )
     for q in range(queries):
         batch.bounds[q, 0] = _upper_bound(catalogue, tables[q], batch.best_products[q])
@@ -184,6 +214,9 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
     if stride > 8:
         expected = k / stride  # number of the k best in the sample, which rarely exceeds this by three deviations
         _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 3 * np.sqrt(expected))))
+        if len(catalogue.narrow):
+            for q in range(queries):
+                _scan_promising(catalogue, batch, q, k)
     _scan(catalogue, batch, every, 1, k)
     items, scores = np.empty((queries, k), np.int64), np.empty((queries, k), np.float32)
     for q in range(queries):
@@ -206,13 +239,87 @@ def _scan(catalogue, batch, queries, stride, room):
             batch.found[q] = 0
         _requantise(catalogue, batch.tables[q], batch.best_products[q], batch.bounds[q], batch.scratch[q])
     for begin in range(0, blocks, BLOCKS_PER_CHUNK * stride):
-        end = begin + BLOCKS_PER_CHUNK * stride
-        if end > blocks:
-            end = blocks
+        end = min(blocks, begin + BLOCKS_PER_CHUNK * stride)
         for q in queries:
-            _scan_blocks(catalogue, batch, q, begin, end, stride, room)
+            excluded, deficits, limit = batch.excluded[q], batch.deficits[q], _limit(batch, q)
+            count = _list_blocks(excluded, deficits, limit, begin, end, stride, batch.blocks)
+            _scan_blocks(catalogue, batch, q, count, room)
     for q in queries:
         _drop_worst(room, batch.keys[q], batch.found[q : q + 1], batch.bounds[q], batch.max_boost)
+
+
+@numba.njit(nogil=True)
+def _scan_promising(catalogue, batch, q, room):
+    """Bound the deficits of every block, and scan those of the least, whose items probably are among the best."""
+    bounds, scratch, excluded, deficits = batch.bounds[q], batch.scratch[q], batch.excluded[q], batch.deficits[q]
+    _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, scratch)
+    least = np.empty((len(catalogue.narrow), RANGE_SIZES * 256), np.uint8)
+    if not _find_least(scratch, catalogue.narrow, least):
+        return
+    batch.of_range[q] = bounds[2]
+    _bound_blocks(catalogue.ranges, least, deficits)
+    count = _list_promising(excluded, deficits, batch.blocks)
+    _offer_lifted(batch, q, room)
+    _scan_blocks(catalogue, batch, q, count, room)
+    _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost)
+    limit, ruled_out = np.uint16(max(0, min(_limit(batch, q), NO_LIMIT - 1))), 0
+    for block in range(len(deficits)):
+        ruled_out += deficits[block] >= limit
+    if ruled_out < FEWEST_RULED_OUT * len(deficits):
+        batch.of_range[q] = 0
+
+
+@numba.njit(nogil=True)
+def _bound_blocks(ranges, least, deficits):
+    """Find a lower bound of the deficits of each block's items: (blocks,)."""
+    deficits[:] = 0
+    for row in range(len(least)):
+        of_row, first, second = least[row], ranges[row, 0], ranges[row, 1]
+        for block in range(len(deficits)):
+            deficits[block] += min(of_row[first[block]], of_row[second[block]])
+
+
+@numba.njit(nogil=True)
+def _list_promising(excluded, deficits, blocks):
+    """List some blocks of the least deficits; return their number."""
+    count, worst = 0, np.uint16(255)
+    for block in range(len(deficits)):
+        if deficits[block] < worst and not _is_excluded(excluded, block):
+            place = count if count < PROMISING_BLOCKS else count - 1
+            while place > 0 and deficits[blocks[place - 1]] > deficits[block]:
+                blocks[place] = blocks[place - 1]
+                place -= 1
+            blocks[place] = block
+            count = min(count + 1, PROMISING_BLOCKS)
+            if count == PROMISING_BLOCKS:
+                worst = deficits[blocks[count - 1]]
+    return count
+
+
+@numba.njit(nogil=True)
+def _is_excluded(excluded, block):
+    first = block * WORDS_PER_BLOCK
+    return ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0
+
+
+@numba.njit(nogil=True)
+def _limit(batch, q):
+    """Return the least deficit with which a block cannot have an item among the k best, in the units of its bound."""
+    if batch.of_range[q] == 0:
+        return NO_LIMIT
+    limit = (MAX_DEFICIT + 1) * (batch.bounds[q, 0] - batch.bounds[q, 1]) / batch.of_range[q]
+    return np.int64(min(np.float64(NO_LIMIT), np.ceil(limit)))
+
+
+@numba.njit(nogil=True)
+def _list_blocks(excluded, deficits, limit, begin, end, stride, blocks):
+    """List the blocks that may have items among the k best; return their number."""
+    count = 0
+    for block in range(begin, end, stride):
+        if limit == NO_LIMIT or deficits[block] < limit:
+            blocks[count] = block
+            count += not _is_excluded(excluded, block)
+    return count
 
 
 @numba.njit(nogil=True)
@@ -232,8 +339,8 @@ def _offer_lifted(batch, q, room):
 
 
 @numba.njit(nogil=True)
-def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
-    """Offer the items of the blocks that may be among the k best."""
+def _scan_blocks(catalogue, batch, q, count, room):
+    """Offer the items of the first listed blocks that may be among the k best."""
     lanes, bias = catalogue.lanes, catalogue.bias
     excluded, table, scratch = batch.excluded[q], batch.tables[q], batch.scratch[q]
     lifted, lifted_filter = batch.lifted[q], batch.lifted_filter[q]
@@ -241,10 +348,11 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
     keys, found = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1]
     item_boosts, item_deficits = batch.item_boosts, np.zeros(BLOCK, np.uint8)
     has_large_gains = len(item_boosts) > 0 and batch.item_peak >= LARGE_GAIN
-    for block in range(begin, end, stride):
+    blocks, leaves_early, passing = batch.blocks, batch.of_range[q] > 0, np.empty(WORDS_PER_BLOCK, np.uint64)
+    for place in range(count):
+        block, later = blocks[place], place + PREFETCHED_BLOCKS
+        following = blocks[later] if later < count else block + PREFETCHED_BLOCKS
         first = block * WORDS_PER_BLOCK
-        if ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0:
-            continue
         if bounds[0] < bounds[1]:
             return  # no other item can reach the k best
         if bounds[2] > SMALLEST_RANGE and bounds[0] - bounds[1] < REQUANTISE_BELOW * bounds[2]:
@@ -252,7 +360,7 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
         if has_large_gains and bounds[2] > 0:  # the smaller its gain, the less an item may lose
             gains = item_boosts[block * BLOCK : (block + 1) * BLOCK]
             _quantise(gains, np.float32(batch.item_peak), np.float32(MAX_DEFICIT / bounds[2]), item_deficits)
-        passing = _find_survivors(lanes, bias, block, table, bounds[1], item_deficits, scratch)
+        _find_survivors(lanes, bias, block, following, leaves_early, table, bounds[1], item_deficits, scratch, passing)
         for word in range(WORDS_PER_BLOCK):
             left = passing[word] & ~excluded[first + word]
             while left:
@@ -502,10 +610,20 @@ def _requantise(catalogue, table, best_products, bounds, scratch):
     """Prepare ``_find_survivors`` for the k-th best score so far."""
 
 
-def _find_survivors(lanes, bias, block, table, worst, item_deficits, scratch):
-    """Find the items of a block whose scores may reach the worst kept one: four words of a bitmap.
+def _find_least(deficits, narrow, least):
+    """Find the least deficit of each range of codes in narrow rows; return whether they can rule out a block.
 
+    least  (R, 2048)  uint8, numbered as in ``Catalogue.ranges``
+    """
+
+
+def _find_survivors(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
+    """Find the items of a block whose scores may reach the worst kept one.
+
+    following      the block to prefetch
+    leaves_early   whether it pays to check after each row whether an item is left
     item_deficits  (256,)  uint8, additional losses of the items as deficits; the portable path ignores them
+    passing        (4,)    uint64, receives a bitmap of the items
     """
 
 
@@ -514,8 +632,13 @@ def _choose_requantise(catalogue, table, best_products, bounds, scratch):
     return _skip_deficits if scratch.dtype == types.float32 else _compute_deficits
 
 
+@overload(_find_least, jit_options={"nogil": True})
+def _choose_find_least(deficits, narrow, least):
+    return _find_none if deficits.dtype == types.float32 else _find_least_deficits
+
+
 @overload(_find_survivors, jit_options={"nogil": True})
-def _choose_find_survivors(lanes, bias, block, table, worst, item_deficits, scratch):
+def _choose_find_survivors(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
     if scratch.dtype == types.float32:
         return _survivors_by_score
     return _survivors_by_permute if scratch.ndim == 2 else _survivors_by_shuffle
@@ -538,6 +661,23 @@ def _compute_deficits(catalogue, table, best_products, bounds, scratch):
         _quantise(catalogue.levels, np.float32(catalogue.highest), scale, deficits[len(table)])
 
 
+def _find_none(deficits, narrow, least):
+    return False
+
+
+def _find_least_deficits(deficits, narrow, least):
+    most = np.int64(0)
+    for place in range(len(narrow)):
+        of_row, own = deficits.reshape(len(deficits), 256)[narrow[place]], least[place]
+        own[:256] = of_row
+        for size in range(1, RANGE_SIZES):
+            shorter, half = (size - 1) * 256, 1 << (size - 1)
+            for first in range(256 - half):
+                own[size * 256 + first] = min(own[shorter + first], own[shorter + first + half])
+        most += np.int64(of_row.max())
+    return most > MAX_DEFICIT
+
+
 @numba.njit(nogil=True)
 def _quantise(products, peak, scale, deficits):
     for word in range(len(products)):
@@ -545,19 +685,13 @@ def _quantise(products, peak, scale, deficits):
         deficits[word] = np.int32(loss if loss < np.float32(255) else np.float32(255))
 
 
-def _survivors_by_score(lanes, bias, block, table, worst, item_deficits, scratch):
+def _survivors_by_score(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
     _score_block(lanes, bias, block, table, scratch)
     some = False
     for place in range(BLOCK):
         some |= scratch[place] >= worst
-    if not some:
-        return np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-    return (
-        _mask(scratch[:64], worst),
-        _mask(scratch[64:128], worst),
-        _mask(scratch[128:192], worst),
-        _mask(scratch[192:], worst),
-    )
+    for word in range(WORDS_PER_BLOCK):
+        passing[word] = _mask(scratch[word * 64 : (word + 1) * 64], worst) if some else np.uint64(0)
 
 
 @numba.njit(nogil=True)
@@ -568,12 +702,12 @@ def _mask(scores, worst):
     return bits
 
 
-def _survivors_by_permute(lanes, bias, block, table, worst, item_deficits, scratch):
-    return _sum_by_permute(lanes, block, scratch, item_deficits)
+def _survivors_by_permute(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
+    _sum_by_permute(lanes, block, following, leaves_early, scratch, item_deficits, passing)
 
 
-def _survivors_by_shuffle(lanes, bias, block, table, worst, item_deficits, scratch):
-    return _sum_by_shuffle(lanes, block, scratch, item_deficits)
+def _survivors_by_shuffle(lanes, bias, block, following, leaves_early, table, worst, item_deficits, scratch, passing):
+    _sum_by_shuffle(lanes, block, following, leaves_early, scratch, item_deficits, passing)
 
 
 @intrinsic
@@ -585,7 +719,7 @@ def _lowest_bit(typing_context, word):
 
 
 @intrinsic
-def _sum_by_permute(typing_context, lanes, block, deficits, item_deficits):
+def _sum_by_permute(typing_context, lanes, block, following, leaves_early, deficits, item_deficits, passing):
     """Find the items of a block that do not saturate: codes (rows, 256), deficits (rows, 256) -> four words."""
     vector = ir.VectorType(ir.IntType(8), 64)
 
@@ -596,12 +730,12 @@ def _sum_by_permute(typing_context, lanes, block, deficits, item_deficits):
             low, high = (builder.call(permute, [tables[half], one, tables[half + 1]]) for half in (0, 2))
             yield builder.select(builder.icmp_signed("<", one, vector(None)), high, low)
 
-    args = lanes, types.intp, deficits, item_deficits
-    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(*args), _saturating_sum(look_up, vector, at_once=4)
+    args = lanes, types.intp, types.intp, types.boolean, deficits, item_deficits, passing
+    return types.none(*args), _saturating_sum(look_up, vector, at_once=4)
 
 
 @intrinsic
-def _sum_by_shuffle(typing_context, lanes, block, deficits, item_deficits):
+def _sum_by_shuffle(typing_context, lanes, block, following, leaves_early, deficits, item_deficits, passing):
     """Find the same items with deficits (rows, 16, 16) by the high and low half of the code."""
     vector, half = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(8), 16)
 
@@ -627,34 +761,55 @@ def _sum_by_shuffle(typing_context, lanes, block, deficits, item_deficits):
 
         yield from among(0, 16)
 
-    args = lanes, types.intp, deficits, item_deficits
-    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(*args), _saturating_sum(look_up, vector, at_once=2)
+    args = lanes, types.intp, types.intp, types.boolean, deficits, item_deficits, passing
+    return types.none(*args), _saturating_sum(look_up, vector, at_once=2)
 
 
 def _saturating_sum(look_up, vector, at_once):
     """Return a code generator that adds deficits with saturation, for several vectors of items at once."""
 
     def generate(context, builder, signature, args):
-        lanes, deficits, own = (context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 2, 3))
+        lanes, deficits, own, passing = (
+            context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 4, 5, 6)
+        )
         rows = builder.extract_value(lanes.shape, 1)
-        codes = builder.gep(lanes.data, [builder.mul(args[1], builder.mul(rows, rows.type(BLOCK)))])
+        block_size = builder.mul(rows, rows.type(BLOCK))
+        codes = builder.gep(lanes.data, [builder.mul(args[1], block_size)])
+        following = builder.gep(lanes.data, [builder.mul(args[2], block_size)])
         deficits = deficits.data
         add = _declare(builder, f"llvm.uadd.sat.v{vector.count}i8", vector, 2)
+        full, bits = ir.Constant(vector, [255] * vector.count), ir.IntType(vector.count)
         masks = []
         for begin in range(0, BLOCK, at_once * vector.count):
             first = [_load(builder, own.data, begin + place * vector.count, vector) for place in range(at_once)]
             sums = [cgutils.alloca_once_value(builder, one) for one in first]
-            with cgutils.for_range(builder, rows) as loop:
-                row = builder.mul(loop.index, loop.index.type(BLOCK))
-                columns, table = builder.gep(codes, [row]), builder.gep(deficits, [row])
-                for line in range(0, at_once * vector.count, 64):
-                    _prefetch(builder, columns, begin + line + PREFETCH_BYTES)
-                loaded = [_load(builder, columns, begin + place * vector.count, vector) for place in range(at_once)]
-                for total, loss in zip(sums, look_up(builder, table, loaded), strict=True):
-                    builder.store(builder.call(add, [builder.load(total), loss]), total)
-            full = ir.Constant(vector, [255] * vector.count)
+
+            def add_rows(leaves_early, sums=sums, begin=begin):
+                with cgutils.for_range(builder, rows) as loop:
+                    row = builder.mul(loop.index, loop.index.type(BLOCK))
+                    columns, table, prefetched = (builder.gep(part, [row]) for part in (codes, deficits, following))
+                    for line in range(0, at_once * vector.count, 64):
+                        _prefetch(builder, prefetched, begin + line)
+                    loaded = [_load(builder, columns, begin + place * vector.count, vector) for place in range(at_once)]
+                    least = full
+                    for total, loss in zip(sums, look_up(builder, table, loaded), strict=True):
+                        added = builder.call(add, [builder.load(total), loss])
+                        builder.store(added, total)
+                        least = builder.and_(least, added)
+                    if leaves_early:
+                        left = builder.bitcast(builder.icmp_unsigned("!=", least, full), bits)
+                        with builder.if_then(builder.icmp_unsigned("==", left, bits(0))):
+                            loop.do_break()
+
+            with builder.if_else(args[3]) as (early, late):
+                with early:
+                    add_rows(True)
+                with late:
+                    add_rows(False)
             masks += [builder.icmp_unsigned("!=", builder.load(total), full) for total in sums]
-        return cgutils.pack_array(builder, _pack_masks(builder, masks, vector.count))
+        for place, word in enumerate(_pack_masks(builder, masks, vector.count)):
+            builder.store(word, builder.gep(passing.data, [ir.IntType(64)(place)]))
+        return context.get_dummy_value()
 
     return generate
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from model.artifact import model_directory
+from model.artifact.item_order import ordered_by_codes
 from model.artifact.item_statistics import ItemStatistics
 from model.artifact.item_table import ItemTable
+from model.artifact.model_directory import tensors_of
 from model.config import Config, DataCard, Recipe
 from model.content.content_map import MAX_ITEMS, NO_CONTENT, ContentMap, learned_content
 from model.content.text_features import Description
@@ -141,7 +143,7 @@ def train_warm(
     resume: bool = False,
     progress: Progress,
 ) -> model_directory.Artifact:
-    """Train like ``train``, but start from the codes and weights of a trained model, whose items keep their rows.
+    """Train like ``train``, but start from the codes and weights of a trained model, whose items keep their codes.
 
     raises  also WarmStartError  when the model does not fit the configuration
     """
@@ -212,7 +214,8 @@ def _write(out: Path, inputs: TrainingInputs[Config], trainer: Trainer) -> None:
     metrics = {"epochs": reports, "lift": trainer.lift._asdict(), "ndcg_at_10_by_lift_strength": by_strength}
     catalogue = inputs.catalogue()
     statistics = inputs.statistics(trainer.model, catalogue)
-    model_directory.save(out, trainer.model, trainer.trained_config, catalogue, metrics, statistics)
+    tensors, items, statistics = ordered_by_codes(tensors_of(trainer.model), catalogue.to_frame(), statistics)
+    model_directory.write(out, tensors, trainer.trained_config, items, metrics, statistics)
     shutil.rmtree(out / CHECKPOINT)
 
 

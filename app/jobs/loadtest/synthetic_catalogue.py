@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from model.artifact import model_directory
+from model.artifact.item_order import ordered_by_codes
 from model.artifact.item_statistics import ItemStatistics
 from model.artifact.model_directory import ITEM_DTYPES, ITEMS, WEIGHTS, Artifact
 from model.lisa.item_complements import Complements
@@ -26,7 +27,8 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
              from similar items, so that scores are as close together as in a shop
     random   every code is random, which leaves no structure
 
-    The followers and complements of a copy are those of its original, in the same round; so is its interval.
+    The followers and complements of a copy are those of its original, in the same round; so is its interval. Items are
+    in the order of their codes, as training writes them.
     """
     trained = model_directory.load(model)
     rng, count = np.random.default_rng(seed), len(trained.items)
@@ -49,11 +51,12 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
         pl.format("item-{}", pl.Series(rows)).alias("item_id")
     )
     statistics = ItemStatistics(complements, intervals, trained.content)
+    tensors, catalogue, statistics = ordered_by_codes(tensors, catalogue, statistics)
     model_directory.write(directory, tensors, trained.config, catalogue, {}, statistics)
 
 
 def item_id(number: int) -> str:
-    """Return the id of the item in this row of the catalogue."""
+    """Return the id of an item, whose numbers count from 0 to the size of the catalogue."""
     return f"item-{number}"
 
 

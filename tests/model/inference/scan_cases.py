@@ -45,7 +45,10 @@ BIASES: dict[str, Callable[[np.random.Generator, int], Values]] = {
 
 @dataclass(frozen=True)
 class ScanCase:
-    """A catalogue and queries to draw: sizes, how inner products and the bias are drawn, and how many codes differ."""
+    """A catalogue and queries to draw: sizes, how inner products and the bias are drawn, and how many codes differ.
+
+    ordered  whether items are in the order of their codes, so that those of a block are alike
+    """
 
     items: int
     books: int
@@ -54,12 +57,15 @@ class ScanCase:
     table: str = "normal"
     bias: str = "normal"
     distinct: int = 10**6
+    ordered: bool = False
 
     def draw(self, seed: int) -> tuple[NDArray[np.uint8], Floats, torch.Tensor, Lifted, NDArray[np.bool_]]:
         """Codes, bias, inner products, lifted items and a mask."""
         rng, items, queries = np.random.default_rng(seed), self.items, self.queries
         different = rng.integers(0, self.words, (min(items, self.distinct), self.books), np.uint8)
         codes = different[rng.integers(0, self.distinct, items) % items]
+        if self.ordered:
+            codes = codes[np.lexsort(codes.T[::-1])]
         products = TABLES[self.table](rng, (queries, self.books, self.words)).astype(np.float32)
         lifts = int(rng.integers(0, 9))
         gains = rng.choice([0, 0.5, 3], (queries, lifts)).astype(np.float32)

@@ -78,6 +78,7 @@ def test_gains_of_many_sets_are_those_of_each(members: list[list[bool]], gains: 
     table=st.sampled_from(["normal", "all equal", "whole numbers", "one dominates", "hardly different", "far below"]),
     bias=st.sampled_from(sorted(BIASES)),
     distinct=st.sampled_from([5, 10_000]),
+    ordered=st.booleans(),
     k=st.sampled_from([1, 10, 100]),
     gains=st.lists(st.sampled_from([0.0, 0.1, 1.0, -1.0, 100.0, -100.0, 1e-3]), max_size=4),
 )
@@ -102,17 +103,19 @@ def test_boosted_top_k_equals_brute_force(
         assert shown == min(k, len(candidates[row]))
 
 
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     table=st.sampled_from(["normal", "whole numbers", "one dominates", "hardly different"]),
     bias=st.sampled_from(["none", "normal", "rising", "falling", "whole numbers", "high in the first few"]),
     k=st.sampled_from([1, 10, 200]),
+    distinct=st.sampled_from([300, 10**6]),
+    ordered=st.booleans(),
 )
-def test_a_sample_that_is_scanned_first_changes_nothing(
-    path: ScanPath, seed: int, table: str, bias: str, k: int
+def test_blocks_that_are_scanned_first_or_not_at_all_change_nothing(
+    path: ScanPath, seed: int, table: str, bias: str, k: int, distinct: int, ordered: bool
 ) -> None:
-    codes, bias_of, products, lifted, mask = ScanCase(70_000, 4, 256, 2, table, bias).draw(seed)
+    codes, bias_of, products, lifted, mask = ScanCase(70_000, 4, 256, 2, table, bias, distinct, ordered).draw(seed)
     expected = scores_one_by_one(codes, bias_of, products, lifted)
     found, _ = Scan(codes, bias_of, path).top_k(products, lifted, k, from_mask(mask))
     for row in range(len(products)):
