@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model.artifact.model_directory import Artifact
 from model.inference import bitmap, scan_kernel
+from model.inference.bitmap import Bitmap
 from model.inference.captured_batches import CAPTURE_LOCK, Bitmaps, CapturedBatches, DeviceScan, Resident, States
 from model.inference.pipeline import StageSeconds
 from model.inference.query_products import BestOfStates, CompiledStages, QueryProducts
@@ -217,14 +218,15 @@ class Engine:
         step_s, bitmaps = time.perf_counter() - begin_s, None if excluded is None else np.asarray(excluded)
         return RankedQueries(queries, self.top_k(queries, k, bitmaps), step_s)
 
-    def best_of_states(self, states: States, k: int, excluded: NDArray[np.uint64]) -> BestOfStates:
+    def best_of_states(self, states: States, k: int, excluded: Bitmap, seen: NDArray[np.integer]) -> BestOfStates:
         """Find the same items as ``rank_states``; on a CPU without torch, whose calls take as long as a small batch.
 
-        excluded  (Q, words)
+        excluded  (words,)  items that no list may have
+        seen      (Q, n)    rows that each user's list may not have; -1 for none
         """
-        if self._compiled is not None and k > 0 and excluded.shape == (len(states.last_items), self._words):
-            return self._compiled.best(states, min(k, self.items), excluded)
-        found = self.rank_states(states, k, excluded)
+        if self._compiled is not None and k > 0 and excluded.shape == (self._words,):
+            return self._compiled.best(states, min(k, self.items), excluded, seen)
+        found = self.rank_states(states, k, bitmap.with_each(excluded, seen.astype(np.int64)))
         return BestOfStates(found.ranked, found.step_s, found.device_s)
 
     @torch.inference_mode()
@@ -268,12 +270,11 @@ class Engine:
         raises    ValueError   for a model whose scores are not finite, k below 1 or bitmaps that do not fit
         """
         shape = len(queries), self._words
-        excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
+        excluded = np.zeros(shape, np.uint64) if excluded is None else np.ascontiguousarray(excluded)
         if k < 1 or excluded.shape != shape:
             raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
-        words = np.ascontiguousarray(excluded)
         with self._inference_mode():
-            return self._scorer_of(queries).top_k(*self.products(queries), min(k, self.items), words, boosts)
+            return self._scorer_of(queries).top_k(*self.products(queries), min(k, self.items), excluded, boosts)
 
     def rank_candidates(
         self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int, boosts: Boosts | None = None

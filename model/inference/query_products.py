@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.inference import step_kernel
+from model.inference.bitmap import Bitmap
 from model.inference.captured_batches import States
 from model.inference.pipeline import StageSeconds
 from model.inference.scan import Ranked, Scan
@@ -76,13 +77,17 @@ class CompiledStages(NamedTuple):
     query_products: QueryProducts
     scan: Scan
 
-    def best(self, states: States, k: int, excluded: NDArray[np.uint64]) -> BestOfStates:
-        """Find the k best items of each of Q states; bitmaps (Q, words) exclude items."""
+    def best(self, states: States, k: int, excluded: Bitmap, seen: NDArray[np.integer]) -> BestOfStates:
+        """Find the k best items of each of Q states, without those of the bitmap, and of its row in `seen` (Q, n)."""
         begin_s = time.perf_counter()
         recent = np.array(states.recent_items, np.int64)
         vectors = self.step(np.asarray(states.histograms), np.asarray(states.last_items), recent)
         step_s = time.perf_counter() - begin_s
-        return BestOfStates(self.scan.best(*self.query_products(vectors, recent), k, excluded), step_s)
+        products, items, gains = self.query_products(vectors, recent)
+        # instead of a bitmap for each state, which at ten million items is a megabyte
+        items = np.concatenate([items, seen], axis=1)
+        gains = np.concatenate([gains, np.full(seen.shape, -np.inf, np.float32)], axis=1)
+        return BestOfStates(self.scan.best(products, items, gains, k, excluded[None]), step_s)
 
 
 def _compile() -> None:

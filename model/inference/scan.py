@@ -153,7 +153,7 @@ class Scan:
 
         products  (Q, B', W')  float32, of each query with the codewords
         lifted    of each query
-        excluded  (Q, words)   bitmaps of the items to exclude
+        excluded  (Q, words)   bitmaps of the items to exclude; or (1, words), for all queries
         returns   items (Q, k) int64 and scores (Q, k) float32, padded with -1 and -inf if fewer items are allowed
         raises    ValueError   for scores that are not finite or exceed float32
         """
@@ -169,7 +169,10 @@ class Scan:
         excluded: NDArray[np.uint64],
         boosts: Boosts | None = None,
     ) -> Ranked:
-        """Find the same from arrays; `items` and `gains` are those of the lifted items."""
+        """Find the same from arrays; `items` and `gains` are those of the lifted items.
+
+        An item of -1 stands for none, and a gain of minus infinity excludes its item.
+        """
         own, scratch = boosts or self._no_boosts, self._scratch(len(products))
         best: Ranked = scan_kernel.top_k(self._catalogue, products, items, gains, own, excluded, scratch, k)
         return best

@@ -65,7 +65,7 @@ class Batch(NamedTuple):
     """Q queries, and the progress of their scan.
 
     tables         (Q, B', W')  float32, inner products with the codewords
-    excluded       (Q, words)   uint64, bitmaps of the excluded items
+    excluded       (Q, words)   uint64, bitmaps of the excluded items; or (1, words), one for all queries
     scratch        memory whose type selects the path: (Q, 256) float32 for portable, (Q, rows, 256) uint8 deficits for
                    vbmi, (Q, rows, 16, 16) uint8 deficits for avx2
     lifted         (Q, F)       int64, distinct lifted items, padded with -1
@@ -241,7 +241,7 @@ def _scan(catalogue, batch, queries, stride, room):
     for begin in range(0, blocks, BLOCKS_PER_CHUNK * stride):
         end = min(blocks, begin + BLOCKS_PER_CHUNK * stride)
         for q in queries:
-            excluded, deficits, limit = batch.excluded[q], batch.deficits[q], _limit(batch, q)
+            excluded, deficits, limit = _excluded_by(batch, q), batch.deficits[q], _limit(batch, q)
             count = _list_blocks(excluded, deficits, limit, begin, end, stride, batch.blocks)
             _scan_blocks(catalogue, batch, q, count, room)
     for q in queries:
@@ -251,7 +251,7 @@ def _scan(catalogue, batch, queries, stride, room):
 @numba.njit(nogil=True)
 def _scan_promising(catalogue, batch, q, room):
     """Bound the deficits of every block, and scan those of the least, whose items probably are among the best."""
-    bounds, scratch, excluded, deficits = batch.bounds[q], batch.scratch[q], batch.excluded[q], batch.deficits[q]
+    bounds, scratch, excluded, deficits = batch.bounds[q], batch.scratch[q], _excluded_by(batch, q), batch.deficits[q]
     _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, scratch)
     least = np.empty((len(catalogue.narrow), RANGE_SIZES * 256), np.uint8)
     if not _find_least(scratch, catalogue.narrow, least):
@@ -297,6 +297,11 @@ def _list_promising(excluded, deficits, blocks):
 
 
 @numba.njit(nogil=True)
+def _excluded_by(batch, q):
+    return batch.excluded[min(q, len(batch.excluded) - 1)]
+
+
+@numba.njit(nogil=True)
 def _is_excluded(excluded, block):
     first = block * WORDS_PER_BLOCK
     return ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0
@@ -325,7 +330,7 @@ def _list_blocks(excluded, deficits, limit, begin, end, stride, blocks):
 @numba.njit(nogil=True)
 def _offer_lifted(batch, q, room):
     """Find the best lifted items of a query, in place of those found before."""
-    lifted, lifted_scores, excluded = batch.lifted[q], batch.lifted_scores[q], batch.excluded[q]
+    lifted, lifted_scores, excluded = batch.lifted[q], batch.lifted_scores[q], _excluded_by(batch, q)
     keys, found, bounds = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1], batch.bounds[q]
     found[0] = 0
     for place in range(len(lifted)):
@@ -342,7 +347,7 @@ def _offer_lifted(batch, q, room):
 def _scan_blocks(catalogue, batch, q, count, room):
     """Offer the items of the first listed blocks that may be among the k best."""
     lanes, bias = catalogue.lanes, catalogue.bias
-    excluded, table, scratch = batch.excluded[q], batch.tables[q], batch.scratch[q]
+    excluded, table, scratch = _excluded_by(batch, q), batch.tables[q], batch.scratch[q]
     lifted, lifted_filter = batch.lifted[q], batch.lifted_filter[q]
     best_products, bounds = batch.best_products[q], batch.bounds[q]
     keys, found = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1]
@@ -483,6 +488,8 @@ def _score_lifted(lanes, bias, table, lifted, gains, distinct, lifted_scores, li
     for place in range(len(distinct)):
         distinct[place] = -1
     for item, gain in zip(lifted, gains):  # noqa: B905 - numba has no strict
+        if item < 0:
+            continue
         place = _find(item, distinct, lifted_filter)
         if place < 0:
             place, bit = count, item % FILTER_BITS

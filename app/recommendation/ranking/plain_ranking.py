@@ -15,7 +15,6 @@ from app.recommendation.cost import is_plain
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.rankings import MAX_BLENDED_EVENTS
 from app.schemas.recommendations import RecommendationRequest, Recommendations
-from model.inference import bitmap
 from model.inference.captured_batches import States
 
 
@@ -30,7 +29,6 @@ class PlainRanker:
         self._trending = context.trending
         self._ids = ids
         self._experiment, self._experiment_hash = experiment, hash_of(experiment)
-        bitmap.with_each(context.catalogue.unavailable, np.empty((0, 0), np.int64))  # compile before the first request
 
     def rank(
         self, requests: Sequence[RecommendationRequest], states: Mapping[str, bytes], stages_s: dict[str, float]
@@ -59,9 +57,9 @@ class PlainRanker:
                 return {}
             places = [places[nth] for nth in personal.tolist()]
             inputs = inputs.of_users(personal)
-        excluded = bitmap.with_each(self._catalogue.unavailable, inputs.seen_items.astype(np.int64))
         of_users = States(inputs.histograms, inputs.last_items, inputs.recent_items)
-        (rows, scores), step_s, device_s = self._engine.best_of_states(of_users, k, excluded)
+        unavailable, seen = self._catalogue.unavailable, inputs.seen_items
+        (rows, scores), step_s, device_s = self._engine.best_of_states(of_users, k, unavailable, seen)
         stages_s["step"] += step_s
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
         if device_s is not None:

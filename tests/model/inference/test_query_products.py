@@ -10,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.artifact.model_directory import Artifact
 from model.config import ModelConfig
-from model.inference import step_kernel
+from model.inference import bitmap, step_kernel
+from model.inference.captured_batches import States
+from model.inference.engine import Engine
 from model.inference.query_products import QueryProducts
 from model.lisa.lisa_mini import LisaMini
 
@@ -81,3 +84,21 @@ def test_no_other_types_are_compiled(random_model: Make, rows: list[list[int]]) 
     queries.setflags(write=False)  # as of a message
     products(queries, np.array(rows))
     assert len(step_kernel.query_products.signatures) == 1
+
+
+@pytest.mark.parametrize("width", [0, 1, 200])
+def test_lists_leave_out_what_nobody_and_what_each_user_may_have(
+    random_model: Make, in_memory: Callable[..., Artifact], width: int
+) -> None:
+    shape = ModelConfig(width=16, target_codebooks=4, target_codewords=16, followers=3, recent_items=2)
+    engine, rng = Engine(in_memory(with_followers(random_model(shape, ITEMS), 0))), np.random.default_rng(width)
+    rates, books, words = len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
+    recent = rng.integers(0, ITEMS, (4, 2))
+    states = States(rng.random((4, rates, books, words), np.float32), recent[:, 0], recent)
+    unavailable, seen = bitmap.empty(ITEMS), rng.integers(-1, ITEMS, (4, width), np.int32)
+    bitmap.add(unavailable, np.array([3, 4]))
+    expected = engine.rank_states(states, 20, list(bitmap.with_each(unavailable, seen.astype(np.int64)))).ranked
+    for own, other in zip(engine.best_of_states(states, 20, unavailable, seen).ranked, expected, strict=True):
+        np.testing.assert_array_equal(own, other)
+    with pytest.raises(ValueError, match="no top 20 of 4 states with other bitmaps"):
+        engine.best_of_states(states, 20, unavailable[1:], seen)
