@@ -6,7 +6,7 @@ torch begins with the query and ends with `topk`. Reading sums the bytes that a 
 
 Structured items are clustered: later codebooks are finer, as residuals are; items share the first codes of their
 cluster; queries are near items; the bias decreases with popularity. With a model, codes, bias and queries are the
-model's; its catalogue is enlarged to each size.
+model's; its catalogue is enlarged to each size, and in the order of codes.
 
     python -m benchmarks.inference.scan
     python -m benchmarks.inference.scan --model models/ml-1m --items 10000000
@@ -82,9 +82,16 @@ def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any,
     """Yield the name and the data of each catalogue with this many items."""
     if model is None:
         yield "random", random_data(np.random.default_rng(0), items)
-        yield "structured", structured_data(np.random.default_rng(0), items)
+        yield "structured", (data := structured_data(np.random.default_rng(0), items))
+        yield "structured, in the order of codes", in_code_order(*data)
     else:
         yield f"{model.name}'s", trained_data(model, items)
+
+
+def in_code_order(codes: Any, codebooks: Any, queries: Any, bias: Any) -> tuple[Any, ...]:
+    """Return the same for items in the order in which training writes them."""
+    order = np.lexsort([-bias, *codes.T[::-1]])  # the first codebook is the widest
+    return codes[order], codebooks, queries, bias[order]
 
 
 def trained_data(model: Path, items: int) -> tuple[Any, ...]:
