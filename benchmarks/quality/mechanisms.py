@@ -164,7 +164,7 @@ def cached_figures(model: Trained, file: Path, make: Callable[[], dict[str, Any]
 
 def test_quality(model: Trained, data: Path) -> dict[str, Any]:
     """Return the quality by each protocol."""
-    trial = evaluate.prepare_trial(model, data, "loo_full", None)
+    trial = evaluate.prepare_trial(model, data, "loo_full", None, rows_of_model=True)
     scorer = cached_scorer(scorer_of(model))
     ranks = {"full": trial.test(model.name, {}, scorer).ranks}
     ranks |= {name: ranks_sampled(trial.events, scorer, 0, draw) for name, draw in DRAWS.items()}
@@ -179,7 +179,7 @@ def test_quality(model: Trained, data: Path) -> dict[str, Any]:
 
 def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
     """Return mean and standard error over several draws: the effects of replacement and ties, and both protocols."""
-    trial = evaluate.prepare_trial(model, data, "loo_full", None)
+    trial = evaluate.prepare_trial(model, data, "loo_full", None, rows_of_model=True)
     scorer = cached_scorer(scorer_of(model))
 
     def hr_at_10(name: str) -> NDArray[np.float64]:

@@ -154,7 +154,7 @@ def main(
 ) -> None:
     """Print hits and value, on validation and on test."""
     trained = model_directory.load(model)
-    trial = prepare_trial(trained, data, "temporal", "none")
+    trial = prepare_trial(trained, data, "temporal", "none", rows_of_model=True)
     scorer = model_scorer(trained)
     sha256 = hashlib.sha256((raw / TRANSACTIONS).read_bytes()).hexdigest()
     console.print(

@@ -15,16 +15,21 @@ from model.lisa.item_complements import Complements
 Catalogue = tuple[dict[str, Tensor], pl.DataFrame, ItemStatistics]
 
 
-def ordered_by_codes(tensors: dict[str, Tensor], items: pl.DataFrame, statistics: ItemStatistics) -> Catalogue:
+def ordered_by_codes(
+    tensors: dict[str, Tensor], items: pl.DataFrame, statistics: ItemStatistics, kept: int = 0
+) -> Catalogue:
     """Reorder the items of a model, given in the parts that ``model_directory.write`` takes.
 
     Items are ordered by their target codes, first by those of the codebook whose codewords are farthest apart. Items of
     equal codes are ordered by descending bias.
+
+    kept  the number of items, the first ones, that keep their rows
     """
     codes, bias = tensors["codes.target"].cpu().numpy(), tensors["weights.bias"].detach().cpu().numpy()
     spread = tensors["weights.target_codebooks"].detach().cpu().var(dim=1).sum(dim=1)
     widest_last = torch.argsort(spread, stable=True).numpy()
-    order = np.lexsort([-bias, *codes.T[widest_last]])
+    moving = np.lexsort([-bias[kept:], *codes[kept:].T[widest_last]])
+    order = np.append(np.arange(kept), kept + moving)
     rows = np.empty(len(order), np.int32)
     rows[order] = np.arange(len(order), dtype=np.int32)
     moved = {name: tensor.cpu()[torch.from_numpy(order)] for name, tensor in tensors.items() if name in ITEM_DTYPES}

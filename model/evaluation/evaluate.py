@@ -99,8 +99,19 @@ def _label(model: AnyModel, of_that_name: int) -> str:
     return model.name if of_that_name == 1 else f"{model.name} ({model.tag})"
 
 
-def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None) -> Trial:
-    """Create the trial for a model's data and split. Arguments and errors are those of ``evaluate``."""
+def prepare_trial(
+    model: AnyModel,
+    directory: Path,
+    protocol: Protocol | None,
+    seen_rule: SeenRule | None,
+    *,
+    rows_of_model: bool = False,
+) -> Trial:
+    """Create the trial for a model's data and split. Other arguments and all errors are those of ``evaluate``.
+
+    rows_of_model  whether items have the rows of a model that can be served, instead of those of the data, by which
+                   trials of several models draw the same negatives
+    """
     config = model.config
     card = config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
@@ -110,8 +121,8 @@ def prepare_trial(model: AnyModel, directory: Path, protocol: Protocol | None, s
         seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
     require_unseen_test_events(config, interactions, protocol)
-    if isinstance(model, Artifact):
-        interactions = interactions.with_items_first(list(model.items.ids))  # a warm-started model has its own order
+    if rows_of_model and isinstance(model, Artifact):
+        interactions = interactions.with_items_first(list(model.items.ids))
     parts = thinned(interactions, split(interactions, card.split, card.train_on), card)
     if not len(parts.test):
         raise DataError(f"the split {card.split!r} leaves no test event; evaluate on a larger table")

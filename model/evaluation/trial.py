@@ -196,10 +196,13 @@ def _renumbered(scorer: Scorer, rows: NDArray[np.int64]) -> Scorer:
 
     rows  (N,)  the model's row of each item of the trial, -1 for one that it does not know, which comes last
     """
+    is_complete = bool((rows >= 0).all())
 
     def scored(histories: Histories) -> NDArray[np.float32]:
         item = rows[histories.item].astype(np.int32)
         scores = scorer(Histories(item, histories.weights, histories.starts))
+        if is_complete:
+            return scores[:, rows]
         own: NDArray[np.float32] = np.where(rows >= 0, scores[:, rows], scores.min(axis=1, keepdims=True))
         return own
 

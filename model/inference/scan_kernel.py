@@ -252,9 +252,11 @@ def _scan(catalogue, batch, queries, stride, room):
 def _scan_promising(catalogue, batch, q, room):
     """Bound the deficits of every block, and scan those of the least, whose items probably are among the best."""
     bounds, scratch, excluded, deficits = batch.bounds[q], batch.scratch[q], _excluded_by(batch, q), batch.deficits[q]
+    if bounds[1] == -np.inf:  # too few items of the sample are allowed, so there is no range of deficits
+        return
     _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, scratch)
     least = np.empty((len(catalogue.narrow), RANGE_SIZES * 256), np.uint8)
-    if not _find_least(scratch, catalogue.narrow, least):
+    if not _find_least(batch.tables[q], scratch, catalogue.narrow, least):
         return
     batch.of_range[q] = bounds[2]
     _bound_blocks(catalogue.ranges, least, deficits)
@@ -312,8 +314,12 @@ def _limit(batch, q):
     """Return the least deficit with which a block cannot have an item among the k best, in the units of its bound."""
     if batch.of_range[q] == 0:
         return NO_LIMIT
-    limit = (MAX_DEFICIT + 1) * (batch.bounds[q, 0] - batch.bounds[q, 1]) / batch.of_range[q]
-    return np.int64(min(np.float64(NO_LIMIT), np.ceil(limit)))
+    left = batch.bounds[q, 0] - batch.bounds[q, 1]
+    if not left < np.inf:
+        return NO_LIMIT
+    if left < 0:
+        return 0
+    return max(1, np.int64(min(np.ceil((MAX_DEFICIT + 1) * left / batch.of_range[q]), np.float64(NO_LIMIT))))
 
 
 @numba.njit(nogil=True)
@@ -617,7 +623,7 @@ def _requantise(catalogue, table, best_products, bounds, scratch):
     """Prepare ``_find_survivors`` for the k-th best score so far."""
 
 
-def _find_least(deficits, narrow, least):
+def _find_least(table, deficits, narrow, least):
     """Find the least deficit of each range of codes in narrow rows; return whether they can rule out a block.
 
     least  (R, 2048)  uint8, numbered as in ``Catalogue.ranges``
@@ -640,7 +646,7 @@ def _choose_requantise(catalogue, table, best_products, bounds, scratch):
 
 
 @overload(_find_least, jit_options={"nogil": True})
-def _choose_find_least(deficits, narrow, least):
+def _choose_find_least(table, deficits, narrow, least):
     return _find_none if deficits.dtype == types.float32 else _find_least_deficits
 
 
@@ -668,11 +674,11 @@ def _compute_deficits(catalogue, table, best_products, bounds, scratch):
         _quantise(catalogue.levels, np.float32(catalogue.highest), scale, deficits[len(table)])
 
 
-def _find_none(deficits, narrow, least):
+def _find_none(table, deficits, narrow, least):
     return False
 
 
-def _find_least_deficits(deficits, narrow, least):
+def _find_least_deficits(table, deficits, narrow, least):
     most = np.int64(0)
     for place in range(len(narrow)):
         of_row, own = deficits.reshape(len(deficits), 256)[narrow[place]], least[place]
@@ -681,7 +687,7 @@ def _find_least_deficits(deficits, narrow, least):
             shorter, half = (size - 1) * 256, 1 << (size - 1)
             for first in range(256 - half):
                 own[size * 256 + first] = min(own[shorter + first], own[shorter + first + half])
-        most += np.int64(of_row.max())
+        most += np.int64(of_row[: table.shape[1]].max() if narrow[place] < len(table) else of_row.max())
     return most > MAX_DEFICIT
 
 

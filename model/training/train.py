@@ -143,7 +143,7 @@ def train_warm(
     resume: bool = False,
     progress: Progress,
 ) -> model_directory.Artifact:
-    """Train like ``train``, but start from the codes and weights of a trained model, whose items keep their codes.
+    """Train like ``train``, but start from the codes and weights of a trained model, whose items keep their rows.
 
     raises  also WarmStartError  when the model does not fit the configuration
     """
@@ -195,7 +195,7 @@ class _Training(NamedTuple):
             self.resources.processes.wait()
         trainer = self._fit(prepared, recipe)
         progress.stage(WRITING)
-        _write(self.out, inputs, trainer)
+        _write(self.out, inputs, trainer, kept=0 if start is None else len(start.item_ids))
 
     def _fit(self, prepared: Preparation, recipe: Config) -> Trainer:
         processes = self.resources.processes
@@ -207,14 +207,17 @@ class _Training(NamedTuple):
         return trainer
 
 
-def _write(out: Path, inputs: TrainingInputs[Config], trainer: Trainer) -> None:
-    """Save the trained model, and remove the checkpoints, which an interrupted training would need."""
+def _write(out: Path, inputs: TrainingInputs[Config], trainer: Trainer, kept: int) -> None:
+    """Save the trained model, and remove the checkpoints, which an interrupted training would need.
+
+    kept  the number of items that keep their rows, by which the states of an earlier model are carried over
+    """
     reports = [report._asdict() for report in trainer.reports]
     by_strength = {} if trainer.chosen is None else trainer.chosen.ndcg_at_10_by_strength
     metrics = {"epochs": reports, "lift": trainer.lift._asdict(), "ndcg_at_10_by_lift_strength": by_strength}
     catalogue = inputs.catalogue()
     statistics = inputs.statistics(trainer.model, catalogue)
-    tensors, items, statistics = ordered_by_codes(tensors_of(trainer.model), catalogue.to_frame(), statistics)
+    tensors, items, statistics = ordered_by_codes(tensors_of(trainer.model), catalogue.to_frame(), statistics, kept)
     model_directory.write(out, tensors, trainer.trained_config, items, metrics, statistics)
     shutil.rmtree(out / CHECKPOINT)
 

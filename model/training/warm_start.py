@@ -1,4 +1,4 @@
-"""A training that continues from a trained model, with its weights. The model's items keep their codes.
+"""A training that continues from a trained model, with its weights. The model's items keep their rows and codes.
 
 So a state of the trained model has the same bins in the new one, unless its user chose a new item. New items come after
 the known ones. They get codes like cold items of a served model: from the users who chose them, else from their titles

@@ -15,6 +15,7 @@ from app.recommendation.cost import is_plain
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.rankings import MAX_BLENDED_EVENTS
 from app.schemas.recommendations import RecommendationRequest, Recommendations
+from model.inference import bitmap
 from model.inference.captured_batches import States
 
 
@@ -29,6 +30,7 @@ class PlainRanker:
         self._trending = context.trending
         self._ids = ids
         self._experiment, self._experiment_hash = experiment, hash_of(experiment)
+        bitmap.with_each(context.catalogue.unavailable, np.empty((0, 0), np.int64))  # compile before the first request
 
     def rank(
         self, requests: Sequence[RecommendationRequest], states: Mapping[str, bytes], stages_s: dict[str, float]

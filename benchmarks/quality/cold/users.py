@@ -107,7 +107,7 @@ def main(
 ) -> None:
     """Compare the rankings."""
     trained = model_directory.load(model)
-    trial = prepare_trial(trained, data_dir, None, "none")
+    trial = prepare_trial(trained, data_dir, None, "none", rows_of_model=True)
     interactions = trial.interactions
     if list(trained.items.ids) != list(interactions.item_ids):
         raise typer.BadParameter("the model has other items than the data", param_hint="--model")

@@ -113,7 +113,7 @@ def main(
 ) -> None:
     """Print the quality of all lifts, and compare the chosen one with co-visitation."""
     trained = model_directory.load(model)
-    trial = prepare_trial(trained, data, None, None)
+    trial = prepare_trial(trained, data, None, None, rows_of_model=True)
     drawn = np.random.default_rng(0).permutation(trial.parts.validation)[:users]
     events = held_out_events(trial.interactions, np.sort(drawn), trained.config)
     histories = training_histories(trial.interactions, trial.parts.train, trained.config.event_weights)

@@ -109,3 +109,11 @@ def test_lists_stay_the_same(model: LisaMini, tmp_path: Path) -> None:
         found, scores = engine.top_k(engine.step(histograms, last, last[:, None]), 5)
         lists.append(([[ids[row] for row in of_user] for of_user in found.tolist()], scores.tolist()))
     assert lists[0] == lists[1]
+
+
+def test_the_items_of_an_earlier_model_keep_their_rows(model: LisaMini, statistics: ItemStatistics) -> None:
+    tensors, frame, _ = ordered_by_codes(tensors_of(model), FRAME, statistics, kept=20)
+    assert frame["item_id"].to_list()[:20] == FRAME["item_id"].to_list()[:20]
+    keys = [(codes[1], codes[2], codes[0]) for codes in tensors["codes.target"].tolist()]
+    assert keys[20:] == sorted(keys[20:])
+    assert keys[:20] != sorted(keys[:20])

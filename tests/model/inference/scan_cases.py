@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.inference.scan import Boosts, Lifted
+from model.inference.scan_kernel import BLOCK
 from tests.model.inference.bitmaps import from_mask
 
 Floats = NDArray[np.float32]
@@ -48,6 +49,7 @@ class ScanCase:
     """A catalogue and queries to draw: sizes, how inner products and the bias are drawn, and how many codes differ.
 
     ordered  whether items are in the order of their codes, so that those of a block are alike
+    by_block whether the mask leaves a few whole blocks
     """
 
     items: int
@@ -58,6 +60,7 @@ class ScanCase:
     bias: str = "normal"
     distinct: int = 10**6
     ordered: bool = False
+    by_block: bool = False
 
     def draw(self, seed: int) -> tuple[NDArray[np.uint8], Floats, torch.Tensor, Lifted, NDArray[np.bool_]]:
         """Codes, bias, inner products, lifted items and a mask."""
@@ -71,6 +74,9 @@ class ScanCase:
         gains = rng.choice([0, 0.5, 3], (queries, lifts)).astype(np.float32)
         lifted = Lifted(torch.from_numpy(rng.integers(0, items, (queries, lifts))), torch.from_numpy(gains))
         mask = rng.random((queries, items)) < rng.choice([0, 0.3, 0.99, 1])
+        if self.by_block:
+            of_blocks = rng.random((queries, -(-items // BLOCK))) < rng.choice([0.8, 0.98])
+            mask = np.repeat(of_blocks, BLOCK, axis=1)[:, :items]
         return codes, BIASES[self.bias](rng, items).astype(np.float32), torch.from_numpy(products), lifted, mask
 
 

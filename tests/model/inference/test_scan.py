@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from model.inference import bitmap
 from model.inference.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
+from model.inference.scan_kernel import BLOCK, SAMPLED_BLOCKS
 from model.inference.scan_torch import TorchScan
 from tests.model.inference.bitmaps import from_mask
 from tests.model.inference.scan_cases import BIASES, TABLES, ScanCase, boosted, scores_one_by_one, sorted_best
@@ -103,21 +104,23 @@ def test_boosted_top_k_equals_brute_force(
         assert shown == min(k, len(candidates[row]))
 
 
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     table=st.sampled_from(["normal", "whole numbers", "one dominates", "hardly different"]),
-    bias=st.sampled_from(["none", "normal", "rising", "falling", "whole numbers", "high in the first few"]),
-    k=st.sampled_from([1, 10, 200]),
+    bias=st.sampled_from(sorted(BIASES)),
+    words=st.sampled_from([16, 64, 256]),
     distinct=st.sampled_from([300, 10**6]),
     ordered=st.booleans(),
+    by_block=st.booleans(),
+    k=st.sampled_from([1, 10, 200]),
 )
 def test_blocks_that_are_scanned_first_or_not_at_all_change_nothing(
-    path: ScanPath, seed: int, table: str, bias: str, k: int, distinct: int, ordered: bool
+    path: ScanPath, seed: int, k: int, **shape: Any
 ) -> None:
-    codes, bias_of, products, lifted, mask = ScanCase(70_000, 4, 256, 2, table, bias, distinct, ordered).draw(seed)
-    expected = scores_one_by_one(codes, bias_of, products, lifted)
-    found, _ = Scan(codes, bias_of, path).top_k(products, lifted, k, from_mask(mask))
+    codes, bias, products, lifted, mask = ScanCase(70_000, books=4, queries=2, **shape).draw(seed)
+    expected = scores_one_by_one(codes, bias, products, lifted)
+    found, _ = Scan(codes, bias, path).top_k(products, lifted, k, from_mask(mask))
     for row in range(len(products)):
         order = np.lexsort((np.arange(len(codes)), -expected[row]))
         best = order[~mask[row, order]][:k].tolist()
@@ -139,6 +142,36 @@ def test_who_loses_the_whole_budget_still_qualifies(path: ScanPath, below: int) 
         products, nothing, 2, bitmap.empty(items)[None]
     )
     assert (found.tolist(), scores.tolist()) == ([[0, 5000]], [[0, -below]])
+
+
+def test_earlier_items_that_tie_with_lifted_ones_win(path: ScanPath) -> None:
+    """The best scores are 0, and so is the margin for rounding errors."""
+    items, words = 70_000, 256
+    codes = np.sort(np.random.default_rng(0).integers(0, words, (items, 2), np.uint8), axis=0)
+    products = torch.zeros(1, 2, words)
+    products[0, 0] = -torch.arange(float(words))
+    late = torch.arange(items - 3, items)[None]
+    lifted = Lifted(late, torch.from_numpy(codes[late.numpy(), 0].astype(np.float32)))
+    found, scores = Scan(codes, np.zeros(items, np.float32), path).top_k(products, lifted, 3, bitmap.empty(items)[None])
+    assert (found.tolist(), scores.tolist()) == ([[0, 1, 2]], [[0, 0, 0]])
+
+
+@pytest.mark.parametrize("words", [64, 256])
+def test_a_sample_in_which_nothing_is_allowed_rules_nothing_out(path: ScanPath, words: int) -> None:
+    """Few biases leave levels of the bias empty, and few words leave a part of the deficits unused."""
+    items, rng = 70_000, np.random.default_rng(words)
+    codes = rng.integers(0, words, (items, 4), np.uint8)
+    codes = codes[np.lexsort(codes.T[::-1])]
+    bias = np.where(np.arange(items) < 300, 1, 0).astype(np.float32)
+    products = torch.from_numpy(rng.standard_normal((2, 4, words), np.float32))
+    block = np.arange(items) // BLOCK
+    is_sampled = block % (-(-items // BLOCK) // SAMPLED_BLOCKS) == 0
+    mask = np.tile(is_sampled | (block < 150) & (block > 3) | (block > 210), (2, 1))
+    nothing = Lifted(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(2, 0))
+    expected = scores_one_by_one(codes, bias, products, nothing)
+    found, scores = Scan(codes, bias, path).top_k(products, nothing, 10, from_mask(mask))
+    for row in range(2):
+        assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], 10)
 
 
 @settings(max_examples=30)
