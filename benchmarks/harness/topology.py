@@ -45,7 +45,7 @@ MAX_DISCOVERED = 11  # replicas that the load balancer looks for: one, and the m
 FIRST_ADDRESS = IPv4Address("127.0.0.11")
 START_TIMEOUT_S = 600.0  # for a machine that runs thirty other processes
 # a file system where a sync takes no time; what a kill leaves there is what it leaves on a disk
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30 else None
 STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
 
 console = Console()

@@ -245,6 +245,17 @@ class TestModelDirectory:
         with pytest.raises(DataError, match="negatives of loo_paper100 are never in the history"):
             evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100", "none")
 
+    @pytest.mark.parametrize("protocol", ["loo_full", "loo_paper100"])
+    def test_it_ranks_the_same_whatever_model_it_is_compared_with(
+        self, shop: Path, trained: Path, made: Path, protocol: Any
+    ) -> None:
+        own = evaluate.load_model(made)
+        ranks = [
+            evaluate.prepare_trial(first, shop, protocol, None).test_model(own).ranks.tolist()
+            for first in (own, model_directory.load(trained))
+        ]
+        assert ranks[0] == ranks[1]
+
     @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))
     def test_a_preset_that_is_served_is_trained_ready_for_it(
         self, shop: Path, silent: Make, tmp_path: Path, name: str
