@@ -228,7 +228,7 @@ def test_attention_by_parts_of_a_history_is_that_of_the_whole(monkeypatch: pytes
 def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     scan.main([3_000], [10], rounds=2)
     printed = capsys.readouterr().out
-    assert all(printed.count(f"{path}, k 10 ") == 2 for path in (*supported_paths(), "torch"))
+    assert all(printed.count(f"{path}, k 10 ") == 3 for path in (*supported_paths(), "torch"))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("lisa-base-paper", 3.19), ("lisa-mini-paper", 2.51)])

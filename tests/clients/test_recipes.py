@@ -89,7 +89,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             answer = httpx.post(f"{url}/v1/recommendations", json=popular, timeout=TIMEOUT_S)
             return [item["score"] for item in answer.json()["items"]]
 
+        def takes_properties_of_users() -> bool:
+            asked = popular | {"filter": "known(user.member)"}
+            return httpx.post(f"{url}/v1/recommendations", json=asked, timeout=TIMEOUT_S).is_success
+
         wait_until(lambda: scores() == list(range(9, 0, -1)), scores)
+        wait_until(takes_properties_of_users, scores)
         yield shop
     finally:
         service.terminate()

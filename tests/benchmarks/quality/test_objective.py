@@ -56,7 +56,7 @@ def test_lists_gain_value_and_strength_0_is_the_plain_evaluation(
 ) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
     trained = train.train(data, tmp_path / "prices", config, progress=Silent())
-    trial = prepare_trial(trained, data, "temporal", "none")
+    trial = prepare_trial(trained, data, "temporal", "none", rows_of_model=True)
     values = objective.values_of(trial, raw)
     numbers = np.array([float(one) for one in trial.interactions.item_ids])
     sold = ~np.isnan(values["price"])
