@@ -172,9 +172,7 @@ def main(
 ) -> None:
     """Simulate and compare."""
     trained = model_directory.load(model)
-    visitors = visitors_of(
-        trained, prepare_trial(trained, data_dir, "temporal", "none", rows_of_model=True), users, seed
-    )
+    visitors = visitors_of(trained, prepare_trial(trained, data_dir, "temporal", "none"), users, seed)
     if len(visitors) < FEWEST_USERS:
         raise typer.BadParameter(f"only {len(visitors)} of the users want {FEWEST_WANTED} items or more")
     report(asyncio.run(measure(trained, model, visitors)))

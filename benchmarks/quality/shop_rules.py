@@ -292,7 +292,7 @@ def main(
     users: Annotated[int | None, typer.Option(help="Ask for so many users only.")] = None,
 ) -> None:
     """Print the cost of each rule."""
-    trial = prepare_trial(model_directory.load(model), data, "temporal", "none", rows_of_model=True)
+    trial = prepare_trial(model_directory.load(model), data, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts
     shop = shops.described(raw, interactions, parts) if raw else shops.drawn(data, interactions, parts, prices)
     with running_service(model) as url:

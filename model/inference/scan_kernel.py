@@ -314,9 +314,7 @@ def _limit(batch, q):
     """Return the least deficit with which a block cannot have an item among the k best, in the units of its bound."""
     if batch.of_range[q] == 0:
         return NO_LIMIT
-    left = batch.bounds[q, 0] - batch.bounds[q, 1]
-    if not left < np.inf:
-        return NO_LIMIT
+    left = batch.bounds[q, 0] - batch.bounds[q, 1]  # infinite while there is no k-th best score
     if left < 0:
         return 0
     return max(1, np.int64(min(np.ceil((MAX_DEFICIT + 1) * left / batch.of_range[q]), np.float64(NO_LIMIT))))

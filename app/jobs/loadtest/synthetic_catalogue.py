@@ -56,7 +56,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
 
 
 def item_id(number: int) -> str:
-    """Return the id of an item, whose numbers count from 0 to the size of the catalogue."""
+    """Return the id of an item; numbers begin with 0."""
     return f"item-{number}"
 
 

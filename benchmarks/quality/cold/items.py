@@ -219,7 +219,7 @@ def main(
 ) -> None:
     """Compare the results."""
     of_all = model_directory.load(plain)
-    trial = prepare_trial(of_all, data_dir, "temporal", "none", rows_of_model=True)
+    trial = prepare_trial(of_all, data_dir, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts
     if not model_directory.exists(without):
         train_without(data_dir, interactions, parts, of_all.config, without)
