@@ -5,7 +5,7 @@ rounded up for a catalogue of a million items. Its law: no call takes more than 
 costs, including that of the store. The cost of reading a log follows from its length, which is known before the read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor
 
 from app.errors import ErrorDetail, TooCostly
@@ -69,8 +69,6 @@ def cost_of(request: RecommendationRequest) -> float:
     """Return the cost of the request."""
     if is_plain(request) and request.k <= PLAIN_K:
         return PLAIN  # the common case
-    if request.model_fields_set <= LOG_FIELDS:
-        return PLAIN + K * request.k + cost_of_log(request)
     return PLAIN + sum(parts_of(request).values())
 
 
@@ -92,34 +90,16 @@ def cost_of_log(request: RecommendationRequest) -> float:
 
 
 def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
-    """Return what each field of the request adds to the cost of a plain request."""
-    filters, limit = CHARACTER * sum(map(len, request.filters)), _cost_of_limit(request)
-    return {
-        "k": K * request.k,
-        "explain": EXPLAINED * request.k * request.explain,
-        "diversity": DIVERSE * request.k * bool(request.diversity),
-        "rotation": ROTATED * bool(request.rotation),
-        "max_per_category": limit * (request.max_per_category is not None),
-        "max_per": limit * len(request.max_per),
-        "state": STATE * (request.state is not None),
-        "history": ITEM_ID * len(request.history or ()),
-        "candidates": ITEM_ID * len(request.candidates or ()),
-        "exclude": ITEM_ID * len(request.exclude),
-        "basket": BASKET * bool(request.basket) + ITEM_ID * len(request.basket),
-        "query": SEARCHED * isinstance(request, PersonalSearch),
-        "cursor": ITEM_ID * len(request.cursor or ()),
-        "pin": PINNED * len(request.pin),
-        "boost": _cost_of_boost(request.boost),
-        "objective": WEIGHED * (request.objective is not None),
-        "filter": filters,
-        "fallback": _cost_of_fallback(request),
-        "debug": (COUNTED + filters) * request.debug,
-        "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
-        "categories": CATEGORY * _filtered_categories(request),
-        "mode": SEEN * (request.mode == "repeat"),
-        "exclude_seen": SEEN * (request.seen_rule == "all"),
-        "exclude_events": SEEN * bool(request.event_rules),
+    """Return what the fields of the request add to the cost of a plain request."""
+    if type(request) is not RecommendationRequest:  # scenarios and searches add costs of fields that nobody set
+        return {field: cost(request) for field, cost in PARTS.items()}
+    return {"k": K * request.k} | {
+        field: PARTS[field](request) for field in request.model_fields_set if field in PARTS and field != "k"
     }
+
+
+def _cost_of_filters(request: RecommendationRequest) -> float:
+    return CHARACTER * sum(map(len, request.filters))
 
 
 def _cost_of_fallback(request: RecommendationRequest) -> float:
@@ -139,6 +119,37 @@ def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
     if isinstance(boost, tuple):
         return sum(BOOSTED + CHARACTER * len(text) for text in boost)
     return BOOSTED_BY_CATEGORY + BOOSTED_CATEGORY * len(boost) if boost else 0.0
+
+
+PARTS: Mapping[str, Callable[[RecommendationRequest], float]] = {
+    "k": lambda request: K * request.k,
+    "explain": lambda request: EXPLAINED * request.k * request.explain,
+    "diversity": lambda request: DIVERSE * request.k * bool(request.diversity),
+    "rotation": lambda request: ROTATED * bool(request.rotation),
+    "max_per_category": lambda request: _cost_of_limit(request) * (request.max_per_category is not None),
+    "max_per": lambda request: _cost_of_limit(request) * len(request.max_per),
+    "state": lambda request: STATE * (request.state is not None),
+    "history": lambda request: ITEM_ID * len(request.history or ()),
+    "candidates": lambda request: ITEM_ID * len(request.candidates or ()),
+    "exclude": lambda request: ITEM_ID * len(request.exclude),
+    "basket": lambda request: BASKET * bool(request.basket) + ITEM_ID * len(request.basket),
+    "query": lambda request: SEARCHED * isinstance(request, PersonalSearch),
+    "cursor": lambda request: ITEM_ID * len(request.cursor or ()),
+    "pin": lambda request: PINNED * len(request.pin),
+    "boost": lambda request: _cost_of_boost(request.boost),
+    "objective": lambda request: WEIGHED * (request.objective is not None),
+    "filter": _cost_of_filters,
+    "fallback": _cost_of_fallback,
+    "debug": lambda request: (COUNTED + _cost_of_filters(request)) * request.debug,
+    "params": lambda request: PARAM * sum(len(p) if isinstance(p, tuple) else 1 for p in request.params.values()),
+    "categories": lambda request: CATEGORY * sum(map(len, request.category_groups)),
+    "categories_all": lambda request: CATEGORY * len(request.categories_all),
+    "categories_none": lambda request: CATEGORY * len(request.categories_none),
+    "mode": lambda request: SEEN * (request.mode == "repeat"),
+    "exclude_seen": lambda request: SEEN * (request.seen_rule == "all"),
+    "exclude_events": lambda request: SEEN * bool(request.event_rules),
+}
+"""What each field adds to the cost of a request."""
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

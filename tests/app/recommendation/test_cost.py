@@ -17,6 +17,7 @@ from app.recommendation.cost import (
     ARCHIVED_FILE,
     FEW_CATEGORIES,
     LIGHT,
+    PARTS,
     PLAIN,
     charge_for,
     cost_of,
@@ -71,6 +72,23 @@ class TestTheCost:
     def test_of_what_reads_a_log_is_that_of_its_parts(self, fields: dict[str, Any]) -> None:
         asked = request(**fields)
         assert cost_of(asked) == pytest.approx(PLAIN + sum(parts_of(asked).values()))
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"mode": "repeat", "exclude_seen": "all", "exclude_events": ["purchase"]},
+            {"categories": ["a"], "categories_all": ["b"], "categories_none": ["c", "d"], "exclude": ["item-1"]},
+            {"filter": "item.price < 5.0", "debug": True, "params": {"size": "l"}, "objective": {"property": "margin"}},
+            {"boost": {"a": 0.5}, "max_per": {"brand": 2}, "max_per_category": 1, "explain": True, "diversity": 0.5},
+            {"cursor": "", "pin": [{"item_id": "item-1", "place": 1}], "candidates": ["item-1"], "basket": ["item-2"]},
+            {"rotation": 0.5, "boost": ["item.margin"]},
+        ],
+    )
+    def test_leaves_out_only_parts_that_cost_nothing(self, fields: dict[str, Any]) -> None:
+        asked = request(**fields)
+        every = {field: cost for field, of in PARTS.items() if (cost := of(asked))}
+        assert {field: cost for field, cost in parts_of(asked).items() if cost} == every
+        assert every.keys() >= fields.keys() - {"cursor"}
 
     def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
         wishes: list[dict[str, Any]] = [
