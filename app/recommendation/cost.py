@@ -159,7 +159,7 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
 
     raises  TooCostly  when the cost exceeds `most`; the error has the cost of each part
     """
-    logs = sum(map(_cost_of_length, log_lengths))
+    logs = sum(map(cost_of_length, log_lengths))
     cost = max(1, floor(sum(map(cost_of, requests)) + logs))
     if cost > most:
         raise TooCostly(
@@ -171,10 +171,11 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
 
 def log_charge(length: int) -> int:
     """Return the largest cost that a log with this number of entries adds to a call."""
-    return ceil(_cost_of_length(length))
+    return ceil(cost_of_length(length))
 
 
-def _cost_of_length(length: int) -> float:
+def cost_of_length(length: int) -> float:
+    """Return the cost of reading the entries of a log beyond `SHORT_LOG`."""
     return SEEN_EVENT * max(0, length - SHORT_LOG)
 
 

@@ -17,7 +17,7 @@ from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester, Waiter
-from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_log, is_light
+from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_length, cost_of_log, is_light
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.filters import EVERYTHING, Selection, Selector
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
@@ -265,7 +265,8 @@ class Recommender(BaseRecommender):
         self._metrics.engine.in_progress += 1
         try:
             if batch[0].lane.is_costly:
-                ranked = await self._executor.run_costly(requests, RankerInput(users, selections))
+                cost += sum(cost_of_length(one.size) for one in seen if one is not None)
+                ranked = await self._executor.run_costly(requests, RankerInput(users, selections), cost)
             else:
                 ranked = await self._executor.run_light(requests, RankerInput(users, selections), cost)
         finally:

@@ -143,7 +143,7 @@ def test_long_work_of_others_lets_the_event_loop_run_often(tmp_path: Path, *, is
         with ThreadPoolExecutor(1) as thread:
             threads = EngineThreads(thread, thread, FairThread(thread))
             executor = AdaptiveExecutor[None, float](lambda *_: sys.getswitchinterval(), threads)
-            return await executor.run_costly([], None)
+            return await executor.run_costly([], None, 2.0)
 
     assert asyncio.run(law()) == pytest.approx(SWITCH_INTERVAL_S)
 
