@@ -170,4 +170,4 @@ def sample_audience(trained: Artifact, engine: Engine) -> QuerySample:
     histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]
     recent = np.full((len(rows), shape.recent_items), -1)
     recent[:, :1] = rows[:, None]
-    return query_sample(trained, engine.step(np.stack(histograms), rows, recent).vectors.cpu())
+    return query_sample(trained, engine.step(np.stack(histograms), rows, recent).vectors_on_cpu)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
@@ -201,9 +200,10 @@ class ColdItemLearner:
                     del self._sample[next(iter(self._sample))]
 
     def _compute_sampled_query(self, model_input: ModelInput) -> SampledQuery:
-        query = self._engine.step([model_input.histogram], [model_input.last_item], [model_input.recent_items]).vectors
-        scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # no item is lifted
-        return sampled_query(self._trained, query[0].cpu(), scores[0].cpu())
+        query = self._engine.step([model_input.histogram], [model_input.last_item], [model_input.recent_items])
+        nobody = np.full((1, self._engine.window), -1)  # no item is lifted
+        scores = self._engine.scores(Queries(query.vectors, nobody))
+        return sampled_query(self._trained, query.vectors_on_cpu[0], scores[0].cpu())
 
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
         """Return the users' states, empty for users without events; no users at all if the store fails."""
@@ -223,7 +223,7 @@ class ColdItemLearner:
         rows = list(inputs.values())
         queries = self._engine.step(
             [one.histogram for one in rows], [one.last_item for one in rows], [one.recent_items for one in rows]
-        ).vectors.cpu()
+        ).vectors_on_cpu
         learned = len(self._trained.items)
         observations = {}
         for query, (position, model_input) in zip(queries, inputs.items(), strict=True):

@@ -108,7 +108,7 @@ def trained_data(model: Path, items: int) -> tuple[Any, ...]:
     recent = np.full((QUERIES, shape.recent_items), -1)
     newest = histories[:, ::-1][:, : shape.recent_items]
     recent[:, : newest.shape[1]] = newest
-    queries = engine.step(np.stack(histograms), histories[:, -1], recent).vectors.numpy()
+    queries = engine.step(np.stack(histograms), histories[:, -1], recent).vectors_on_cpu.numpy()
     weights = trained.model.state_dict()
     return trained.target_codes, weights["target_codebooks"].numpy(), queries, weights["bias"].numpy()
 

@@ -52,7 +52,7 @@ class DeviceScan(Protocol):
         """Return whether ``top_k_on_device`` supports this number of items."""
         ...
 
-    def top_k_on_device(self, products: Tensor, lifted: Lifted, k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
+    def top_k_on_device(self, products: Tensor, lifted: Lifted[Tensor], k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Find the k best items of each query: items (Q, k) int64 and scores (Q, k) float32."""
         ...
 

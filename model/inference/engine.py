@@ -23,7 +23,7 @@ from model.inference.bitmap import Bitmap
 from model.inference.captured_batches import CAPTURE_LOCK, Bitmaps, CapturedBatches, DeviceScan, Resident, States
 from model.inference.pipeline import StageSeconds
 from model.inference.query_products import BestOfStates, CompiledStages, QueryProducts
-from model.inference.scan import Boosts, Lifted, Ranked, Scan
+from model.inference.scan import Array, Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
 from model.inference.step import Step
 from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini, follower_decay, sum_of_codewords
@@ -34,27 +34,32 @@ ITEMS_PER_CHUNK = 1 << 16
 OLDEST_OF_TRITON = 8, 0  # compute capability
 CAPTURED_K = 16  # list length for which graphs are captured before the first request
 
-Products = tuple[Tensor, Lifted]
+Products = tuple[Any, Lifted[Any]]
 """Inner products of Q queries with all target codewords (Q, B', W'), and the lifted items of each query."""
 
 
 @dataclass(slots=True)
 class Queries:
-    """Queries for items, made from states or from other items.
+    """Queries for items, made from states or from other items: in arrays, or tensors on the engine's device or the CPU.
 
-    vectors   (Q, D)  float32, on the engine's device or on the CPU, as ``recent``
+    vectors   (Q, D)  float32
     recent    (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
     nearest   whether the best items are those nearest to the vectors
     products  the engine's products of these queries, once computed
     """
 
-    vectors: Tensor
-    recent: Tensor
+    vectors: Array
+    recent: Array
     nearest: bool = False
     products: Products | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)
+
+    @property
+    def vectors_on_cpu(self) -> Tensor:
+        """The vectors as a tensor on the CPU."""
+        return torch.as_tensor(self.vectors).cpu()
 
     def __getitem__(self, rows: Sequence[int]) -> Queries:
         products = self.products and (self.products[0][rows], Lifted(*(part[rows] for part in self.products[1])))
@@ -165,7 +170,7 @@ class Engine:
         bins, last, recent = np.asarray(histograms), np.asarray(last_items), np.array(recent_items, np.int64)
         if self._step is None:
             return self._read(bins, last, recent)
-        return Queries(torch.from_numpy(self._step(bins, last, recent)), torch.from_numpy(recent))
+        return Queries(self._step(bins, last, recent), recent)
 
     @torch.inference_mode()
     def _read(
@@ -210,8 +215,7 @@ class Engine:
             except torch.OutOfMemoryError as exc:
                 logger.warning("running step and scan for %d items one after the other: %s", k, exc)
             else:
-                vectors, recent = torch.from_numpy(found.vectors), np.array(states.recent_items, np.int64)
-                queries = Queries(vectors, torch.from_numpy(recent))
+                queries = Queries(found.vectors, np.array(states.recent_items, np.int64))
                 return RankedQueries(queries, found.ranked, device_s=found.device_s)
         begin_s = time.perf_counter()
         queries = self.step(*states)
@@ -236,12 +240,12 @@ class Engine:
         Their scores are minus half the squared distance between the items' sums of codewords. The first call to score
         them takes 2 s per ten million items, unless ``prepare_distances`` was called before.
         """
-        nobody = torch.empty((len(items), 0), dtype=torch.int64, device=self.device)
+        nobody = np.empty((len(items), 0), np.int64)
         if self.device.type != "cpu":
             return Queries(self._model.item_vectors(torch.tensor(items, device=self.device)), nobody, nearest=True)
         codebooks = self._model.target_codebooks.numpy()
         words = codebooks[np.arange(len(codebooks)), self.target_codes[np.array(items, np.int64)]]  # (Q, B', D)
-        return Queries(torch.from_numpy(words.sum(axis=1)), nobody, nearest=True)
+        return Queries(words.sum(axis=1), nobody, nearest=True)
 
     @property
     def has_distances(self) -> bool:
@@ -286,7 +290,7 @@ class Engine:
     def explain(self, query: Queries, items: NDArray[np.int64]) -> ScoreParts:
         """Split one query's scores of k items into their terms."""
         products, lifted = self.products(query)
-        tables, followers, gains = (part.numpy(force=True)[0] for part in (products, *lifted))
+        tables, followers, gains = (_on_host(part)[0] for part in (products, *lifted))
         newest = min(query.recent.shape[1], self._lifting_items)
         codewords = np.empty((len(items), products.shape[1]), np.float32)
         lifts = np.zeros((len(items), newest), np.float32)
@@ -302,8 +306,7 @@ class Engine:
     def products(self, queries: Queries) -> Products:
         """Compute the queries' products with the codewords, once for all later uses of the queries."""
         if queries.products is None and self._query_products is not None:
-            computed = self._query_products(queries.vectors.numpy(), queries.recent.numpy())
-            products, *lifted = map(torch.from_numpy, computed)
+            products, *lifted = self._query_products(np.asarray(queries.vectors), np.asarray(queries.recent))
             queries.products = products, Lifted(*lifted)
         if queries.products is None:
             queries.products = self._products(queries)
@@ -311,7 +314,7 @@ class Engine:
 
     @torch.inference_mode()
     def _products(self, queries: Queries) -> Products:
-        vectors, recent = queries.vectors.to(self.device), queries.recent.to(self.device)
+        vectors, recent = (torch.as_tensor(part, device=self.device) for part in (queries.vectors, queries.recent))
         return self._model.codeword_products(vectors), Lifted(*self._model.follower_gains(recent))
 
     @torch.inference_mode()
@@ -325,9 +328,11 @@ class Engine:
         all_items, all_gains = np.zeros(shape, np.int64), np.zeros(shape, np.float32)  # a gain of 0 changes no score
         for place, (items, gains) in enumerate(lifted):
             all_items[place, : len(items)], all_gains[place, : len(gains)] = items, gains
-        lists, sums = (part.numpy(force=True) for part in before)
-        parts = np.concatenate([lists, all_items], 1), np.concatenate([sums, all_gains], 1)
-        queries.products = products, Lifted(*(torch.from_numpy(part).to(self.device) for part in parts))
+        lists, sums = map(_on_host, before)
+        parts: list[Array] = [np.concatenate([lists, all_items], 1), np.concatenate([sums, all_gains], 1)]
+        if self.device.type != "cpu":
+            parts = [torch.as_tensor(part, device=self.device) for part in parts]
+        queries.products = products, Lifted(*parts)
 
     def _scorer_of(self, queries: Queries) -> Scan | TorchScan:
         """Return the scan that scores these queries."""
@@ -348,6 +353,10 @@ class Engine:
             if isinstance(self._catalogue, Scan):  # its lanes contain bias levels next to the codes
                 return Scan(self.target_codes, bias.numpy())
             return self._catalogue.with_bias(bias)
+
+
+def _on_host(part: Array) -> NDArray[Any]:
+    return part.numpy(force=True) if isinstance(part, Tensor) else part
 
 
 def _captured(model: Lisa, tables: AttentionTables, scan: Scan | TorchScan, words: int) -> CapturedBatches | None:

@@ -13,7 +13,7 @@ from model.inference import step_kernel
 from model.inference.bitmap import Bitmap
 from model.inference.captured_batches import States
 from model.inference.pipeline import StageSeconds
-from model.inference.scan import Ranked, Scan
+from model.inference.scan import Lifted, Ranked, Scan
 from model.inference.step import COMPILE_LOCK, Step, aligned_copy, panels
 from model.inference.step_kernel import QUERY_PRODUCTS_SIGNATURE
 from model.lisa.lisa_mini import Lisa, follower_decay
@@ -87,7 +87,7 @@ class CompiledStages(NamedTuple):
         # instead of a bitmap for each state, which at ten million items is a megabyte
         items = np.concatenate([items, seen], axis=1)
         gains = np.concatenate([gains, np.full(seen.shape, -np.inf, np.float32)], axis=1)
-        return BestOfStates(self.scan.best(products, items, gains, k, excluded[None]), step_s)
+        return BestOfStates(self.scan.top_k(products, Lifted(items, gains), k, excluded[None]), step_s)
 
 
 def _compile() -> None:

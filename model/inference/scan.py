@@ -22,7 +22,7 @@ are scanned first, so that the k-th best score rules out most of the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -47,16 +47,21 @@ CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, 
 MOST_SETS = 4  # whose gains a scan adds by itself: more take longer than one pass over the sets beforehand
 NO_GAINS = np.empty(0, np.float32)
 
+Array: TypeAlias = "NDArray[Any] | Tensor"
+"""An array, or a tensor on the CPU."""
 
-class Lifted(NamedTuple):
-    """Items of each query with gains in addition to the scores of their codes.
+ArrayT = TypeVar("ArrayT", bound=Array)
+
+
+class Lifted(NamedTuple, Generic[ArrayT]):
+    """Items of each query with gains in addition to the scores of their codes; arrays on a CPU, or tensors.
 
     items  (Q, F)  int64; an item may appear several times
     gains  (Q, F)  float32, the gain of each appearance
     """
 
-    items: Tensor
-    gains: Tensor
+    items: ArrayT
+    gains: ArrayT
 
 
 class Boosts(NamedTuple):
@@ -140,56 +145,39 @@ class Scan:
         bias: NDArray[np.float32] = self._catalogue.bias[items]
         return bias
 
-    def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
+    def scores(self, products: Array, lifted: Lifted[Any]) -> Tensor:
         """Score every item: inner products (Q, B', W') -> (Q, N), bias first, then book by book, then gains."""
         scores = np.empty((len(products), len(self._catalogue.bias)), np.float32)
-        scan_kernel.scores(self._catalogue, products.numpy(), scores)
-        return torch.from_numpy(scores)[:, : self.items].scatter_add_(1, *lifted)
+        scan_kernel.scores(self._catalogue, np.asarray(products), scores)
+        return torch.from_numpy(scores)[:, : self.items].scatter_add_(1, *map(torch.as_tensor, lifted))
 
     def top_k(
-        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+        self, products: Array, lifted: Lifted[Any], k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
     ) -> Ranked:
         """Find the k best items of each query, best first, ties by item order.
 
         products  (Q, B', W')  float32, of each query with the codewords
-        lifted    of each query
+        lifted    of each query; an item of -1 stands for none, and a gain of minus infinity excludes its item
         excluded  (Q, words)   bitmaps of the items to exclude; or (1, words), for all queries
         returns   items (Q, k) int64 and scores (Q, k) float32, padded with -1 and -inf if fewer items are allowed
         raises    ValueError   for scores that are not finite or exceed float32
         """
-        items, gains = (part.numpy() for part in lifted)
-        return self.best(products.numpy(), items, gains, k, excluded, boosts)
-
-    def best(
-        self,
-        products: NDArray[np.float32],
-        items: NDArray[np.int64],
-        gains: NDArray[np.float32],
-        k: int,
-        excluded: NDArray[np.uint64],
-        boosts: Boosts | None = None,
-    ) -> Ranked:
-        """Find the same from arrays; `items` and `gains` are those of the lifted items.
-
-        An item of -1 stands for none, and a gain of minus infinity excludes its item.
-        """
         own, scratch = boosts or self._no_boosts, self._scratch(len(products))
-        best: Ranked = scan_kernel.top_k(self._catalogue, products, items, gains, own, excluded, scratch, k)
+        table, items, gains = map(np.asarray, (products, *lifted))
+        best: Ranked = scan_kernel.top_k(self._catalogue, table, items, gains, own, excluded, scratch, k)
         return best
 
     def rank(
         self,
-        products: Tensor,
-        lifted: Lifted,
+        products: Array,
+        lifted: Lifted[Any],
         k: int,
         candidates: Sequence[NDArray[np.int64]],
         boosts: Boosts | None = None,
     ) -> list[Ranked]:
         """Rank each query's own candidates, scoring no other items: the k best, best first, ties by item order."""
         ranked = []
-        for table, items, gains, own in zip(
-            products.numpy(), *(part.numpy() for part in lifted), candidates, strict=True
-        ):
+        for table, items, gains, own in zip(*map(np.asarray, (products, *lifted)), candidates, strict=True):
             distinct = np.unique(own)
             shown = min(k, len(distinct))
             best = np.empty(shown, np.int64), np.empty(shown, np.float32)
@@ -198,11 +186,11 @@ class Scan:
         return ranked
 
     def scores_of(
-        self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
+        self, products: Array, lifted: Lifted[Any], items: NDArray[np.int64], boosts: Boosts | None = None
     ) -> NDArray[np.float32]:
         """Score k distinct items for one query: products (1, B', W') -> (k,)."""
         scores = np.empty(len(items), np.float32)
-        table, lifting, gains = (part.numpy()[0] for part in (products, *lifted))
+        table, lifting, gains = (np.asarray(part)[0] for part in (products, *lifted))
         scan_kernel.scores_of(self._catalogue, table, lifting, gains, boosts or self._no_boosts, items, scores)
         return scores
 
@@ -215,7 +203,7 @@ class Scan:
 
     def _compile(self, books: int) -> None:
         """Compile, or load the compiled code, before the first request."""
-        nobody = torch.empty((0, books, 2)), Lifted(torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0)))
+        nobody = np.empty((0, books, 2), np.float32), Lifted(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
         self.scores(*nobody)
         self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
         table = np.zeros((books, 2), np.float32)

@@ -134,7 +134,12 @@ class TritonScan(TorchScan):
 
     @override
     def top_k(
-        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+        self,
+        products: Tensor,
+        lifted: Lifted[Tensor],
+        k: int,
+        excluded: NDArray[np.uint64],
+        boosts: Boosts | None = None,
     ) -> Ranked:
         if not self.bounds_blocks(k) or boosts is not None:
             return super().top_k(products, lifted, k, excluded, boosts)
@@ -149,7 +154,7 @@ class TritonScan(TorchScan):
         """Return whether the best scores of blocks rule out most items; otherwise all scores are sorted."""
         return k * BLOCK <= self.items
 
-    def top_k_on_device(self, products: Tensor, lifted: Lifted, k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
+    def top_k_on_device(self, products: Tensor, lifted: Lifted[Tensor], k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Find the k best items without waiting for the device.
 
         products  (Q, B', W')  float32, finite

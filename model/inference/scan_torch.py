@@ -37,7 +37,7 @@ class TorchScan:
         other.bias = bias
         return other
 
-    def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
+    def scores(self, products: Tensor, lifted: Lifted[Tensor]) -> Tensor:
         """Score every item: (Q, B', W') -> (Q, N), on the CPU.
 
         A GPU adds several gains of one item in no fixed order, so that two calls may round differently.
@@ -52,7 +52,12 @@ class TorchScan:
         return scores
 
     def top_k(
-        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+        self,
+        products: Tensor,
+        lifted: Lifted[Tensor],
+        k: int,
+        excluded: NDArray[np.uint64],
+        boosts: Boosts | None = None,
     ) -> Ranked:
         """Find the k best items of each query, as ``Scan.top_k`` does."""
         scores = self.scores(products, lifted)
@@ -77,7 +82,7 @@ class TorchScan:
     def rank(
         self,
         products: Tensor,
-        lifted: Lifted,
+        lifted: Lifted[Tensor],
         k: int,
         candidates: Sequence[NDArray[np.int64]],
         boosts: Boosts | None = None,
@@ -92,7 +97,7 @@ class TorchScan:
         return ranked
 
     def scores_of(
-        self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
+        self, products: Tensor, lifted: Lifted[Tensor], items: NDArray[np.int64], boosts: Boosts | None = None
     ) -> NDArray[np.float32]:
         """Score some items for one query, as ``Scan.scores_of`` does."""
         chosen = torch.from_numpy(items).to(self.bias.device)

@@ -92,7 +92,7 @@ def _meets_aim(items: int, users: int, k: int, share: float) -> dict[str, Any]:
     return {"aim_share": AIMED_SHARE, "meets_aim": share >= AIMED_SHARE}
 
 
-def _queries(users: int, items: int, device: str) -> tuple[torch.Tensor, Lifted]:
+def _queries(users: int, items: int, device: str) -> tuple[torch.Tensor, Lifted[torch.Tensor]]:
     """Return the products of random queries with the codewords, and random lifted items."""
     products = torch.randn((users, BOOKS, WORDS), device=device)
     lifted = torch.randint(items, (users, LIFTED), device=device), torch.rand((users, LIFTED), device=device)

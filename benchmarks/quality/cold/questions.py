@@ -129,7 +129,7 @@ def questions_at(world: World, engine: Engine, positions: NDArray[np.int64]) -> 
         wanted = rows[positions[begin : begin + BLOCK]]
         own = np.where(wanted >= 0, scores[np.arange(len(wanted)), wanted], -np.inf).astype(np.float32)
         rank = np.where(wanted >= 0, (scores >= own[:, None]).sum(axis=1), NOT_RANKED)
-        parts.append((queries.vectors.numpy(), -np.sort(-scores, axis=1)[:, :K], own, rank))
+        parts.append((queries.vectors_on_cpu.numpy(), -np.sort(-scores, axis=1)[:, :K], own, rank))
     vectors, best, own, rank = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Questions(vectors, best, interactions.item[positions].astype(np.int64), own, rank)
 

@@ -335,21 +335,21 @@ class TestWhereAnswersAreComputed:
         assert not turns[0].startswith("engine")
         assert turns[1].startswith("engine")
 
-    def test_what_may_take_long_never_on_the_event_loop(
-        self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("fits", "on_loop"), [(2.0, 0), (6.0, 3)])
+    def test_a_costly_one_on_the_event_loop_only_if_several_times_its_cost_fits(
+        self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch, fits: float, on_loop: int
     ) -> None:
-        monkeypatch.setattr(executor, "MAX_ON_LOOP_S", 1e9)
-        bought = [{"user_id": "bea", "item_id": f"item-{n % 9}", "type": "purchase"} for n in range(SHORT_LOG + 1)]
+        monkeypatch.setattr(executor, "MAX_ON_LOOP_S", executor.MAX_ON_LOOP_S * executor.COSTLY_MARGIN * fits)
+        bought = [{"user_id": "bea", "item_id": f"item-{n % 9}", "type": "purchase"} for n in range(SHORT_LOG + 500)]
         client.post("/v1/events", json=bought).raise_for_status()
         for body in (
             {"history": ["item-1"] * 1_000},
             {"user_id": "ada", "candidates": ["item-1", "item-2"] * 500},
-            {"user_id": "bea", "mode": "repeat"},
             {"user_id": "ada", "k": 1000},
+            {"user_id": "bea", "mode": "repeat"},  # the length of its log counts
         ):
             recommend(client, **body)
-        assert len(turns) == 4
-        assert all(turn.startswith("costly") for turn in turns)
+        assert [turn.startswith("costly") for turn in turns] == [False] * on_loop + [True] * (4 - on_loop)
 
     def test_what_has_read_a_short_log_with_plain_ones(
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch

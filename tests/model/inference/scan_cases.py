@@ -62,7 +62,9 @@ class ScanCase:
     ordered: bool = False
     by_block: bool = False
 
-    def draw(self, seed: int) -> tuple[NDArray[np.uint8], Floats, torch.Tensor, Lifted, NDArray[np.bool_]]:
+    def draw(
+        self, seed: int
+    ) -> tuple[NDArray[np.uint8], Floats, torch.Tensor, Lifted[torch.Tensor], NDArray[np.bool_]]:
         """Codes, bias, inner products, lifted items and a mask."""
         rng, items, queries = np.random.default_rng(seed), self.items, self.queries
         different = rng.integers(0, self.words, (min(items, self.distinct), self.books), np.uint8)
@@ -80,7 +82,9 @@ class ScanCase:
         return codes, BIASES[self.bias](rng, items).astype(np.float32), torch.from_numpy(products), lifted, mask
 
 
-def scores_one_by_one(codes: NDArray[np.uint8], bias: Floats, products: torch.Tensor, lifted: Lifted) -> Floats:
+def scores_one_by_one(
+    codes: NDArray[np.uint8], bias: Floats, products: torch.Tensor, lifted: Lifted[torch.Tensor]
+) -> Floats:
     """The bias, the books in order, then the gains in order; a rounding to float32 after each."""
     every = np.repeat(bias[None], len(products), axis=0)
     for scores, table, followers, gains in zip(every, products.numpy(), *lifted, strict=True):

@@ -163,7 +163,7 @@ class PlainScan(TorchScan):
     def bounds_blocks(self, k: int) -> bool:
         return k <= self.items
 
-    def top_k_on_device(self, products: Tensor, lifted: Lifted, k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
+    def top_k_on_device(self, products: Tensor, lifted: Lifted[Tensor], k: int, masks: Tensor) -> tuple[Tensor, Tensor]:
         items, scores = self.top_k(products, lifted, k, masks.numpy().view(np.uint64))
         return torch.from_numpy(items), torch.from_numpy(scores)
 

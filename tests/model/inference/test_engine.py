@@ -99,16 +99,16 @@ def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
     with torch.inference_mode():
         histogram, last, recent = map(torch.from_numpy, state)
         expected = model.cpu().read(histogram, last, recent)
-    found = engine.step(*state).vectors
-    assert found.device.type == engine.device.type
-    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)
+    found = engine.step(*state)
+    assert torch.as_tensor(found.vectors).device.type == engine.device.type
+    torch.testing.assert_close(found.vectors_on_cpu, expected, rtol=0, atol=1e-5)
 
 
 def test_scores_equal_the_dense_product(engine: Engine, model: LisaMini) -> None:
     queries = random_queries(engine, 9)
     with torch.inference_mode():
-        expected = queries.vectors.cpu() @ model.cpu().item_vectors().T + model.bias
-    lifted_scores = lifted(expected, queries.recent, model)
+        expected = queries.vectors_on_cpu @ model.cpu().item_vectors().T + model.bias
+    lifted_scores = lifted(expected, torch.as_tensor(queries.recent), model)
     assert (lifted_scores != expected).any()
     torch.testing.assert_close(engine.scores(queries).cpu(), lifted_scores, rtol=0, atol=1e-5)
 
@@ -122,8 +122,8 @@ def test_more_items_lift_where_the_lift_fades_slowly(
     vectors = torch.from_numpy(rng.standard_normal((4, SHAPE.width), np.float32)).to(engine.device)
     queries = Queries(vectors, torch.from_numpy(rng.integers(-1, ITEMS, (4, 24))).to(engine.device))
     with torch.inference_mode():
-        plain = queries.vectors.cpu() @ slow.cpu().item_vectors().T + slow.bias
-    expected = lifted(plain, queries.recent, slow, decay, count)
+        plain = queries.vectors_on_cpu @ slow.cpu().item_vectors().T + slow.bias
+    expected = lifted(plain, torch.as_tensor(queries.recent), slow, decay, count)
     torch.testing.assert_close(engine.scores(queries).cpu(), expected, rtol=0, atol=1e-4)
     parts = engine.explain(Queries(queries.vectors[:1], queries.recent[:1]), np.arange(ITEMS))
     assert parts.lifts.shape == (ITEMS, count)
@@ -228,7 +228,7 @@ def test_a_score_is_the_sum_of_its_parts(engine: Engine, model: LisaMini) -> Non
             np.testing.assert_allclose(total, every_score[row], atol=1e-5)
             words = model.cpu().target_codebooks[torch.arange(2), model.target_codes.long()]  # (N, B', D)
             np.testing.assert_allclose(
-                parts.codewords, words.detach().numpy() @ queries.vectors[row].numpy(force=True), atol=1e-5
+                parts.codewords, words.detach().numpy() @ queries.vectors_on_cpu[row].detach().numpy(), atol=1e-5
             )
             assert parts.lifts.shape == (ITEMS, 0 if queries.nearest else 5)
     assert engine.explain(queries[[0]], np.arange(0)).codewords.shape == (0, 2)
@@ -240,7 +240,7 @@ def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
     items, scores = engine.top_k(queries, 10)
     for row in range(33):
         alone = engine.step(*(part[row : row + 1] for part in state))
-        torch.testing.assert_close(alone.vectors[0], queries.vectors[row], rtol=0, atol=1e-5)
+        torch.testing.assert_close(alone.vectors_on_cpu[0], queries.vectors_on_cpu[row], rtol=0, atol=1e-5)
         own_items, own_scores = engine.top_k(alone, 10)
         np.testing.assert_allclose(own_scores[0], scores[row], rtol=0, atol=1e-5)
         assert own_items[0].tolist() == items[row].tolist()
@@ -258,7 +258,10 @@ def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
     histograms, *items = random_states(engine, 5)
     scale = 10 ** np.random.default_rng(0).uniform(-6, 6, (*histograms.shape[:3], 1)).astype(np.float32)
     torch.testing.assert_close(
-        engine.step(histograms * scale, *items).vectors, engine.step(histograms, *items).vectors, rtol=0, atol=1e-5
+        engine.step(histograms * scale, *items).vectors_on_cpu,
+        engine.step(histograms, *items).vectors_on_cpu,
+        rtol=0,
+        atol=1e-5,
     )
 
 
@@ -347,7 +350,7 @@ def test_a_gpu_is_lost_once_it_no_longer_answers(
 
 def test_queries_on_the_cpu_are_ranked_as_those_on_the_device(engine: Engine) -> None:
     queries = random_queries(engine, 4)
-    moved = Queries(queries.vectors.cpu(), queries.recent.cpu())
+    moved = Queries(queries.vectors_on_cpu, torch.as_tensor(queries.recent).cpu())
     np.testing.assert_array_equal(engine.top_k(moved, 5)[0], engine.top_k(queries, 5)[0])
 
 
@@ -358,7 +361,9 @@ def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in
     made = in_memory(model)
     on_cpu, on_gpu = Engine(made, "cpu"), Engine(made, "cuda")
     states = random_states(on_cpu, 5)
-    torch.testing.assert_close(on_cpu.step(*states).vectors, on_gpu.step(*states).vectors.cpu(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        on_cpu.step(*states).vectors_on_cpu, on_gpu.step(*states).vectors_on_cpu, rtol=0, atol=1e-5
+    )
     assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)
 
 
