@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.live_catalogue import LiveCatalogue
+from storage.state.layout import State
 
 # The largest number of log entries that a request folds if its state lacks them, which takes about 10 ms. A user whose
 # state lacks more gets popular items until the state has caught up.
@@ -58,19 +59,19 @@ class ModelInputs(NamedTuple):
         # bins are not rescaled, because the scale of a row is free
         return cls(states["n"], states["bins"], lasts, windows, seen)
 
+    def of_user(self, place: int) -> ModelInput | None:
+        """Return the input of the user at that position; None for a user with no stepped items in this catalogue."""
+        events, histograms, last_items, recent_items, _ = self
+        if (last_item := int(last_items[place])) < 0:
+            return None
+        return ModelInput(int(events[place]), histograms[place], last_item, recent_items[place])
+
     def of_users(self, places: NDArray[np.integer]) -> Self:
         """Return the inputs of some users, in this order."""
         events, histograms, *items = self
         return type(self)(events[places], histograms[places], *(rows[places] for rows in items))
 
 
-def model_inputs(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[ModelInput | None]:
-    """Return each user's input; None for a user with no stepped items in this catalogue.
-
-    states  (Q,) decoded
-    """
-    inputs = ModelInputs.of(states, catalogue)
-    of_users = zip(
-        inputs.events.tolist(), inputs.histograms, inputs.last_items.tolist(), inputs.recent_items, strict=True
-    )
-    return [ModelInput(*of_user) if of_user[2] >= 0 else None for of_user in of_users]
+def model_input_of(state: State, catalogue: LiveCatalogue) -> ModelInput | None:
+    """Return the input of one user's decoded state, as `ModelInputs.of_user` does."""
+    return ModelInputs.of(np.array([state]), catalogue).of_user(0)

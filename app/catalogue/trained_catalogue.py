@@ -186,12 +186,6 @@ class TrainedCatalogue:
         rows = self.rows_of_state_items(items)
         return items.astype(np.int64) if rows is items else rows[rows >= 0].astype(np.int64)
 
-    def known_rows_of_states(self, items: Sequence[NDArray[np.int32]]) -> list[Rows]:
-        """Return the same for each state's items."""
-        if len(items) > 1 and np.concatenate(items).max(initial=-1) < FIRST_COLD_ROW:
-            return [of_state.astype(np.int64) for of_state in items]  # the common case
-        return list(map(self.known_rows_of_state_items, items))
-
     def bitmap_of(self, rows: Rows) -> Bitmap:
         """Return the bitmap of these rows."""
         items = bitmap.empty(len(self))

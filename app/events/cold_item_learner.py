@@ -19,7 +19,7 @@ import numpy as np
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.model_inputs import MAX_MISSING_EVENTS, ModelInput, model_inputs
+from app.catalogue.model_inputs import MAX_MISSING_EVENTS, ModelInput, model_input_of
 from model.artifact.model_directory import Artifact
 from model.cold_items import (
     CONTEXT_ITEMS,
@@ -119,7 +119,7 @@ class ColdItemLearner:
             if state is None:
                 continue
             if event.item_id in watched and self._has_weight(event):
-                (model_input,) = model_inputs(np.array([state]), self._catalogue)
+                model_input = model_input_of(state, self._catalogue)
                 inputs |= {} if model_input is None else {position: model_input}
             fold_event(self._generation, state, event)
         if not inputs:
@@ -190,7 +190,7 @@ class ColdItemLearner:
     async def _sample_query(self, user_id: str) -> None:
         """Add the user's query to the sample that represents all users."""
         for state in (await self._states([user_id])).values():
-            (model_input,) = model_inputs(np.array([state]), self._catalogue)
+            model_input = model_input_of(state, self._catalogue)
             if model_input is not None:
                 loop = asyncio.get_running_loop()
                 query = await loop.run_in_executor(self._engine_thread, self._compute_sampled_query, model_input)

@@ -38,7 +38,6 @@ ID_RING = 20
 SHOWN_RING = 56
 MAX_SHOWN_COUNT = 255
 
-BACKWARDS = -1 - np.arange(ITEM_RING)  # from the next slot of a ring, back to the newest entry and older ones
 MAX_TIME_S = 2**32 - 1
 NO_TIMESTAMP = np.iinfo(np.int64).min
 
@@ -112,15 +111,6 @@ def recent_items(state: State) -> NDArray[np.int32]:
     next_slot = int(state["item_count"]) % len(ring)
     newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))
     return newest_first[newest_first >= 0]
-
-
-def recent_items_of(states: NDArray[np.void]) -> list[NDArray[np.int32]]:
-    """Return the same for each of (Q,) states."""
-    if len(states) == 1:
-        return [recent_items(states[0])]
-    next_slots = (states["item_count"] % ITEM_RING).astype(np.intp)
-    newest_first = np.take_along_axis(states["recent_items"], (next_slots[:, None] + BACKWARDS) % ITEM_RING, axis=1)
-    return [items[items >= 0] for items in newest_first]
 
 
 class ShownItems(NamedTuple):

@@ -185,7 +185,7 @@ class BatchRanker:
         by_depth: dict[int, list[int]] = {}  # positions of the queries: short rankings do not wait for long ones
         individual: list[int] = []  # boosts and candidates belong to one request
         for position, query in enumerate(queries):
-            if query.boosts is None and query.candidates is None:
+            if query.boosts is None and query.candidates is None and len(queries) > 1:
                 by_depth.setdefault(query.depth, []).append(position)
             else:
                 individual.append(position)

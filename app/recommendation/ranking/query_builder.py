@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.model_inputs import ModelInput, model_inputs
+from app.catalogue.model_inputs import ModelInput, ModelInputs, model_input_of
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation.cost import is_plain
 from app.recommendation.filters import Selection
@@ -23,7 +23,8 @@ from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from model.lisa.histogram import history_histogram
 from model.lisa.item_intervals import NO_PURCHASES, DueItems, due_items
-from storage.state.layout import ITEM_RING, State, recent_items, recent_items_of
+from storage.state.generation import Generation
+from storage.state.layout import ITEM_RING, recent_items
 
 
 @dataclass(slots=True)  # not frozen, because every request creates one and freezing takes five times as long
@@ -36,8 +37,28 @@ class History:
     rotation: Rotation | None = None
 
 
-UNKNOWN = None, NO_ROWS, None  # the model's input, the recent items and the state of a user without a state
 NO_HISTORY = History(None, NO_ROWS)
+
+
+class DecodedStates:
+    """The states of a batch's users, by user."""
+
+    def __init__(self, states: Mapping[str, bytes], generation: Generation, catalogue: LiveCatalogue) -> None:
+        self._places = dict(zip(states, range(len(states)), strict=True))
+        self._states = generation.decode_many(list(states.values()))
+        self._inputs = ModelInputs.of(self._states, catalogue)
+        self._catalogue = catalogue
+
+    def history(self, request: RecommendationRequest, log: SeenRows) -> History:
+        """Return the history of the request's user; its recent items are newest first if the request explains them."""
+        place = self._places.get(str(request.user_id))
+        if place is None:
+            return History(None, NO_ROWS, log)
+        model_input, recent = self._inputs.of_user(place), self._inputs.seen_items[place]
+        if request.explain:
+            recent = self._catalogue.rows_of_state_items(recent_items(self._states[place]))
+        rotation = Rotation.of(request, self._states[place], self._catalogue) if request.rotation else None
+        return History(model_input, recent[recent >= 0].astype(np.int64), log, rotation)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,18 +109,13 @@ class QueryBuilder:
         self, requests: Sequence[RecommendationRequest], users: StoredUsers, selections: Sequence[Selection]
     ) -> list[CatalogueQuery]:
         """Return one query for each request, in order."""
-        states = self._generation.decode_many(list(users.states.values()))
-        newest = recent_items_of(states)
-        inputs = model_inputs(states, self._catalogue)
-        recents = self._catalogue.known_rows_of_states(newest)
-        known = dict(zip(users.states, zip(inputs, recents, states, strict=True), strict=True))
+        states = DecodedStates(users.states, self._generation, self._catalogue)
         queries = []
         for request, selection, seen in zip(requests, selections, users.seen, strict=True):
             if is_plain(request):
-                model_input, recent, _ = known.get(str(request.user_id), UNKNOWN)
-                queries.append(self._plain_query(request, selection, History(model_input, recent)))
+                queries.append(self._plain_query(request, selection, states.history(request, NOTHING_SEEN)))
             else:
-                history = self._with_basket(request, self._history(request, known, seen or NOTHING_SEEN))
+                history = self._with_basket(request, self._history(request, states, seen or NOTHING_SEEN))
                 queries.append(self._query(request, selection, history))
         return queries
 
@@ -121,22 +137,14 @@ class QueryBuilder:
         selection = query.selection._replace(allowed=allowed | fallback, conditions=())
         return self._query(query.request, selection, query.history)
 
-    def _history(
-        self,
-        request: RecommendationRequest,
-        known: Mapping[str, tuple[ModelInput | None, Rows, State | None]],
-        seen: SeenRows,
-    ) -> History:
-        """Return the history of the request: from its items, its visitor's state, or its user's state in `known`."""
+    def _history(self, request: RecommendationRequest, states: DecodedStates, seen: SeenRows) -> History:
+        """Return the history of the request: from its items, its visitor's state, or its user's state."""
         if request.history is not None:
             return self._history_of_items(request.history)
         if request.state is None or request.state.opened is None:
-            model_input, recent, of_user = known.get(str(request.user_id), UNKNOWN)
-            if not request.rotation or of_user is None:
-                return History(model_input, recent, seen)
-            return History(model_input, recent, seen, Rotation.of(request, of_user, self._catalogue))
+            return states.history(request, seen)
         state = request.state.opened.state_in(self._generation)
-        (model_input,) = model_inputs(np.array([state]), self._catalogue)
+        model_input = model_input_of(state, self._catalogue)
         return History(model_input, self._catalogue.known_rows_of_state_items(recent_items(state)), seen)
 
     def _with_basket(self, request: RecommendationRequest, history: History) -> History:

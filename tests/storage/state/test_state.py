@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from storage.state.event import Event, id_time_us
 from storage.state.fold import Effect, fold_event
 from storage.state.generation import Generation, StateError
-from storage.state.layout import State, recent_items, recent_items_of, shown_items
+from storage.state.layout import State, recent_items, shown_items
 from tests.storage.oracles.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
 from tests.storage.oracles.random_events import WEIGHTS, as_impression, click, logs, make_generation, make_warm
 
@@ -88,14 +88,6 @@ class TestFold:
         assert fold_event(generation, state, Event("b", "u", "nowhere", "click", 10, None)) is Effect.UNKNOWN_ITEM
         assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
         assert recent_items(state).tolist() == [1]
-
-    @given(st.lists(logs(max_size=60), min_size=1, max_size=5))
-    @settings(max_examples=25)
-    def test_the_newest_items_of_many_states_are_those_of_each(self, each: list[list[Event]]) -> None:
-        generation = make_generation()
-        states = generation.decode_many([generation.encode(folded(generation, log)) for log in each])
-        found, expected = recent_items_of(states), list(map(recent_items, states))
-        assert [items.tolist() for items in found] == [items.tolist() for items in expected]
 
 
 class TestIdTime:
