@@ -71,6 +71,10 @@ WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 class PageReader(Protocol):
     """Runs short queries at once, and queries for pages of long results one after another."""
 
+    def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Run a query of some microseconds in the caller's thread; return None if `read` has to run it."""
+        ...
+
     def read(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         """Run a query of some milliseconds."""
         ...

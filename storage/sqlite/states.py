@@ -161,15 +161,17 @@ async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events:
     """Return the items as `log.read_seen_items` does; for a short log with the state, in one read."""
     if events.state_of is not None:
         short = partial(_seen_of_short_log, tenant=tenant, user_id=user_id, events=events, limit=limit)
-        if (seen := await reader.read(short)) is not None:
+        if (found := reader.read_now(short)) is None:
+            found = await reader.read(short)
+        if (seen := found[0]) is not None:
             return seen
     return await log.read_seen_items(reader, tenant, user_id, events, limit)
 
 
 def _seen_of_short_log(
     db: sqlite3.Connection, tenant: str, user_id: str, events: EventFilter, limit: int
-) -> SeenItems | None:
-    """Return the items of a log of at most SHORT_LOG entries, or of any log if `limit` is no larger; else None.
+) -> tuple[SeenItems | None]:
+    """Return the items of a log of at most SHORT_LOG entries, or of any log if `limit` is no larger; else of None.
 
     A state that lacks entries of its log is left out: `current_states` folds them.
     """
@@ -177,10 +179,10 @@ def _seen_of_short_log(
     (stored,) = stored_states(db, events.state_of, tenant, [user_id]).values()
     seen, count = SeenItems(events, limit), min(limit, SHORT_LOG) + 1
     if len(add_seen(db, tenant, stored.user_id, NEWEST, count, seen)) == count and count <= limit:
-        return None
+        return (None,)
     if stored.through_seq == stored.newest_seq:
         seen.state = ReadState(stored.value if stored.newest_seq else None)
-    return seen
+    return (seen,)
 
 
 def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:

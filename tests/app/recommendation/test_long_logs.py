@@ -142,6 +142,7 @@ class TestOthers:
             reading += 1
             most = max(most, reading)
             await may_read.wait()
+            await asyncio.sleep(0)  # let the other reads of the batch begin
             seen = await seen_items(*args, **options)
             reading -= 1
             return seen

@@ -16,7 +16,9 @@ import pytest
 from storage.sqlite import database as sqlite_database
 from storage.sqlite.connections.open_files import OpenFiles
 from storage.sqlite.database import FILE_NAME, REFUSED_AFTER_SLOW, SLOW_READ_S, Database, InlineReader, connect
+from storage.sqlite.states import SHORT_LOG
 from storage.sqlite.store import SQLiteStore
+from storage.state.corrections import EventFilter
 from tests.storage.oracles.random_events import click, make_generation, make_newer
 
 GENERATION = make_generation()
@@ -71,6 +73,35 @@ def test_states_read_on_the_loop_equal_those_of_the_threads(tmp_path: Path, monk
         (value,) = await store.states("main", [USERS[5]], GENERATION)
         with patch.object(Database, "read_now", return_value=None):
             assert await store.states("main", [USERS[5]], GENERATION) == [value]
+        await store.close()
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("length", [0, 1, SHORT_LOG, SHORT_LOG + 1])
+def test_a_log_read_on_the_loop_is_that_of_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr(sqlite_database, "SLOW_READ_S", inf)
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        if length:
+            await store.append("main", [click(f"e{place}", "u", place % 3) for place in range(length)])
+        filters = EventFilter(since_us={"click": 0.0}, timed_types=["click"], state_of=GENERATION)
+
+        async def read() -> dict[str, object]:
+            seen = await store.seen_items("main", "u", filters)
+            parts = ("item_ids", "left_out", "timed_items", "times_us", "is_complete", "state")
+            return {name: getattr(seen, name) for name in parts}
+
+        with patch.object(Database, "read_now", return_value=None):
+            by_threads = await read()
+        with patch.object(Database, "read", side_effect=AssertionError):
+            found = await read()
+        assert found == by_threads
+        assert len(found["times_us"]) == length  # type: ignore[arg-type]
+        assert (found["state"] is None) == (length > SHORT_LOG)
         await store.close()
 
     asyncio.run(law())
