@@ -92,6 +92,8 @@ class CategoryColumn(SetColumn):
         """Return the items that have at least one of the categories with these numbers."""
         of_model = labels[labels < len(self._of_model.names)]
         items = self._with_few(of_model) if len(of_model) <= FEW_LABELS else self._with_many(of_model)
+        if not self._replaced.changes:
+            return items
         return self._with_replaced(items, np.flatnonzero(np.isin(self._numbering(), labels)))
 
     def _with_few(self, of_model: NDArray[np.int64]) -> Bitmap:
@@ -143,6 +145,8 @@ class CategoryColumn(SetColumn):
     def of_rows(self, rows: NDArray[np.int64]) -> ItemLabels:
         """Return the numbers of the items' categories."""
         of_model = ItemLabels(*self._of_model.of_rows(rows))
+        if not self._replaced.changes:
+            return of_model
         places = np.flatnonzero(bitmap.has(self._replaced.known, rows))
         if not len(places):
             return of_model

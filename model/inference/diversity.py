@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 24  # number of best remaining items that compete for each position
+LABEL_BITS = 32  # of a label's number; the limit of the label is in the bits above
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, for multiplicative hashing
 
 TargetCodes = NDArray[np.uint8]
@@ -42,21 +43,6 @@ class ItemLabels(NamedTuple):
         ends = np.concatenate([self.ends, others.ends[1:] + self.ends[-1]])
         return ItemLabels(np.concatenate([self.labels, others.labels]), ends)
 
-    def split(self, count: int) -> tuple[ItemLabels, ItemLabels]:
-        """Return the labels of the first `count` items, and of the others."""
-        begin = self.ends[count]
-        first = ItemLabels(self.labels[:begin], self.ends[: count + 1])
-        return first, ItemLabels(self.labels[begin:], self.ends[count:] - begin)
-
-    def numbered(self) -> tuple[ItemLabels, NDArray[np.int64]]:
-        """Number the different labels (L,) without gaps; return each item's, without repetitions, and (L,)."""
-        labels, ends = np.ascontiguousarray(self.labels, np.int64), np.ascontiguousarray(self.ends, np.int64)
-        numbers, new_ends, different = np.empty_like(labels), np.zeros_like(ends), np.empty_like(labels)
-        # of zeros, the system provides only the pages that are touched, which are few for few different labels
-        table, last_item = np.zeros(2 << len(labels).bit_length(), np.int32), np.zeros(len(labels), np.int32)
-        found = _number((labels, ends), table, last_item, numbers, new_ends, different)
-        return ItemLabels(numbers[: new_ends[-1]], new_ends), different[:found]
-
 
 def window(strength: float) -> int:
     """Return how many items compete for each position."""
@@ -68,7 +54,7 @@ class Candidates(NamedTuple):
 
     scores   (n,)   descending
     codes    codes of these items; arbitrary if the diversity strength is 0
-    labels   labels of these items, whose number in a list is limited; an item has none of them twice
+    labels   labels of these items, whose number in a list is limited
     are_all  whether the ranking has no further items
     """
 
@@ -78,48 +64,52 @@ class Candidates(NamedTuple):
     are_all: bool
 
 
+class Reserved(NamedTuple):
+    """The codes and labels of the items that are already in a list."""
+
+    codes: TargetCodes
+    labels: ItemLabels
+
+
+class Selected(NamedTuple):
+    """The selected items of a list.
+
+    places  positions of the selected candidates, in order
+    left    the number of candidates that compete for the next position
+    full    (F,)  labels of which the list may have no more items
+    """
+
+    places: NDArray[np.int64]
+    left: int
+    full: NDArray[np.int64]
+
+
+NO_LABELS = ItemLabels(np.zeros(0, np.int64), np.zeros(1, np.int64))
+
+
 def select_diverse(
-    strength: float,
-    count: int,
-    candidates: Candidates,
-    reserved_codes: TargetCodes,
-    room: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], int]:
+    strength: float, count: int, candidates: Candidates, reserved: Reserved, most: NDArray[np.int64]
+) -> Selected:
     """Select items for the positions of a list, one after another.
 
     The first `window` remaining items whose labels all have room compete for each position. The winner maximises
     (1 - strength) * score - strength * largest similarity to an item selected before.
 
-    strength        how far the list may depart from the order of the scores: 0 to 1; 0 keeps the order
-    reserved_codes  codes of the items already in the list
-    room            (L,)  how many more items of each label the list may have; selected items are subtracted
-    returns  positions of the selected candidates, at most `count`, and fewer if the selection depends on
-             further items; and the number of candidates that compete for the next position
+    strength  how far the list may depart from the order of the scores: 0 to 1; 0 keeps the order
+    most      (C,)  how many items of one label the list may have; `most[n]` is for the labels from n * 2^32 on
+    returns   at most `count` items, and fewer if the selection depends on further items
     """
-    selected = np.empty(count, np.int64)
     scores, codes, labels, are_all = candidates
-    found, left = _select(
-        float(strength), window(strength), (scores, codes, *labels, are_all), reserved_codes, room, selected
-    )
-    return selected[:found], left
+    selected = np.empty(count, np.int64)
+    full = np.empty(len(labels.labels) + len(reserved.labels.labels), np.int64)
+    items = scores, codes, *_as_compiled(labels), are_all
+    listed = reserved.codes, *_as_compiled(reserved.labels)
+    found, left, full_labels = _select(float(strength), window(strength), items, listed, most, selected, full)
+    return Selected(selected[:found], left, full[:full_labels])
 
 
-def take_room(labels: ItemLabels, room: NDArray[np.int64]) -> None:
-    """Subtract the items from the room of each of their labels (L,)."""
-    if len(labels.labels):
-        _take(*labels, room)
-
-
-@numba.njit(cache=True, nogil=True)
-def _take(labels, ends, room):  # type: ignore[no-untyped-def]
-    for item in range(len(ends) - 1):
-        _take_item(item, labels, ends, room)
-
-
-@numba.njit(nogil=True)
-def _take_item(item, labels, ends, room):  # type: ignore[no-untyped-def]
-    for place in range(ends[item], ends[item + 1]):
-        room[labels[place]] -= 1
+def _as_compiled(labels: ItemLabels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.ascontiguousarray(labels.labels, np.int64), np.ascontiguousarray(labels.ends, np.int64)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -129,15 +119,22 @@ def _gather(labels, begins, ends, found):  # type: ignore[no-untyped-def]
             found[ends[item] + place] = labels[begins[item] + place]
 
 
-@numba.njit(cache=True, nogil=True)
-def _number(items, table, last_item, numbers, new_ends, different):  # type: ignore[no-untyped-def]
-    """Number the labels by a hash table with linear probing; return how many are different.
+@numba.njit(nogil=True)
+def _take_item(item, labels, ends, room):  # type: ignore[no-untyped-def]
+    for place in range(ends[item], ends[item + 1]):
+        room[labels[place]] -= 1
+
+
+@numba.njit(nogil=True)
+def _number(labels, ends, table, different, found):  # type: ignore[no-untyped-def]
+    """Number the labels without gaps by a hash table with linear probing, without repetitions in an item.
 
     table      (2^n,)  1 + the number of the label that is kept there, 0 for none
-    last_item  (M,)    1 + the last item that has the label of each number
+    different  (M,)    the label of each number, of which `found` are known
+    returns    the numbers, their ends, and how many labels are known now
     """
-    labels, ends = items
-    found, written, shift = 0, 0, 64
+    numbers, new_ends, last_item = np.empty_like(labels), np.zeros_like(ends), np.zeros(len(different), np.int32)
+    written, shift = 0, 64
     while 1 << (64 - shift) < len(table):
         shift -= 1
     for item in range(len(ends) - 1):
@@ -154,12 +151,24 @@ def _number(items, table, last_item, numbers, new_ends, different):  # type: ign
                 last_item[number], numbers[written] = item + 1, number
                 written += 1
         new_ends[item + 1] = written
-    return found
+    return numbers, new_ends, found
 
 
 @numba.njit(cache=True, nogil=True)
-def _select(strength, window, candidates, reserved_codes, room, selected):  # type: ignore[no-untyped-def]
+def _select(strength, window, candidates, reserved, most, selected, full):  # type: ignore[no-untyped-def]
     scores, codes, labels, ends, are_all = candidates
+    reserved_codes, reserved_labels, reserved_ends = reserved
+    size = 4
+    while size < 2 * len(full):
+        size *= 2
+    table = np.zeros(size, np.int32)  # the system provides only the pages that are touched
+    reserved_labels, reserved_ends, known_labels = _number(reserved_labels, reserved_ends, table, full, 0)
+    labels, ends, known_labels = _number(labels, ends, table, full, known_labels)
+    room = np.empty(known_labels, np.int64)
+    for number in range(known_labels):
+        room[number] = most[full[number] >> LABEL_BITS]
+    for item in range(len(reserved_ends) - 1):
+        _take_item(item, reserved_labels, reserved_ends, room)
     count, books = len(scores), codes.shape[1]
     is_removed, similarity = np.zeros(count, np.bool_), np.zeros(count, np.float64)
     books = max(books, 1)  # without codes no item is similar to another
@@ -196,7 +205,12 @@ def _select(strength, window, candidates, reserved_codes, room, selected):  # ty
                     similarity[other] = max(similarity[other], _equal_codes(codes[other], codes[best]) / books)
         while first < count and is_removed[first]:
             first += 1
-    return found, seen
+    full_labels = 0
+    for number in range(known_labels):
+        if room[number] <= 0:
+            full[full_labels] = full[number]
+            full_labels += 1
+    return found, seen, full_labels
 
 
 @numba.njit(nogil=True)
@@ -209,8 +223,7 @@ def _equal_codes(one, other):  # type: ignore[no-untyped-def]
 
 def compile_loops() -> None:
     """Compile the loops before the first request."""
-    codes, labels, ends = np.zeros((0, 1), np.uint8), np.zeros(0, np.int64), np.zeros(1, np.int64)
-    of_nothing, _ = ItemLabels.gathered(labels, labels, labels).numbered()
+    codes, labels = np.zeros((0, 1), np.uint8), np.zeros(0, np.int64)
+    of_nothing = ItemLabels.gathered(labels, labels, labels)
     nothing = Candidates(np.zeros(0, np.float32), codes, of_nothing, True)
-    select_diverse(0.5, 0, nothing, codes, labels)
-    _take(labels, ends, labels)
+    select_diverse(0.5, 0, nothing, Reserved(codes, of_nothing), labels)

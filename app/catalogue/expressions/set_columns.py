@@ -18,11 +18,10 @@ from app.catalogue.expressions.texts import Texts
 from model.artifact.string_table import StringTable, ends_of
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import ItemLabels
+from model.inference.diversity import NO_LABELS, ItemLabels
 
 SURROGATES = range(0xD800, 0xE000)  # not characters
 ONE_LETTER = 1 << 20  # labels that one letter represents; each other one takes two, of which the first is none of these
-NO_LABELS = ItemLabels(np.zeros(0, np.int64), np.zeros(1, np.int64))
 
 
 class SetColumn(Column):

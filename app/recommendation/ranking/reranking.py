@@ -19,7 +19,16 @@ from app.recommendation.ranking.rankings import Ranked, Ranking, Scores, without
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import Candidates, ItemLabels, TargetCodes, select_diverse, take_room, window
+from model.inference.diversity import (
+    LABEL_BITS,
+    NO_LABELS,
+    Candidates,
+    ItemLabels,
+    Reserved,
+    TargetCodes,
+    select_diverse,
+    window,
+)
 from model.inference.scan import Boosts
 
 
@@ -40,7 +49,7 @@ NO_CODES: TargetCodes = np.zeros((0, 0), np.uint8)
 # The expected number of items that are skipped for each selected one because the limits on their labels are reached.
 # A generous estimate, because a longer scan costs less than a second one.
 SKIPPED_PER_ITEM, MAX_SKIPPED = 15, 700
-CAP_SHIFT = 32  # a label's number across all caps is the cap's number, followed by 32 bits for the label
+NO_CANDIDATES = Candidates(np.zeros(0, np.float32), NO_CODES, NO_LABELS, are_all=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,9 +110,8 @@ class RerankingRules:
 
     def full(self, place: int, rows: Rows) -> Bitmap:
         """Return the items that the cap at that position excludes from the rest of a list with these rows."""
-        labels = self._labels(np.union1d(self.reserved, rows))
-        _, different, room = self._room(labels, self._labels(NO_ROWS))
-        return self._with_labels(place, different[room <= 0])
+        listed = Reserved(NO_CODES, self._labels(np.union1d(self.reserved, rows)))
+        return self._with_labels(place, select_diverse(0.0, 0, NO_CANDIDATES, listed, self._most).full)
 
     def _diversified(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Ranked:
         """Return the best items under diversity and caps, `count` of them if there are as many."""
@@ -111,46 +119,40 @@ class RerankingRules:
         if not self.diversity and not self.caps:
             return rows[: self.count], scores[: self.count]
         codes_of = ranking.codes if self.diversity else _no_codes
-        reserved_codes, reserved_labels = codes_of(self.reserved), self._labels(self.reserved)
-        row_labels = self._labels(rows)
+        reserved, labels = Reserved(codes_of(self.reserved), self._labels(self.reserved)), self._labels(rows)
         is_all, step = len(rows) < self.depth, 0
         while True:
-            labels, different, room = self._room(reserved_labels, row_labels)
             candidates = Candidates(ranking.relevance(scores), codes_of(rows), labels, is_all)
-            selected, left = select_diverse(self.diversity, self.count, candidates, reserved_codes, room)
+            selected, left, full = select_diverse(self.diversity, self.count, candidates, reserved, self._most)
             if is_all or len(selected) == self.count:
                 return rows[selected], scores[selected]
             # at least doubles each time, which bounds the number of scans
             step = max(self._depth_for(self.count - len(selected)) - left, 2 * step)
-            more, more_scores = self._next_best(ranking, step, excluded, rows, different[room <= 0])
+            more, more_scores = self._next_best(ranking, step, excluded, rows, full)
             is_all = len(more) < step
-            row_labels = row_labels.followed_by(self._labels(more))
+            labels = labels.followed_by(self._labels(more))
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
+
+    @property
+    def _most(self) -> NDArray[np.int64]:
+        return np.array([cap.most for cap in self.caps], np.int64)
 
     def _labels(self, rows: Rows) -> ItemLabels:
         """Return the labels of the items that the caps refer to, numbered across all caps."""
+        if not len(rows):
+            return NO_LABELS
         parts = [cap.items.of_rows(rows) for cap in self.caps]
         if not parts:
             return ItemLabels(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
         if len(parts) == 1:  # the common case
             return parts[0]
         labels = np.concatenate(
-            [part.labels.astype(np.int64) + (place << CAP_SHIFT) for place, part in enumerate(parts)]
+            [part.labels.astype(np.int64) + (place << LABEL_BITS) for place, part in enumerate(parts)]
         )
         ends = np.array([part.ends for part in parts])
         begins = ends[:, :-1] + np.concatenate([[0], np.cumsum(ends[:-1, -1])])[:, None]
         by_item = ItemLabels.gathered(labels, begins.T.ravel(), np.diff(ends).T.ravel())
         return ItemLabels(by_item.labels, by_item.ends[:: len(parts)])
-
-    def _room(
-        self, reserved: ItemLabels, labels: ItemLabels
-    ) -> tuple[ItemLabels, NDArray[np.int64], NDArray[np.int64]]:
-        """Number the labels without gaps; return the items' numbers, the label of each, and the room left for each."""
-        numbered, different = reserved.followed_by(labels).numbered()
-        room = np.array([cap.most for cap in self.caps], np.int64)[different >> CAP_SHIFT]
-        of_reserved, of_items = numbered.split(len(reserved.ends) - 1)
-        take_room(of_reserved, room)
-        return of_items, different, room
 
     def _next_best(
         self, ranking: Ranking, count: int, excluded: Bitmap, ranked: Rows, full: NDArray[np.int64]
@@ -158,13 +160,14 @@ class RerankingRules:
         """Return the best items after those already ranked, at most `count`, without items of full labels."""
         outside = excluded.copy()
         bitmap.add(outside, ranked)
-        for place in np.unique(full >> CAP_SHIFT).tolist():
-            outside |= self._with_labels(place, full)
+        if len(full):
+            for place in range(len(self.caps)):
+                outside |= self._with_labels(place, full)
         return ranking.best(count, outside)
 
     def _with_labels(self, place: int, labels: NDArray[np.int64]) -> Bitmap:
         """Return the items that have one of the labels that belong to the cap at that position."""
-        return self.caps[place].items.rows_with_labels(labels[labels >> CAP_SHIFT == place] - (place << CAP_SHIFT))
+        return self.caps[place].items.rows_with_labels(labels[labels >> LABEL_BITS == place] - (place << LABEL_BITS))
 
 
 def _no_codes(rows: Rows) -> TargetCodes:

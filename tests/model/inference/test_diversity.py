@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.inference.diversity import WINDOW, Candidates, ItemLabels, select_diverse, window
+from model.inference.diversity import NO_LABELS, WINDOW, Candidates, ItemLabels, Reserved, select_diverse, window
 
 
 def by_definition(
@@ -43,6 +43,7 @@ def by_definition(
     return chosen
 
 
+NOTHING = Reserved(np.zeros((0, 2), np.uint8), NO_LABELS)
 lists_of_codes = st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), max_size=6)
 
 
@@ -61,53 +62,44 @@ def test_each_place_is_chosen_as_it_is_defined(
     rng = np.random.default_rng(seed)
     scores = np.sort(rng.integers(-3, 4, items) * rng.choice([0.25, 1.0])).astype(np.float32)[::-1].copy()
     codes = rng.integers(0, 4, (items, 3), np.uint8)
-    labels = [rng.permutation(5)[: rng.integers(0, 4)].tolist() for _ in range(items)]
-    ends = np.cumsum([0, *map(len, labels)])
-    of_items = ItemLabels(np.array([label for own in labels for label in own], np.int64), ends)
-    others = np.array(before, np.uint8).reshape(-1, 3)
-    room = np.array(start)
-    whole, _ = select_diverse(strength, count, Candidates(scores, codes, of_items, True), others, room.copy())
-    expected = by_definition(strength, count, scores.tolist(), codes.tolist(), labels, before, dict(enumerate(start)))
-    assert whole.tolist() == expected
+    every = [(limit << 32) + label for limit in range(len(start)) for label in (0, 7, 1 << 31)]
+    labels, of_before = (
+        [rng.choice(every, rng.integers(0, 4)).tolist() for _ in range(n)] for n in (items, len(before))
+    )
+    reserved = Reserved(np.array(before, np.uint8).reshape(-1, 3), as_labels(of_before))
+    room = {label: start[label >> 32] - used(of_before, range(len(before)))[label] for label in every}
+    best, most = Candidates(scores, codes, as_labels(labels), True), np.array(start)
+    whole = select_diverse(strength, count, best, reserved, most)
+    expected = by_definition(strength, count, scores.tolist(), codes.tolist(), labels, before, dict(room))
+    assert whole.places.tolist() == expected
+    full = {label for label in every if room[label] <= used(labels, expected)[label]}
+    assert sorted(whole.full.tolist()) == sorted(full & {label for own in labels + of_before for label in own})
     # of the first items alone, as far as they are enough to know
     part = items // 2
-    some = ItemLabels(of_items.labels[: ends[part]], ends[: part + 1])
-    best = Candidates(scores[:part], codes[:part], some, False)
-    first, left = select_diverse(strength, count, best, others, room.copy())
-    assert first.tolist() == whole[: len(first)].tolist()
-    if len(first) < count:
-        full = {label for label in range(5) if start[label] <= used(labels, first.tolist())[label]}
-        others_left = [item for item in range(part) if item not in first and not full & set(labels[item])]
-        assert left == len(others_left[: window(strength)])
+    best = Candidates(scores[:part], codes[:part], as_labels(labels[:part]), False)
+    first = select_diverse(strength, count, best, reserved, most)
+    assert first.places.tolist() == expected[: len(first.places)]
+    if len(first.places) < count:
+        full = {label for label in every if room[label] <= used(labels, first.places.tolist())[label]}
+        others_left = [item for item in range(part) if item not in first.places and not full & set(labels[item])]
+        assert first.left == len(others_left[: window(strength)])
 
 
-@given(labels=st.lists(st.lists(st.integers(-1, 9).map(lambda label: label << 31), max_size=12), max_size=9))
-def test_labels_are_numbered_without_gaps_and_repetitions(labels: list[list[int]]) -> None:
-    flat = np.array([label for own in labels for label in own], np.int64)
-    numbered, different = ItemLabels(flat, np.cumsum([0, *map(len, labels)])).numbered()
-    assert sorted(different.tolist()) == sorted({label for own in labels for label in own})
-    found = [
-        different[numbered.labels[begin:end]].tolist() for begin, end in itertools.pairwise(numbered.ends.tolist())
-    ]
-    assert found == [list(dict.fromkeys(own)) for own in labels]
+def as_labels(labels: list[list[int]]) -> ItemLabels:
+    return ItemLabels(np.array([label for own in labels for label in own], np.int64), np.cumsum([0, *map(len, labels)]))
 
 
-def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:
+def used(labels: list[list[int]], chosen: Iterable[int]) -> Counter[int]:
     """How many of the chosen items each label has."""
     return Counter(label for item in chosen for label in set(labels[item]))
 
 
 def test_without_diversity_the_order_stays() -> None:
     scores, codes = np.array([3, 2, 2, 1], np.float32), np.zeros((4, 2), np.uint8)
-    nothing = ItemLabels(np.empty(0, np.int64), np.zeros(5, np.int64))
-    best = Candidates(scores, codes, nothing, True)
-    found, _ = select_diverse(0.0, 3, best, codes, np.zeros(0, np.int64))
-    assert found.tolist() == [0, 1, 2]
+    best = Candidates(scores, codes, as_labels([[]] * 4), True)
+    assert select_diverse(0.0, 3, best, NOTHING, np.zeros(0, np.int64)).places.tolist() == [0, 1, 2]
 
 
 def test_without_codes_nothing_is_like_anything() -> None:
-    nothing = ItemLabels(np.empty(0, np.int64), np.zeros(3, np.int64))
-    codes = np.zeros((2, 0), np.uint8)
-    best = Candidates(np.ones(2, np.float32), codes, nothing, True)
-    found, _ = select_diverse(1.0, 2, best, codes, np.zeros(0, np.int64))
-    assert found.tolist() == [0, 1]
+    best = Candidates(np.ones(2, np.float32), np.zeros((2, 0), np.uint8), as_labels([[]] * 2), True)
+    assert select_diverse(1.0, 2, best, NOTHING, np.zeros(0, np.int64)).places.tolist() == [0, 1]
