@@ -233,7 +233,6 @@ class Engine:
         found = self.rank_states(states, k, bitmap.with_each(excluded, seen.astype(np.int64)))
         return BestOfStates(found.ranked, found.step_s, found.device_s)
 
-    @torch.inference_mode()
     def neighbours_of(self, items: Sequence[int]) -> Queries:
         """Return queries for the items nearest to each of the given ones.
 
@@ -242,8 +241,10 @@ class Engine:
         """
         nobody = np.empty((len(items), 0), np.int64)
         if self.device.type != "cpu":
-            return Queries(self._model.item_vectors(torch.tensor(items, device=self.device)), nobody, nearest=True)
-        codebooks = self._model.target_codebooks.numpy()
+            with torch.inference_mode():
+                vectors = self._model.item_vectors(torch.tensor(items, device=self.device))
+            return Queries(vectors, nobody, nearest=True)
+        codebooks = self._model.target_codebooks.numpy(force=True)
         words = codebooks[np.arange(len(codebooks)), self.target_codes[np.array(items, np.int64)]]  # (Q, B', D)
         return Queries(words.sum(axis=1), nobody, nearest=True)
 
@@ -317,7 +318,6 @@ class Engine:
         vectors, recent = (torch.as_tensor(part, device=self.device) for part in (queries.vectors, queries.recent))
         return self._model.codeword_products(vectors), Lifted(*self._model.follower_gains(recent))
 
-    @torch.inference_mode()
     def lift(self, queries: Queries, lifted: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> None:
         """Add gains to the scores of some items, in addition to existing lifts.
 

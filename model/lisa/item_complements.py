@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -27,6 +28,7 @@ SHARPNESS = 1.5  # above 1: one strong complement of a basket goes before severa
 ITEMS_PER_BLOCK = 4096
 UNITS = 2.0**28  # of what two items count, of which a float64 holds 33 million orders' exactly
 FAINT_SCORE = 0.05  # far smaller scores lift nothing
+HASH_FACTOR = 2_654_435_761  # 2^32 divided by the golden ratio, for multiplicative hashing
 LIFT_STRENGTH = 64.0  # of a basket, in units of log(1 + score / FAINT_SCORE)
 
 
@@ -56,27 +58,55 @@ class Complements(NamedTuple):
         most     how many are wanted; None for all
         returns  (C,) and (C,)  without the items of the basket
         """
-        rows = basket[basket < len(self.items)]
-        items, scores = self.items[rows].ravel(), self.scores[rows].ravel()
-        by_item = items.argsort()
-        items = items[by_item]
-        is_first = np.empty(len(items), bool)
-        is_first[:1] = True
-        np.not_equal(items[1:], items[:-1], out=is_first[1:])
-        begins = is_first.nonzero()[0]
-        found, keep = items[begins].astype(np.int64), np.ones(len(begins), bool)
-        if len(found):
-            total = np.add.reduceat(scores[by_item].astype(np.float64), begins)
-            places = found.searchsorted(basket).clip(max=len(found) - 1)
-            keep[places[found[places] == basket]] = False
-            keep[0] = keep[0] and found[0] >= 0
-            found, total = found[keep], total[keep]
-            if most is not None and most < len(total):
-                is_strong = total >= np.partition(total, -most)[-most]  # and those that tie, for the order to decide
-                found, total = found[is_strong], total[is_strong]
-            strongest_first = (-total).argsort(kind="stable")
-            return found[strongest_first[:most]], total[strongest_first[:most]]
-        return found, np.zeros(0)
+        own = np.ascontiguousarray(basket, np.int64)
+        found = np.empty(len(own) * self.items.shape[1], np.int64)
+        total = np.empty(len(found))
+        count = _add_up(self.items, self.scores, own, found, total)
+        found, total = found[:count], total[:count]
+        if most is not None and most < count:
+            is_strong = total >= np.partition(total, -most)[-most]  # and those that tie, for the order to decide
+            found, total = found[is_strong], total[is_strong]
+        strongest_first = np.lexsort((found, -total))[:most]
+        return found[strongest_first], total[strongest_first]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_up(items, scores, basket, found, total):  # type: ignore[no-untyped-def]
+    """Add up the scores of each item that complements one of the basket; return the number of these items.
+
+    A hash table with linear probing has 1 + the position of each item, -1 for items of the basket, and 0 for none.
+    """
+    size = 16
+    while size < 2 * (len(found) + len(basket)):
+        size *= 2
+    keys, places = np.empty(size, np.int64), np.zeros(size, np.int32)
+    for row in basket:
+        slot = _slot_of(row, keys, places)
+        keys[slot], places[slot] = row, -1
+    count = 0
+    for row in basket:
+        if row < len(items):
+            for nth in range(items.shape[1]):
+                item = np.int64(items[row, nth])
+                if item < 0:
+                    continue
+                slot = _slot_of(item, keys, places)
+                if places[slot] == 0:
+                    keys[slot], places[slot] = item, count + 1
+                    found[count], total[count] = item, 0.0
+                    count += 1
+                if places[slot] > 0:
+                    total[places[slot] - 1] += scores[row, nth]
+    return count
+
+
+@numba.njit(nogil=True)
+def _slot_of(item, keys, places):  # type: ignore[no-untyped-def]
+    mask = len(keys) - 1
+    slot = (item * HASH_FACTOR >> 20) & mask
+    while places[slot] != 0 and keys[slot] != item:
+        slot = (slot + 1) & mask
+    return slot
 
 
 NO_COMPLEMENTS = Complements(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))

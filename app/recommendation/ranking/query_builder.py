@@ -104,6 +104,7 @@ class QueryBuilder:
         self._complements, self._live_complements = context.complements, context.live_complements
         self._intervals = context.intervals
         self._has_model = len(context.generation.codes) > 0
+        self._complements.of(NO_ROWS)  # compile before the first request
 
     def build(
         self, requests: Sequence[RecommendationRequest], users: StoredUsers, selections: Sequence[Selection]

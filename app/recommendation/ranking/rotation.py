@@ -18,7 +18,7 @@ from app.recommendation.ranking.rankings import Ranked, Ranking, Scores
 from app.schemas.recommendations import RecommendationRequest
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import TargetCodes
-from storage.state.layout import State, shown_items
+from storage.state.layout import State
 
 DAY_S = 86_400.0
 LEAST_LEFT = 1e-6  # of the odds after one impression, so that scores remain finite
@@ -42,15 +42,13 @@ class Rotation(NamedTuple):
     @classmethod
     def of(cls, request: RecommendationRequest, state: State, catalogue: TrainedCatalogue) -> Self | None:
         """Return the current rotation of a user's list; None if no item ranks lower."""
-        items, times_s, counts = shown_items(state)
-        rows = catalogue.rows_of_state_items(items).astype(np.int64)
-        rested = (now_s() - times_s) / (DAY_S * request.rotation_days)
-        tired = 1.0 - np.clip(rested, 0.0, 1.0)
-        lowered = (tired > 0) & (rows >= 0)
-        if not np.any(lowered):
+        rows = catalogue.rows_of_state_items(state["shown_items"])
+        tired = 1.0 - (now_s() - state["shown_times_s"]) / (DAY_S * request.rotation_days)
+        lowered = np.flatnonzero((tired > 0) & (rows >= 0))
+        if not len(lowered):
             return None
-        left = np.maximum(1.0 - request.rotation * tired[lowered], LEAST_LEFT)
-        return cls(rows[lowered], counts[lowered] * np.log(left))
+        left = np.maximum(1.0 - request.rotation * np.minimum(tired[lowered], 1.0), LEAST_LEFT)
+        return cls(rows[lowered].astype(np.int64), state["shown_counts"][lowered] * np.log(left))
 
     def of_rows(self, rows: Rows) -> NDArray[np.float64]:
         """Return the gains of the items: (len(rows),)."""
