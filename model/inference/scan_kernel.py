@@ -212,8 +212,8 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         _offer_lifted(batch, q, k)  # the first bound
     every, stride = np.arange(queries), len(catalogue.lanes) // SAMPLED_BLOCKS
     if stride > 8:
-        expected = k / stride  # number of the k best in the sample, which rarely exceeds this by three deviations
-        _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 3 * np.sqrt(expected))))
+        expected = k / stride  # number of the k best in the sample, which rarely exceeds this by six deviations
+        _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 6 * np.sqrt(expected))))
         if len(catalogue.narrow):
             for q in range(queries):
                 _scan_promising(catalogue, batch, q, k)
@@ -263,7 +263,12 @@ def _scan_promising(catalogue, batch, q, room):
     count = _list_promising(excluded, deficits, batch.blocks)
     _offer_lifted(batch, q, room)
     _scan_blocks(catalogue, batch, q, count, room)
-    _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost)
+    if _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost) < bounds[1]:
+        bounds[1] = -np.inf  # the sample's bound may be too high, as it is if it has many of the best
+        _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, scratch)
+        _offer_lifted(batch, q, room)
+        _scan_blocks(catalogue, batch, q, count, room)
+        _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost)
     limit, ruled_out = np.uint16(max(0, min(_limit(batch, q), NO_LIMIT - 1))), 0
     for block in range(len(deficits)):
         ruled_out += deficits[block] >= limit
