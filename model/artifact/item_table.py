@@ -19,7 +19,7 @@ from torch import Tensor
 from model.artifact.string_table import FREE_SLOT, Labels, StringIndex, StringTable, is_ascending
 from model.artifact.word_index import WordIndex
 
-LAYOUT = "1"  # of the tensors; raise it with any change to them or to the index in ``model.artifact.string_table``
+LAYOUT = "2"  # of the tensors; raise it with any change to them or to the index in ``model.artifact.string_table``
 DTYPES = {"ids.rows": {"int32"}, "categories.items": {"int32"}, "categories.codes": {"uint8", "int32"}}
 COLUMNS: dict[str, Any] = {
     "item_id": pl.String,

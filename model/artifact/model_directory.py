@@ -11,9 +11,9 @@
 ``manifest.json``      SHA-256 of each file above; those of the first three together identify the generation
 ``manifest.sig``       the signature of the manifest, if it was signed: ``model.artifact.signatures``
 
-Models of earlier versions have no ``items.safetensors``; loading computes its content. Complements, intervals and
-content change no state, and so do not change the generation. docs/reference/data-formats.md describes the files for
-other programs.
+Models of earlier versions have no ``items.safetensors``, or one of another layout; loading computes its content.
+Complements, intervals and content change no state, and so do not change the generation. docs/reference/data-formats.md
+describes the files for other programs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ FREE_SLOT = -1
 # words of the search, each of which begins a word of the string, or is a part of one; and by these with typos.
 EXACT, PREFIX, WORD_PREFIX, SUBSTRING, EACH_WORD_PREFIX, EACH_SUBSTRING, TYPO, NO_MATCH = range(8)
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
-HASH_SHIFT = np.uint64(29)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
+HALF = np.uint64(32)  # of the bits of a hash
 SPACE = ord(" ")
 
 
@@ -279,12 +280,12 @@ def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
 
 @numba.njit(nogil=True)
 def first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
-    """Return a string's first slot by FNV-1a, with its low bits mixed into the high ones, which choose the slot."""
+    """Return a string's first slot by FNV-1a, mixed once more: the last letters hardly change its upper bits."""
     found = FNV_BASIS
     for place in range(begin, end):
         found = (found ^ np.uint64(buffer[place])) * FNV_PRIME
-    found ^= found >> HASH_SHIFT
-    return np.int64(((found & np.uint64(0xFFFFFFFF)) * np.uint64(slots)) >> np.uint64(32))
+    found = (found ^ found >> HALF) * GOLDEN
+    return np.int64(((found >> HALF) * np.uint64(slots)) >> HALF)
 
 
 @numba.njit(nogil=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model.artifact import letter_pairs
 from model.artifact.string_table import (
     EXACT,
+    MAX_LOAD,
     NO_MATCH,
     PREFIX,
     SUBSTRING,
@@ -18,6 +19,7 @@ from model.artifact.string_table import (
     Labels,
     StringIndex,
     StringTable,
+    first_slot,
 )
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -49,6 +51,18 @@ def test_rows_are_those_of_a_dict(known: list[str], asked: list[str]) -> None:
     assert [rows.get(name) for name in asked] == [oracle.get(name) for name in asked]
     assert [name in rows for name in asked] == [name in oracle for name in asked]
     assert rows.rows_of(asked).tolist() == [oracle[name] for name in asked if name in oracle]
+
+
+@pytest.mark.parametrize("shape", ["{}", "item-{}", "SKU-{:08}", "B0{:06X}", "{:b}"])
+def test_numbered_names_are_found_within_a_few_slots(shape: str) -> None:
+    """Twice as many as ideal hashes need, which is 0.5 (1 + 1 / (1 - MAX_LOAD))."""
+    names = StringTable.of(shape.format(number) for number in range(10_000))
+    table = StringIndex.of(names).table
+    place_of = np.empty(len(names), np.int64)
+    place_of[table[table >= 0]] = np.flatnonzero(table >= 0)
+    ends = names.ends.astype(np.int64)
+    first = [first_slot(names.buffer, ends[row], ends[row + 1], len(table)) for row in range(len(names))]
+    assert np.mean((place_of - first) % len(table) + 1) < 1 + 1 / (1 - MAX_LOAD)
 
 
 def test_an_unknown_name_is_no_key() -> None:
