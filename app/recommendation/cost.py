@@ -22,6 +22,7 @@ LOG_FIELDS = PLAIN_FIELDS | {"mode", "exclude_seen", "exclude_events", "within"}
 K = 1 / 250  # per item of the answer
 EXPLAINED = 1 / 40  # per explained item
 DIVERSE = 1 / 200  # per item selected for diversity
+COMPARED = 1 / 50_000  # per pair of such an item and one of earlier pages or a pin
 ROTATED = 1 / 4  # per list with rotation, which ranks a few more items than the answer has
 CAPPED = 2.0  # per limit on a category or text, which ranks more items than the answer has
 CAPPED_ITEM = 1 / 200  # more, per item of the answer: those that are ranked may have a hundred categories each
@@ -76,10 +77,10 @@ def is_light(request: RecommendationRequest, cost: float) -> bool:
     """Return whether a request with this cost takes about as long as a plain one, for its cost."""
     if cost >= LIGHT:
         return False
-    return request.model_fields_set <= LOG_FIELDS or _filtered_categories(request) <= FEW_CATEGORIES
+    return request.model_fields_set <= LOG_FIELDS or filtered_categories(request) <= FEW_CATEGORIES
 
 
-def _filtered_categories(request: RecommendationRequest) -> int:
+def filtered_categories(request: RecommendationRequest) -> int:
     """Return the number of categories in the request's filters."""
     return sum(map(len, (*request.category_groups, request.categories_all, request.categories_none)))
 
@@ -93,9 +94,8 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what the fields of the request add to the cost of a plain request."""
     if type(request) is not RecommendationRequest:  # scenarios and searches add costs of fields that nobody set
         return {field: cost(request) for field, cost in PARTS.items()}
-    return {"k": K * request.k} | {
-        field: PARTS[field](request) for field in request.model_fields_set if field in PARTS and field != "k"
-    }
+    fields = request.model_fields_set | PARTS_OF_SEVERAL
+    return {field: cost(request) for field, cost in PARTS.items() if field in fields}  # in a fixed order, for their sum
 
 
 def _cost_of_filters(request: RecommendationRequest) -> float:
@@ -108,6 +108,10 @@ def _cost_of_fallback(request: RecommendationRequest) -> float:
         return 0.0
     limits = len(request.max_per) + (request.max_per_category is not None)
     return PLAIN + CHARACTER * len(request.fallback) + _cost_of_limit(request) * limits
+
+
+def _cost_of_diversity(request: RecommendationRequest) -> float:
+    return request.k * (DIVERSE + COMPARED * (len(request.cursor or ()) + len(request.pin)))
 
 
 def _cost_of_limit(request: RecommendationRequest) -> float:
@@ -124,7 +128,7 @@ def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
 PARTS: Mapping[str, Callable[[RecommendationRequest], float]] = {
     "k": lambda request: K * request.k,
     "explain": lambda request: EXPLAINED * request.k * request.explain,
-    "diversity": lambda request: DIVERSE * request.k * bool(request.diversity),
+    "diversity": lambda request: _cost_of_diversity(request) if request.diversity else 0.0,
     "rotation": lambda request: ROTATED * bool(request.rotation),
     "max_per_category": lambda request: _cost_of_limit(request) * (request.max_per_category is not None),
     "max_per": lambda request: _cost_of_limit(request) * len(request.max_per),
@@ -142,14 +146,13 @@ PARTS: Mapping[str, Callable[[RecommendationRequest], float]] = {
     "fallback": _cost_of_fallback,
     "debug": lambda request: (COUNTED + _cost_of_filters(request)) * request.debug,
     "params": lambda request: PARAM * sum(len(p) if isinstance(p, tuple) else 1 for p in request.params.values()),
-    "categories": lambda request: CATEGORY * sum(map(len, request.category_groups)),
-    "categories_all": lambda request: CATEGORY * len(request.categories_all),
-    "categories_none": lambda request: CATEGORY * len(request.categories_none),
+    "categories": lambda request: CATEGORY * filtered_categories(request),
     "mode": lambda request: SEEN * (request.mode == "repeat"),
     "exclude_seen": lambda request: SEEN * (request.seen_rule == "all"),
     "exclude_events": lambda request: SEEN * bool(request.event_rules),
 }
 """What each field adds to the cost of a request."""
+PARTS_OF_SEVERAL = frozenset({"k", "categories"})  # which a request has by default, or that stand for other fields too
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

@@ -16,9 +16,8 @@ MAX_ON_LOOP_S = 0.005  # Python's default switch interval, by which another comp
 FEW = 4.0  # plain requests; where fewer fit on the event loop, larger batches in a thread answer many more of them
 TIMES_AVERAGED = 8
 BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
-COSTLY_MARGIN = 4.0  # how often as long as others of its cost a costly request may take; see `cost`
+COSTLY_MARGIN = 4.0  # how often as long as plain requests of its cost a costly request may take; see `cost`
 
-RequestsT = TypeVar("RequestsT")
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
 
@@ -34,37 +33,6 @@ class EngineThreads(NamedTuple):
     light: Executor
     costly: Executor
     shared: FairThread
-
-
-class Pace:
-    """How long batches of one kind take for their cost: the average of the recent ones, by the processor's clock.
-
-    margin  how often as long a batch may take
-    unit_s  the first estimate, in seconds for each unit of cost
-    """
-
-    def __init__(self, margin: float, unit_s: float = MAX_ON_LOOP_S) -> None:
-        self._margin, self._unit_s = margin, unit_s
-        self._batches = 0
-
-    @property
-    def fits(self) -> float:
-        """The largest cost of a batch that runs on the event loop."""
-        return MAX_ON_LOOP_S / (self._margin * self._unit_s)
-
-    def timed(self, compute: Callable[[RequestsT, InputT], ResultT], cost: float) -> Callable[..., ResultT]:
-        """Return the function for a batch of this cost, timed if it is that batch's turn."""
-        self._batches += 1
-        return compute if self._batches % BATCHES_PER_TIMING else partial(self._compute_timed, compute, cost)
-
-    def _compute_timed(
-        self, compute: Callable[[RequestsT, InputT], ResultT], cost: float, requests: RequestsT, data: InputT
-    ) -> ResultT:
-        begin_s = time.thread_time()
-        result = compute(requests, data)
-        unit_s = (time.thread_time() - begin_s) / cost
-        self._unit_s += (unit_s - self._unit_s) / TIMES_AVERAGED
-        return result
 
 
 class AdaptiveExecutor(Generic[InputT, ResultT]):
@@ -88,18 +56,21 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         self._threads = threads
         self._running_light = asyncio.Semaphore(max_running)  # batches for several nodes share the engine
         self._may_run_on_loop = max_running == 1
-        self._light, self._costly = Pace(1.0), Pace(COSTLY_MARGIN)
+        self._light_batches = 0
+        self._unit_s = MAX_ON_LOOP_S  # estimated processor time of light batches per unit of cost
 
     def short_batch(self) -> float:
         """Return the largest cost of a light batch that runs on the event loop; infinity where that is too little."""
-        fits = self._light.fits
+        fits = MAX_ON_LOOP_S / self._unit_s
         return fits if self._may_run_on_loop and fits >= FEW else inf
 
     async def run_light(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of light requests with this total cost."""
         async with self._running_light:
-            compute = self._light.timed(self._compute, cost)
-            if self._may_run_on_loop and cost <= self._light.fits:
+            self._light_batches += 1
+            is_timed = self._light_batches % BATCHES_PER_TIMING == 0
+            compute = partial(self._compute_timed, cost) if is_timed else self._compute
+            if self._may_run_on_loop and cost * self._unit_s <= MAX_ON_LOOP_S:
                 return compute(requests, data)
             return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
 
@@ -108,8 +79,14 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
 
         A long one builds lists in Python, and each step of the event loop would wait until it is made to let go.
         """
-        compute = self._costly.timed(self._compute, cost)
-        if self._may_run_on_loop and cost <= self._costly.fits:
-            return compute(requests, data)
+        if self._may_run_on_loop and COSTLY_MARGIN * cost * self._unit_s <= MAX_ON_LOOP_S:
+            return self._compute(requests, data)
         with short_turns():
-            return await asyncio.get_running_loop().run_in_executor(self._threads.costly, compute, requests, data)
+            return await asyncio.get_running_loop().run_in_executor(self._threads.costly, self._compute, requests, data)
+
+    def _compute_timed(self, cost: float, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
+        begin_s = time.thread_time()
+        result = self._compute(requests, data)
+        unit_s = (time.thread_time() - begin_s) / cost
+        self._unit_s += (unit_s - self._unit_s) / TIMES_AVERAGED
+        return result

@@ -17,7 +17,17 @@ from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester, Waiter
-from app.recommendation.cost import LIGHT, PLAIN_FIELDS, SHORT_LOG, cost_of, cost_of_length, cost_of_log, is_light
+from app.recommendation.cost import (
+    FEW_CATEGORIES,
+    LIGHT,
+    PLAIN_FIELDS,
+    SHORT_LOG,
+    cost_of,
+    cost_of_length,
+    cost_of_log,
+    filtered_categories,
+    is_light,
+)
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.filters import EVERYTHING, Selection, Selector
 from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
@@ -266,6 +276,8 @@ class Recommender(BaseRecommender):
         try:
             if batch[0].lane.is_costly:
                 cost += sum(cost_of_length(one.size) for one in seen if one is not None)
+                if any(filtered_categories(request) > FEW_CATEGORIES for request in requests):
+                    cost = inf  # by which it never runs on the event loop
                 ranked = await self._executor.run_costly(requests, RankerInput(users, selections), cost)
             else:
                 ranked = await self._executor.run_light(requests, RankerInput(users, selections), cost)

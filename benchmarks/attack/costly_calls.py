@@ -119,6 +119,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "basket": {"basket": ids[:MAX_BASKET], "k": MAX_K},
         "basket_only": {"basket": ids[:MAX_BASKET], "basket_only": True, "k": MAX_K},
         "cursor": {"cursor": cursor_after(distinct[: MAX_ITEM_IDS - 1]), "diversity": 0.5},
+        "cursor and diversity": {"cursor": cursor_after(distinct[: MAX_ITEM_IDS // 3]), "diversity": 0.5, "k": MAX_K},
         "pin": {"k": MAX_K, "pin": [{"item_id": one, "place": n + 1} for n, one in enumerate(distinct[:MAX_K])]},
         "boost": {"boost": dict.fromkeys(labels[:MAX_BOOSTS], 0.5)},
         "boost of nobody": {

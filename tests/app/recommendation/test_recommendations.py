@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.recommendation import executor
-from app.recommendation.cost import SHORT_LOG
+from app.recommendation.cost import FEW_CATEGORIES, SHORT_LOG
 from app.recommendation.ranking import plain_ranking, query_builder, trending
 from app.recommendation.ranking.plain_ranking import PlainRanker
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
@@ -347,9 +347,10 @@ class TestWhereAnswersAreComputed:
             {"user_id": "ada", "candidates": ["item-1", "item-2"] * 500},
             {"user_id": "ada", "k": 1000},
             {"user_id": "bea", "mode": "repeat"},  # the length of its log counts
+            {"user_id": "ada", "categories": [f"tea {n}" for n in range(FEW_CATEGORIES + 1)]},
         ):
             recommend(client, **body)
-        assert [turn.startswith("costly") for turn in turns] == [False] * on_loop + [True] * (4 - on_loop)
+        assert [turn.startswith("costly") for turn in turns] == [False] * on_loop + [True] * (5 - on_loop)
 
     def test_what_has_read_a_short_log_with_plain_ones(
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ import pytest
 
 from app.recommendation import batching, executor
 from app.recommendation.batching import Limits, MicroBatcher, Requester
-from app.recommendation.executor import FEW, AdaptiveExecutor, EngineThreads, Pace
+from app.recommendation.executor import FEW, AdaptiveExecutor, EngineThreads
 from app.recommendation.fair_thread import FairThread
 
 LONG, SHORT = 8, 2
@@ -68,12 +68,14 @@ def test_a_short_batch_runs_on_the_event_loop(threads: EngineThreads, unit_s: fl
 
     async def law() -> None:
         adaptive = AdaptiveExecutor[None, int](compute, threads)
-        run = adaptive.run_costly if is_costly else adaptive.run_light
         assert adaptive.short_batch() == inf  # nothing is known yet
         for _ in range(100 * executor.BATCHES_PER_TIMING):
-            await run([], None, 1.0)
-        cost = executor.MAX_ON_LOOP_S / unit_s / (executor.COSTLY_MARGIN if is_costly else 1)
-        assert is_costly or adaptive.short_batch() == pytest.approx(cost, rel=0.01)
+            await adaptive.run_light([], None, 1.0)
+        cost = adaptive.short_batch()
+        assert cost == pytest.approx(executor.MAX_ON_LOOP_S / unit_s, rel=0.01)
+        run = adaptive.run_light
+        if is_costly:
+            run, cost = adaptive.run_costly, cost / executor.COSTLY_MARGIN
         assert await run([], None, 0.98 * cost) == threading.get_ident()
         assert await run([], None, 1.02 * cost) != threading.get_ident()
 
@@ -87,7 +89,7 @@ def test_long_batches_remain_where_few_requests_fit_on_the_loop_or_a_gpu_compute
 ) -> None:
     on_cpu, on_gpu = (AdaptiveExecutor[None, None](lambda *_: None, threads, most) for most in (1, 2))
     for unit_s, expected in ((executor.MAX_ON_LOOP_S / (FEW - 0.1), inf), (executor.MAX_ON_LOOP_S / FEW, FEW)):
-        monkeypatch.setattr(on_cpu, "_light", Pace(1.0, unit_s))
+        monkeypatch.setattr(on_cpu, "_unit_s", unit_s)
         assert on_cpu.short_batch() == pytest.approx(expected)
-    monkeypatch.setattr(on_gpu, "_light", Pace(1.0, 1e-6))
+    monkeypatch.setattr(on_gpu, "_unit_s", 1e-6)
     assert on_gpu.short_batch() == inf
