@@ -27,6 +27,7 @@ REQUANTISE_BELOW = 0.95  # recompute deficits when an item may lose less than th
 PREFETCHED_BLOCKS = 4  # how far ahead codes are prefetched
 FEWEST_RULED_OUT = 1 / 16  # of the blocks: where bounds rule out fewer, a query is scanned without them
 PROMISING_BLOCKS = 32  # at most, that are scanned before all others
+ALLOWED_PER_BEST = 4  # items of these blocks, for each one wanted, from which the best of them bound the others
 RANGE_SIZES = 8  # of codes: 1, 2, 4, ... 128
 NO_LIMIT = 1 << 16  # exceeds every bound of a block's deficits
 FLOAT32_EPSILON = 2.0**-23  # of float32
@@ -263,7 +264,8 @@ def _scan_promising(catalogue, batch, q, room):
     count = _list_promising(excluded, deficits, batch.blocks)
     _offer_lifted(batch, q, room)
     _scan_blocks(catalogue, batch, q, count, room)
-    if _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost) < bounds[1]:
+    least = _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost)
+    if least < bounds[1] and _count_allowed(excluded, batch.blocks[:count]) >= ALLOWED_PER_BEST * room:
         bounds[1] = -np.inf  # the sample's bound may be too high, as it is if it has many of the best
         _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, scratch)
         _offer_lifted(batch, q, room)
@@ -274,6 +276,19 @@ def _scan_promising(catalogue, batch, q, room):
         ruled_out += deficits[block] >= limit
     if ruled_out < FEWEST_RULED_OUT * len(deficits):
         batch.of_range[q] = 0
+
+
+@numba.njit(nogil=True)
+def _count_allowed(excluded, blocks):
+    """Count the items of some blocks that are not excluded."""
+    allowed = 0
+    for block in blocks:
+        for word in range(block * WORDS_PER_BLOCK, (block + 1) * WORDS_PER_BLOCK):
+            left = ~excluded[word]
+            while left:
+                left &= left - np.uint64(1)
+                allowed += 1
+    return allowed
 
 
 @numba.njit(nogil=True)
@@ -381,6 +396,8 @@ def _scan_blocks(catalogue, batch, q, count, room):
                 item = block * BLOCK + word * 64 + _lowest_bit(left)
                 left &= left - np.uint64(1)
                 score = _score_item(lanes, bias, table, item)
+                if score == -np.inf:  # past the last item
+                    continue
                 if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
                     if batch.is_boosted:  # numba counts a reference for each array taken from a tuple
                         score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, item_boosts)
