@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 WINDOW = 24  # number of best remaining items that compete for each position
 LABEL_BITS = 32  # of a label's number; the limit of the label is in the bits above
+BELOW_TOP = np.uint64(0x7F7F7F7F7F7F7F7F)  # of each byte, all bits but the top one
+EACH_BYTE = np.uint64(0x0101010101010101)  # as a factor, it adds up all bytes in the top one
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, for multiplicative hashing
 
 TargetCodes = NDArray[np.uint8]
@@ -169,9 +171,10 @@ def _select(strength, window, candidates, reserved, most, selected, full):  # ty
         room[number] = most[full[number] >> LABEL_BITS]
     for item in range(len(reserved_ends) - 1):
         _take_item(item, reserved_labels, reserved_ends, room)
-    count, books = len(scores), codes.shape[1]
+    words, reserved_words = _packed(codes), _packed(reserved_codes)
+    padding, books = words.shape[1] * 8 - codes.shape[1], max(codes.shape[1], 1)  # without codes no items are similar
+    count = len(scores)
     is_removed, similarity = np.zeros(count, np.bool_), np.zeros(count, np.float64)
-    books = max(books, 1)  # without codes no item is similar to another
     known, first, found, seen = 0, 0, 0, 0  # the similarities of the first `known` items are up to date
     while found < len(selected):
         best, best_value, seen, item = -1, 0.0, 0, first
@@ -183,11 +186,12 @@ def _select(strength, window, candidates, reserved, most, selected, full):  # ty
                     if item >= known:
                         known = item + 1
                         if strength > 0:
-                            for other in reserved_codes:
-                                similarity[item] = max(similarity[item], _equal_codes(codes[item], other) / books)
+                            same = 0
+                            for other in range(len(reserved_words)):
+                                same = max(same, _equal_codes(words, item, reserved_words, other))
                             for place in range(found):
-                                same = _equal_codes(codes[item], codes[selected[place]])
-                                similarity[item] = max(similarity[item], same / books)
+                                same = max(same, _equal_codes(words, item, words, selected[place]))
+                            similarity[item] = max(0.0, (same - padding) / books)
                     value = (1 - strength) * scores[item] - strength * similarity[item]
                     if best < 0 or value > best_value:
                         best, best_value = item, value
@@ -202,7 +206,8 @@ def _select(strength, window, candidates, reserved, most, selected, full):  # ty
         if strength > 0:
             for other in range(first, known):
                 if not is_removed[other]:
-                    similarity[other] = max(similarity[other], _equal_codes(codes[other], codes[best]) / books)
+                    same = _equal_codes(words, other, words, best)
+                    similarity[other] = max(similarity[other], (same - padding) / books)
         while first < count and is_removed[first]:
             first += 1
     full_labels = 0
@@ -214,11 +219,25 @@ def _select(strength, window, candidates, reserved, most, selected, full):  # ty
 
 
 @numba.njit(nogil=True)
-def _equal_codes(one, other):  # type: ignore[no-untyped-def]
-    same = 0
-    for book in range(len(one)):
-        same += one[book] == other[book]
-    return same
+def _packed(codes):  # type: ignore[no-untyped-def]
+    """Pack the codes of each item into words of eight bytes, the last of which ends with zeros."""
+    items, books = codes.shape
+    words = np.zeros((items, -(-books // 8)), np.uint64)
+    for item in range(items):
+        for book in range(books):
+            words[item, book // 8] |= np.uint64(codes[item, book]) << np.uint64(book % 8 * 8)
+    return words
+
+
+@numba.njit(nogil=True)
+def _equal_codes(words, item, others, other):  # type: ignore[no-untyped-def]
+    """Count the equal bytes of two items' words, those behind the last code included."""
+    same = np.uint64(0)
+    for word in range(words.shape[1]):
+        different = words[item, word] ^ others[other, word]
+        is_equal = ~(((different & BELOW_TOP) + BELOW_TOP) | different | BELOW_TOP)  # the top bit of each equal byte
+        same += ((is_equal >> np.uint64(7)) * EACH_BYTE) >> np.uint64(56)
+    return np.int64(same)
 
 
 def compile_loops() -> None:

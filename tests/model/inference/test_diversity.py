@@ -44,29 +44,30 @@ def by_definition(
 
 
 NOTHING = Reserved(np.zeros((0, 2), np.uint8), NO_LABELS)
-lists_of_codes = st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), max_size=6)
 
 
 @given(
     strength=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
     count=st.integers(1, 90),
     items=st.integers(0, 120),
-    before=lists_of_codes,
+    listed=st.integers(0, 6),
+    books=st.sampled_from([3, 8, 9]),
     start=st.lists(st.integers(-1, 4), min_size=5, max_size=5),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=150)
 def test_each_place_is_chosen_as_it_is_defined(
-    strength: float, count: int, items: int, before: list[list[int]], start: list[int], seed: int
+    strength: float, count: int, items: int, listed: int, books: int, start: list[int], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     scores = np.sort(rng.integers(-3, 4, items) * rng.choice([0.25, 1.0])).astype(np.float32)[::-1].copy()
-    codes = rng.integers(0, 4, (items, 3), np.uint8)
+    codes, of_listed = (rng.choice([0, 1, 127, 255], (n, books)).astype(np.uint8) for n in (items, listed))
+    before = of_listed.tolist()
     every = [(limit << 32) + label for limit in range(len(start)) for label in (0, 7, 1 << 31)]
     labels, of_before = (
         [rng.choice(every, rng.integers(0, 4)).tolist() for _ in range(n)] for n in (items, len(before))
     )
-    reserved = Reserved(np.array(before, np.uint8).reshape(-1, 3), as_labels(of_before))
+    reserved = Reserved(of_listed, as_labels(of_before))
     room = {label: start[label >> 32] - used(of_before, range(len(before)))[label] for label in every}
     best, most = Candidates(scores, codes, as_labels(labels), True), np.array(start)
     whole = select_diverse(strength, count, best, reserved, most)
