@@ -20,6 +20,7 @@ from model.artifact.string_table import FREE_SLOT, Labels, StringIndex, StringTa
 from model.artifact.word_index import WordIndex
 
 LAYOUT = "2"  # of the tensors; raise it with any change to them or to the index in ``model.artifact.string_table``
+OTHER_INDEX = "1"  # the layout that differs only in the index of the ids
 DTYPES = {"ids.rows": {"int32"}, "categories.items": {"int32"}, "categories.codes": {"uint8", "int32"}}
 COLUMNS: dict[str, Any] = {
     "item_id": pl.String,
@@ -121,8 +122,10 @@ class ItemTable:
         return {name: _to_tensor(part) for name, part in parts.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> ItemTable:
+    def from_tensors(cls, tensors: dict[str, Tensor], *, has_index: bool = True) -> ItemTable:
         """Use the tensors of ``to_tensors`` without a copy.
+
+        has_index  whether to use their index of the ids, too; if not, it is computed when it is needed
 
         raises ValueError, KeyError, TypeError if a look-up could leave its bounds or never end
         """
@@ -148,7 +151,8 @@ class ItemTable:
         are_labels = len(part["categories.codes"]) == len(part["categories.items"]) == ends[-1] and is_ascending(ends)
         if set(lengths) != {len(items)} or not are_labels or FREE_SLOT not in part["ids.rows"]:
             raise ValueError("the parts of the item table do not match")
-        items.rows = StringIndex(items.ids, part["ids.rows"])
+        if has_index:
+            items.rows = StringIndex(items.ids, part["ids.rows"])
         items.categories = Labels(labels, part["categories.codes"], ends, part["categories.items"])
         return items
 

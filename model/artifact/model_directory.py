@@ -11,7 +11,7 @@
 ``manifest.json``      SHA-256 of each file above; those of the first three together identify the generation
 ``manifest.sig``       the signature of the manifest, if it was signed: ``model.artifact.signatures``
 
-Models of earlier versions have no ``items.safetensors``, or one of another layout; loading computes its content.
+Models of earlier versions have no ``items.safetensors``, or one of another layout; loading computes what they lack.
 Complements, intervals and content change no state, and so do not change the generation. docs/reference/data-formats.md
 describes the files for other programs.
 """
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from model.artifact import item_statistics
 from model.artifact.item_statistics import NO_STATISTICS, ItemStatistics
-from model.artifact.item_table import LAYOUT, ItemTable
+from model.artifact.item_table import LAYOUT, OTHER_INDEX, ItemTable
 from model.artifact.signatures import SIGNATURE, SignatureError, TrustedKeys
 from model.artifact.tensor_file import replace_tensors, sync
 from model.config import ModelConfig, Recipe, ServedRecipe
@@ -379,9 +379,9 @@ def _is_file_backed(address: int) -> bool:
 def _load_items(directory: Path, is_packed: bool) -> ItemTable:
     if is_packed:
         with safe_open(directory / PACKED, "pt") as file:
-            is_packed = (file.metadata() or {}).get("layout") == LAYOUT
-    if is_packed:
-        return ItemTable.from_tensors(load_file(directory / PACKED))
+            layout = (file.metadata() or {}).get("layout")
+        if layout in (LAYOUT, OTHER_INDEX):
+            return ItemTable.from_tensors(load_file(directory / PACKED), has_index=layout == LAYOUT)
     return ItemTable.from_frame(pl.read_parquet(directory / ITEMS))
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from model import config
 from model.artifact import item_statistics, model_directory
 from model.artifact.item_statistics import ItemStatistics
-from model.artifact.item_table import ItemTable
+from model.artifact.item_table import OTHER_INDEX, ItemTable
 from model.content.content_map import ContentMap, learned_content
 from model.content.text_features import Description
 from model.inference.engine import Engine
@@ -102,10 +102,14 @@ def forge_config(directory: Path, change: Callable[[dict[str, Any]], object]) ->
     forge(directory, model_directory.CONFIG, json.dumps(settings).encode())
 
 
-@pytest.mark.parametrize("packed", ["packed", "of an earlier version", "of a later layout"])
+@pytest.mark.parametrize("packed", ["packed", "of an earlier version", "of an earlier index", "of a later layout"])
 def test_what_is_saved_comes_back(saved: Path, model: LisaMini, packed: str) -> None:
     if packed == "of an earlier version":
         unpack(saved)
+    if packed == "of an earlier index":
+        tensors = load((saved / model_directory.PACKED).read_bytes())
+        tensors["ids.rows"] = tensors["ids.rows"].roll(1)  # not where the ids belong now
+        forge(saved, model_directory.PACKED, save(tensors, {"layout": OTHER_INDEX}))
     if packed == "of a later layout":
         forge(saved, model_directory.PACKED, save({"what it will be": torch.zeros(1)}, {"layout": "later"}))
     loaded = model_directory.load(saved)
