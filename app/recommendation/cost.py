@@ -22,7 +22,7 @@ LOG_FIELDS = PLAIN_FIELDS | {"mode", "exclude_seen", "exclude_events", "within"}
 K = 1 / 250  # per item of the answer
 EXPLAINED = 1 / 40  # per explained item
 DIVERSE = 1 / 200  # per item selected for diversity
-COMPARED = 1 / 500_000  # per pair of such an item and one of earlier pages or a pin
+COMPARED = 1 / 500_000  # per item selected for diversity and item of earlier pages or pin, whose codes are compared
 ROTATED = 1 / 4  # per list with rotation, which ranks a few more items than the answer has
 CAPPED = 2.0  # per limit on a category or text, which ranks more items than the answer has
 CAPPED_ITEM = 1 / 200  # more, per item of the answer: those that are ranked may have a hundred categories each
@@ -94,7 +94,7 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     """Return what the fields of the request add to the cost of a plain request."""
     if type(request) is not RecommendationRequest:  # scenarios and searches add costs of fields that nobody set
         return {field: cost(request) for field, cost in PARTS.items()}
-    fields = request.model_fields_set | PARTS_OF_SEVERAL
+    fields = request.model_fields_set | {"k"}
     return {field: cost(request) for field, cost in PARTS.items() if field in fields}  # in a fixed order, for their sum
 
 
@@ -146,13 +146,14 @@ PARTS: Mapping[str, Callable[[RecommendationRequest], float]] = {
     "fallback": _cost_of_fallback,
     "debug": lambda request: (COUNTED + _cost_of_filters(request)) * request.debug,
     "params": lambda request: PARAM * sum(len(p) if isinstance(p, tuple) else 1 for p in request.params.values()),
-    "categories": lambda request: CATEGORY * filtered_categories(request),
+    "categories": lambda request: CATEGORY * sum(map(len, request.category_groups)),
+    "categories_all": lambda request: CATEGORY * len(request.categories_all),
+    "categories_none": lambda request: CATEGORY * len(request.categories_none),
     "mode": lambda request: SEEN * (request.mode == "repeat"),
     "exclude_seen": lambda request: SEEN * (request.seen_rule == "all"),
     "exclude_events": lambda request: SEEN * bool(request.event_rules),
 }
 """What each field adds to the cost of a request."""
-PARTS_OF_SEVERAL = frozenset({"k", "categories"})  # which a request has by default, or that stand for other fields too
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

@@ -16,7 +16,9 @@ MAX_ON_LOOP_S = 0.005  # Python's default switch interval, by which another comp
 FEW = 4.0  # plain requests; where fewer fit on the event loop, larger batches in a thread answer many more of them
 TIMES_AVERAGED = 8
 BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
-COSTLY_MARGIN = 4.0  # how often as long as plain requests of its cost a costly request may take; see `cost`
+# How long a costly request takes for each unit of its cost, measured for the slowest: Python, and each item of the
+# catalogue, to which boosts add for a user without a history. But at least so often as long as light requests.
+COSTLY_UNIT_S, COSTLY_ITEM_S, COSTLY_MARGIN = 4e-4, 4e-9, 4.0
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -43,6 +45,7 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
     wait for them. If batches wait for a GPU, they overlap and never run on the event loop.
 
     compute      takes the requests of a batch and the data read for them
+    items        the size of the catalogue
     max_running  the largest number of light batches that run at a time
     """
 
@@ -50,12 +53,14 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         self,
         compute: Callable[[Sequence[RecommendationRequest], InputT], ResultT],
         threads: EngineThreads,
+        items: int = 0,
         max_running: int = 1,
     ) -> None:
         self._compute = compute
         self._threads = threads
         self._running_light = asyncio.Semaphore(max_running)  # batches for several nodes share the engine
         self._may_run_on_loop = max_running == 1
+        self._costly_unit_s = COSTLY_UNIT_S + COSTLY_ITEM_S * items
         self._light_batches = 0
         self._unit_s = MAX_ON_LOOP_S  # estimated processor time of light batches per unit of cost
 
@@ -79,7 +84,8 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
 
         A long one builds lists in Python, and each step of the event loop would wait until it is made to let go.
         """
-        if self._may_run_on_loop and COSTLY_MARGIN * cost * self._unit_s <= MAX_ON_LOOP_S:
+        unit_s = max(self._costly_unit_s, COSTLY_MARGIN * self._unit_s)
+        if self._may_run_on_loop and cost * unit_s <= MAX_ON_LOOP_S:
             return self._compute(requests, data)
         with short_turns():
             return await asyncio.get_running_loop().run_in_executor(self._threads.costly, self._compute, requests, data)

@@ -155,7 +155,7 @@ class Recommender(BaseRecommender):
         self.ranker = BatchRanker(context, clicks.ids, experiment)
         self._selector = Selector(context.catalogue, readers.properties, threads.shared)
         max_running = SLOTS if context.engine.has_graphs else 1
-        self._executor = AdaptiveExecutor(self.ranker.rank, threads, max_running)
+        self._executor = AdaptiveExecutor(self.ranker.rank, threads, len(context.catalogue), max_running)
         self._metrics = metrics
         self._clicks = clicks
         self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(

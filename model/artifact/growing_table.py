@@ -88,7 +88,10 @@ def extended(array: NDArray[ScalarT], size: int) -> NDArray[ScalarT]:
 
 @numba.njit(cache=True, nogil=True)
 def _add_each(buffer, ends, table, count, wanted, wanted_ends, rows):  # type: ignore[no-untyped-def]
-    """Find the strings, and append those that are new; return the new count. All parts must have the room."""
+    """Find the strings, and append those that are new; return the new count. All parts must have the room.
+
+    Numba recompiles this only when this file changes, so change it together with `first_slot`.
+    """
     for n in range(len(rows)):
         begin, end = np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1])
         row = probe(buffer, ends, table, wanted, begin, end)

@@ -133,7 +133,7 @@ class Scan:
         highest, farthest = float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
         self._catalogue = scan_kernel.Catalogue(lanes, padded, levels, highest, farthest, narrow, ranges)
         self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], NO_GAINS)
-        self._compile(books)
+        self._compile(codes)
 
     @property
     def bias(self) -> Tensor:
@@ -201,8 +201,9 @@ class Scan:
             return np.empty((queries, BLOCK), np.float32)
         return np.empty((queries, rows, 256) if self._path == "vbmi" else (queries, rows, 16, 16), np.uint8)
 
-    def _compile(self, books: int) -> None:
-        """Compile, or load the compiled code, before the first request."""
+    def _compile(self, codes: NDArray[np.uint8]) -> None:
+        """Compile, or load the compiled code, before the first request; also what explains scores."""
+        books = codes.shape[1]
         nobody = np.empty((0, books, 2), np.float32), Lifted(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
         self.scores(*nobody)
         self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
@@ -211,6 +212,8 @@ class Scan:
         scan_kernel.rank(self._catalogue, table, lifted, gains, self._no_boosts, candidates, items, scores)
         scan_kernel.scores_of(self._catalogue, table, lifted, gains, self._no_boosts, candidates, scores)
         scan_kernel.add_gain(bitmap.empty(0), np.float32(0), NO_GAINS)
+        scan_kernel.look_up_products(table, codes, items, np.zeros((0, books), np.float32))
+        scan_kernel.add_lifts(lifted, gains, 1, items, np.zeros((0, 0), np.float32))
 
 
 def supported_paths() -> tuple[ScanPath, ...]:

@@ -90,8 +90,7 @@ class TestTheCost:
         asked = request(**fields)
         every = {field: cost for field, of in PARTS.items() if (cost := of(asked))}
         assert {field: cost for field, cost in parts_of(asked).items() if cost} == every
-        as_one = {"categories_all": "categories", "categories_none": "categories"}
-        assert every.keys() >= {as_one.get(field, field) for field in fields} - {"cursor"}
+        assert every.keys() >= fields.keys() - {"cursor"}
 
     def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
         wishes: list[dict[str, Any]] = [

@@ -57,9 +57,12 @@ def threads() -> Any:
         pool.shutdown()
 
 
+@pytest.mark.parametrize("items", [100_000, 1_000_000])
 @pytest.mark.parametrize("is_costly", [False, True])
 @pytest.mark.parametrize("unit_s", [1e-4, 1e-3])
-def test_a_short_batch_runs_on_the_event_loop(threads: EngineThreads, unit_s: float, *, is_costly: bool) -> None:
+def test_a_short_batch_runs_on_the_event_loop(
+    threads: EngineThreads, unit_s: float, items: int, *, is_costly: bool
+) -> None:
     """Where a unit of cost has taken so long, by the processor's clock; a costly batch may take longer than others."""
     now_s = iter(unit_s * number for number in range(1_000))
 
@@ -67,7 +70,7 @@ def test_a_short_batch_runs_on_the_event_loop(threads: EngineThreads, unit_s: fl
         return threading.get_ident()
 
     async def law() -> None:
-        adaptive = AdaptiveExecutor[None, int](compute, threads)
+        adaptive = AdaptiveExecutor[None, int](compute, threads, items)
         assert adaptive.short_batch() == inf  # nothing is known yet
         for _ in range(100 * executor.BATCHES_PER_TIMING):
             await adaptive.run_light([], None, 1.0)
@@ -75,7 +78,8 @@ def test_a_short_batch_runs_on_the_event_loop(threads: EngineThreads, unit_s: fl
         assert cost == pytest.approx(executor.MAX_ON_LOOP_S / unit_s, rel=0.01)
         run = adaptive.run_light
         if is_costly:
-            run, cost = adaptive.run_costly, cost / executor.COSTLY_MARGIN
+            slowest_s = max(4 * unit_s, 4e-4 + 4e-9 * items)
+            run, cost = adaptive.run_costly, executor.MAX_ON_LOOP_S / slowest_s
         assert await run([], None, 0.98 * cost) == threading.get_ident()
         assert await run([], None, 1.02 * cost) != threading.get_ident()
 
@@ -87,7 +91,7 @@ def test_a_short_batch_runs_on_the_event_loop(threads: EngineThreads, unit_s: fl
 def test_long_batches_remain_where_few_requests_fit_on_the_loop_or_a_gpu_computes(
     threads: EngineThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_cpu, on_gpu = (AdaptiveExecutor[None, None](lambda *_: None, threads, most) for most in (1, 2))
+    on_cpu, on_gpu = (AdaptiveExecutor[None, None](lambda *_: None, threads, max_running=most) for most in (1, 2))
     for unit_s, expected in ((executor.MAX_ON_LOOP_S / (FEW - 0.1), inf), (executor.MAX_ON_LOOP_S / FEW, FEW)):
         monkeypatch.setattr(on_cpu, "_unit_s", unit_s)
         assert on_cpu.short_batch() == pytest.approx(expected)
