@@ -16,8 +16,8 @@ MAX_ON_LOOP_S = 0.005  # Python's default switch interval, by which another comp
 FEW = 4.0  # plain requests; where fewer fit on the event loop, larger batches in a thread answer many more of them
 TIMES_AVERAGED = 8
 BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
-# How long a costly request takes for each unit of its cost, measured for the slowest: Python, and each item of the
-# catalogue, to which boosts add for a user without a history. But at least so often as long as light requests.
+# The slowest costly requests take so long for each unit of their cost: in Python, and for each item of the catalogue,
+# as with boosts for a user without a history. On a slow machine, it is this many times as long as light requests take.
 COSTLY_UNIT_S, COSTLY_ITEM_S, COSTLY_MARGIN = 4e-4, 4e-9, 4.0
 
 InputT = TypeVar("InputT")

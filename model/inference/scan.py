@@ -48,7 +48,7 @@ MOST_SETS = 4  # whose gains a scan adds by itself: more take longer than one pa
 NO_GAINS = np.empty(0, np.float32)
 
 Array: TypeAlias = "NDArray[Any] | Tensor"
-"""An array, or a tensor on the CPU."""
+"""An array, or a tensor."""
 
 ArrayT = TypeVar("ArrayT", bound=Array)
 

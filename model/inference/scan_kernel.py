@@ -262,20 +262,24 @@ def _scan_promising(catalogue, batch, q, room):
     batch.of_range[q] = bounds[2]
     _bound_blocks(catalogue.ranges, least, deficits)
     count = _list_promising(excluded, deficits, batch.blocks)
-    _offer_lifted(batch, q, room)
-    _scan_blocks(catalogue, batch, q, count, room)
-    least = _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost)
+    least = _scan_listed(catalogue, batch, q, count, room)
     if least < bounds[1] and _count_allowed(excluded, batch.blocks[:count]) >= ALLOWED_PER_BEST * room:
         bounds[1] = -np.inf  # the sample's bound may be too high, as it is if it has many of the best
         _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, scratch)
-        _offer_lifted(batch, q, room)
-        _scan_blocks(catalogue, batch, q, count, room)
-        _drop_worst(room, batch.keys[q], batch.found[q : q + 1], bounds, batch.max_boost)
+        _scan_listed(catalogue, batch, q, count, room)
     limit, ruled_out = np.uint16(max(0, min(_limit(batch, q), NO_LIMIT - 1))), 0
     for block in range(len(deficits)):
         ruled_out += deficits[block] >= limit
     if ruled_out < FEWEST_RULED_OUT * len(deficits):
         batch.of_range[q] = 0
+
+
+@numba.njit(nogil=True)
+def _scan_listed(catalogue, batch, q, count, room):
+    """Find the best items of the first listed blocks and of the lifted items; return what ``_drop_worst`` returns."""
+    _offer_lifted(batch, q, room)
+    _scan_blocks(catalogue, batch, q, count, room)
+    return _drop_worst(room, batch.keys[q], batch.found[q : q + 1], batch.bounds[q], batch.max_boost)
 
 
 @numba.njit(nogil=True)

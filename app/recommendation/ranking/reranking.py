@@ -120,10 +120,10 @@ class RerankingRules:
             return rows[: self.count], scores[: self.count]
         codes_of = ranking.codes if self.diversity else _no_codes
         reserved, labels = Reserved(codes_of(self.reserved), self._labels(self.reserved)), self._labels(rows)
-        is_all, step = len(rows) < self.depth, 0
+        is_all, step, most = len(rows) < self.depth, 0, self._most
         while True:
             candidates = Candidates(ranking.relevance(scores), codes_of(rows), labels, is_all)
-            selected, left, full = select_diverse(self.diversity, self.count, candidates, reserved, self._most)
+            selected, left, full = select_diverse(self.diversity, self.count, candidates, reserved, most)
             if is_all or len(selected) == self.count:
                 return rows[selected], scores[selected]
             # at least doubles each time, which bounds the number of scans
