@@ -25,7 +25,7 @@ from storage.redis.store import PARTITIONS, RedisStore
 from storage.state.event import Event
 from storage.state.generation import Generation
 
-LENGTHS = (10, 100, 1_000, 10_000)
+LENGTHS = (1, 10, 100, 1_000, 10_000)
 BATCH = 1_000
 PREFIX, TENANT = "lisarec", "main"
 

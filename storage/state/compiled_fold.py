@@ -144,15 +144,11 @@ def fold_encoded(
     users      (Q,)  the user of each event, as an index of values
     id_hashes  (Q,)  hashes of the events' ids, if known
     """
-    size = generation.dtype.itemsize
     # One extra state: numpy calls the columns of a single record contiguous, and numba would compile again for these.
-    encoded = bytearray().join([*values, bytes(size)])
-    states = np.frombuffer(encoded, generation.dtype)
+    states = generation.decode_many([*values, generation.encoded_empty])
     columns = EventColumns.from_events(generation, events, id_hashes)
     late = fold_many(generation, states, np.fromiter(users, np.int64, len(users)), columns)
-    with memoryview(encoded) as folded:
-        own = [bytes(folded[size * user : size * (user + 1)]) for user in range(len(values))]
-    return Folded(own, late.tolist(), (columns.rows == UNKNOWN).tolist())
+    return Folded(generation.encode_many(states[:-1]), late.tolist(), (columns.rows == UNKNOWN).tolist())
 
 
 def compile_fold(generation: Generation) -> None:

@@ -24,6 +24,7 @@ from storage.state.layout import (
     empty_state,
     state_dtype,
 )
+from storage.state.packed_state import is_of_layout, is_packed, is_whole, pack, state_size, unpack, words_of
 
 # Bins are rescaled before exp(rate * age) exceeds e^40: times the largest weight this is 2e23, below float32's 3e38.
 MAX_EXPONENT = 40.0
@@ -86,7 +87,7 @@ class Generation:
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """The layout of a state. ``np.frombuffer(b"".join(values), dtype)`` reads Q encoded states as a (Q,) array."""
+        """The layout of a state."""
         return state_dtype(len(self.decay_rates), self.codes.shape[1], self.codewords, self.stepped_items, self.id_ring)
 
     @cached_property
@@ -124,12 +125,25 @@ class Generation:
         return cold_row(item_id) if row is None else row
 
     def encode(self, state: State) -> bytes:
-        """Return the state as bytes, always ``dtype.itemsize`` of them."""
-        return state.tobytes()
+        """Return the state as bytes: packed, at most ``dtype.itemsize`` of them."""
+        (value,) = self.encode_many(np.array([state]))
+        return value
+
+    def encode_many(self, states: NDArray[np.void]) -> list[bytes]:
+        """Return the encoded form of each of (Q,) states."""
+        return pack(words_of(states), self._empty_words, self.dtype.itemsize)
+
+    @cached_property
+    def _empty_words(self) -> NDArray[np.uint32]:
+        words: NDArray[np.uint32] = words_of(np.array([self.empty()]))[0]
+        return words
 
     def fits(self, value: bytes) -> bool:
         """Return whether `decode` accepts the value."""
-        return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
+        return self._is_own(value) and is_whole(value)
+
+    def _is_own(self, value: bytes) -> bool:
+        return value[TAG_BYTES] == self.tag and is_of_layout(value) and state_size(value) == self.dtype.itemsize
 
     def extends(self, other: "Generation") -> bool:
         """Return whether this generation folds events as the other one does, except on items that the other lacks.
@@ -156,30 +170,30 @@ class Generation:
 
     def remembers(self, value: bytes, id_hash: int) -> bool:
         """Return whether the ring of an encoded state contains the hash of an event's id."""
-        ring = value[self._id_ring_bytes]
-        # almost no id is in the ring, and checking this needs no array
-        return id_hash.to_bytes(8, "little") in ring and id_hash in np.frombuffer(ring, "<u8")
-
-    @cached_property
-    def _id_ring_bytes(self) -> slice:
-        assert self.dtype.fields is not None
-        ring, start = self.dtype.fields["recent_event_ids"][:2]
-        return slice(start, start + ring.itemsize)
+        # almost no id is in the ring, and nearly all values say so themselves: a packed state lacks only words of zeros
+        own = id_hash.to_bytes(8, "little")
+        may_be_there = own in value or (is_packed(value) and bytes(4) in (own[:4], own[4:]))
+        return may_be_there and id_hash in self.decode(value)["recent_event_ids"]
 
     def decode(self, value: bytes) -> State:
         """Return a mutable copy of an encoded state.
 
         raises  StateError  when the value has another size, layout version or generation
         """
-        self._check(value)
-        state: State = np.frombuffer(bytearray(value), self.dtype)[0]
+        state: State = self.decode_many([value])[0]
         return state
 
     def decode_many(self, values: Sequence[bytes]) -> NDArray[np.void]:
-        """Return Q encoded states as one read-only (Q,) array; raise StateError as `decode` does."""
+        """Return Q encoded states as one (Q,) array; raise StateError as `decode` does."""
         for value in values:
-            self._check(value)
-        return np.frombuffer(b"".join(values), self.dtype)
+            if not self._is_own(value):
+                raise StateError(self._difference(value))
+        try:
+            words = unpack(values, self._empty_words)
+        except ValueError as exc:
+            raise StateError(str(exc)) from exc
+        states: NDArray[np.void] = words.view(np.uint8)[:, : self.dtype.itemsize].view(self.dtype)[:, 0]
+        return states
 
     def histograms(self, states: NDArray[np.void]) -> NDArray[np.float32]:
         """Return the true histograms (Q, R, B, W) of (Q,) states."""
@@ -187,13 +201,12 @@ class Generation:
         histograms: NDArray[np.float32] = states["bins"] * decay[:, :, None, None]
         return histograms
 
-    def _check(self, value: bytes) -> None:
-        if len(value) != self.dtype.itemsize:
-            raise StateError(f"a state of this generation has {self.dtype.itemsize} bytes, not {len(value)}")
-        if value[0] != LAYOUT_VERSION:
-            raise StateError(f"the state has layout version {value[0]}, not {LAYOUT_VERSION}")
+    def _difference(self, value: bytes) -> str:
+        if not is_of_layout(value):
+            return f"the state does not begin with layout version {LAYOUT_VERSION}"
         if value[TAG_BYTES] != self.tag:
-            raise StateError(f"the state belongs to generation {value[TAG_BYTES].hex()}, not {self.tag.hex()}")
+            return f"the state belongs to generation {value[TAG_BYTES].hex()}, not {self.tag.hex()}"
+        return f"a state of this generation has {self.dtype.itemsize} bytes, not {state_size(value)}"
 
     def decay(self, age: float | NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the remaining weights (..., R) of an event after (...) steps."""

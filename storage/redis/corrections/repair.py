@@ -21,7 +21,8 @@ from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session.redis_session import RedisSession
-from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
+from storage.state.layout import TAG_BYTES
+from storage.state.packed_state import is_of_layout, is_whole, state_size
 
 REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
@@ -242,23 +243,23 @@ class LogRepair:
         """Remove states that are damaged, or remain after an erasure or a loss; return the number of users.
 
         They are folded again on the next read. Only properties visible without the model are checked: type, beginning
-        and length; `lisarec rebuild` writes all states anew.
+        and size; `lisarec rebuild` writes all states anew.
         """
         users: set[str] = set()
-        lengths: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by tag
+        sizes: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by tag
         async for states in self._session.partition_keys(ALL_STATES):
             commands = [
-                Command.of(*command)
+                Command.of("GET", key)
                 for state in states  # read the head last, so that a state is never ahead of it
-                for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", user_of_state(state).head))
+                for key in (state, user_of_state(state).head)
             ]
             replies = iter(await self._session.servers.execute_all(commands))
-            for state, begin, length, head in zip(states, replies, replies, replies, strict=True):
+            for state, value, head in zip(states, replies, replies, strict=True):
                 tag = tag_of_state(state)
-                is_state = head is not None and _is_state(begin, tag, head)
-                if is_state:
-                    lengths[tag][length] += 1
-                if not is_state or length != lengths[tag].most_common(1)[0][0]:
+                size = None if head is None else _state_size(value, tag, head)
+                if size is not None:
+                    sizes[tag][size] += 1
+                if size is None or size != sizes[tag].most_common(1)[0][0]:
                     await self._session.call("UNLINK", state)
                     users |= set() if head is None else {user_of_state(state).head}
         return len(users)
@@ -268,10 +269,11 @@ def _is_of_another_type(reply: Exception) -> bool:
     return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
 
 
-def _is_state(begin: Any, tag: str, head: bytes) -> bool:
-    """Return whether a stored value with this beginning may be the user's state of the generation."""
-    if not isinstance(begin, bytes) or not begin[:SEQ_DIGITS].isdigit():
-        return False
-    state = begin[SEQ_DIGITS:]
-    is_own = state[:1] == bytes([LAYOUT_VERSION]) and state[TAG_BYTES].hex() == tag
-    return is_own and int(begin[:SEQ_DIGITS]) <= Head.of(head).newest
+def _state_size(value: Any, tag: str, head: bytes) -> int | None:
+    """Return the size of the state in a value if it may be the user's state of the generation."""
+    if not isinstance(value, bytes) or not value[:SEQ_DIGITS].isdigit():
+        return None
+    state = value[SEQ_DIGITS:]
+    is_own = is_of_layout(state) and state[TAG_BYTES].hex() == tag
+    is_reached = int(value[:SEQ_DIGITS]) <= Head.of(head).newest
+    return state_size(state) if is_own and is_whole(state) and is_reached else None

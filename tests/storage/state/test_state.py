@@ -150,11 +150,9 @@ class TestCodec:
     def test_the_size_stays_below_4_kib_after_any_number_of_events(self) -> None:
         generation = make_generation(rates=(0.05, 0.25, 0.8), codebooks=8)
         state = generation.empty()
-        sizes = {len(generation.encode(state))}
         for number in range(300):
             fold_event(generation, state, click(f"e{number}", item=number % 12))
-            sizes.add(len(generation.encode(state)))
-        assert sizes == {generation.dtype.itemsize}
+            assert len(generation.encode(state)) <= generation.dtype.itemsize
         assert generation.dtype.itemsize + 16 < 4_090  # as Redis has it, with the number of an entry before it
 
     def test_many_states_are_decoded_at_once(self) -> None:
