@@ -123,6 +123,7 @@ class Part(_Waiting):
         self.positions: list[int] = []  # positions of the entries in the request
         self.size = 0
         self.refusals = refusals
+        self.logged: set[tuple[User, int]] = set()  # what a refused commit said, by hashes of ids
         # The ids that the archive contained when it held the partition's log up to an entry, and how far it must go.
         self.archived: set[tuple[User, int]] = set()
         self.searched_through = 0
@@ -189,7 +190,7 @@ class Part(_Waiting):
     def split_off(self, users: Set[User]) -> "list[Part]":
         """Move the entries of these users to a part of their own, and return it, if there are any."""
         other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
-        other.asked_about_users = self.asked_about_users
+        other.asked_about_users, other.logged = self.asked_about_users, self.logged
         own = list(zip(self.entries, self.positions, strict=True))
         self.entries, self.positions, self.size = [], [], 0
         for (user, entry), position in own:
@@ -206,7 +207,9 @@ class Part(_Waiting):
         heads = {user: Head.of(folds[user].head) for user, _ in self.entries}
         self.must_search_through = max(head.archived for head in heads.values())
         return self.searched_through < self.must_search_through and any(
-            heads[user].may_be_archived(entry.event.entry_id) and not folds[user].knows(entry)
+            heads[user].may_be_archived(entry.event.entry_id)
+            and (user, entry.id_hash) not in self.logged
+            and not folds[user].knows(entry)
             for user, entry in self.entries
         )
 
@@ -231,7 +234,7 @@ class UserFold:
     head: bytes | None = None
     states: dict[bytes, bytes] = field(default_factory=dict)  # states of the whole log, by tag of the generation
     stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with the stored value, if any
-    seen: set[int] = field(default_factory=set)  # hashes of ids known to be logged; only the script knows all
+    seen: set[int] = field(default_factory=set)  # hashes of the new ids
     new: list[Entry] = field(default_factory=list)
     outcomes: dict[int, AppendResult] = field(default_factory=dict)  # of folding, by the hashes of new ids
     failure: Exception | None = None  # why the user cannot be read
@@ -311,11 +314,12 @@ class Commit:
         """Return the parts that the archive must decide; if there are none, record which entries are new."""
         undecided = [part for part in self.parts if part.needs_archive(self.folds)]
         if not undecided:
-            for part in self.parts:
-                for user, id_hash in part.archived:
-                    self.folds[user].seen.add(id_hash)
-            self._is_new = [[self.folds[user].receive(entry) for user, entry in part.entries] for part in self.parts]
+            self._is_new = [self._received(part) for part in self.parts]
         return undecided
+
+    def _received(self, part: Part) -> list[bool]:
+        known = part.archived | part.logged
+        return [(user, entry.id_hash) not in known and self.folds[user].receive(entry) for user, entry in part.entries]
 
     def changes(self) -> list[Change]:
         """Return the changes of users with new entries."""
@@ -333,12 +337,14 @@ class Commit:
         changed = [fold.user for fold in self.folds.values() if fold.new]
         by_user = dict(zip(changed, replies, strict=True))
         failed = {user: reply for user, reply in by_user.items() if isinstance(reply, Exception)}
-        refused = {user for user, reply in by_user.items() if reply == 0}
+        refused = {user for user, reply in by_user.items() if isinstance(reply, list)}
+        logged = {(user, int.from_bytes(member, "little")) for user in refused for member in by_user[user]}
         retries: list[Part] = []
         for part, is_new in zip(self.parts, self._is_new, strict=True):
             if refused or failed:
                 applied = [user not in refused and user not in failed for user, _ in part.entries]
                 is_new = list(compress(is_new, applied))
+                part.logged |= logged
                 retries += part.split_off(refused)
                 for user, failure in failed.items():
                     for other in part.split_off({user}):

@@ -15,7 +15,6 @@ from storage.errors import StorageBusy, StorageError
 from storage.group_commit import GroupCommitByNode
 from storage.records import DUPLICATE, AppendResult
 from storage.redis.connections.client import PAUSE_S
-from storage.redis.connections.nodes import Command
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Entry
@@ -152,18 +151,9 @@ class EventWriter:
         return self._settle(commits, replies)
 
     async def _read_folds(self, parts: Sequence[Part], serving: Sequence[Generation]) -> dict[User, UserFold]:
-        """Read the parts' users; if a commit was rejected, also read which of their event ids are logged."""
+        """Read the parts' users."""
         users = dict.fromkeys(user for part in parts for user, _ in part.entries)
         folds = {user: UserFold(user, serving, user.head, user.id_index, user.states(serving)) for user in users}
-        refused = [entry for part in parts if part.refusals for entry in part.entries]
-        if refused:  # before the states, to keep the time between reading them and the commit short
-            commands = [Command.of("ZSCORE", user.id_index, entry.member) for user, entry in refused]
-            scores = await self._servers.execute_all(commands)
-            for (user, entry), score in zip(refused, scores, strict=True):
-                if isinstance(score, Exception):
-                    folds[user].failure = score
-                elif score is not None:
-                    folds[user].seen.add(entry.id_hash)
         values = await self._servers.read([[fold.head_key, *fold.state_keys] for fold in folds.values()])
         for fold, found in zip(folds.values(), values, strict=True):
             fold.load(found)

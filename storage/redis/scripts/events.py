@@ -10,9 +10,9 @@ from storage.redis.scripts.script import Script
 from storage.state.generation import Generation
 
 # Applies each user's change and replies with the id of its last entry. If the user's log is not as the caller expects,
-# it applies nothing and replies 0, or an error. A call may cover any number of partitions on a single server, but one
-# in a cluster. A partition is checked completely before its first write, which a full or read-only server already
-# rejects.
+# it applies nothing and replies with those of the id hashes that are logged, or an error. A call may cover any number
+# of partitions on a single server, but one in a cluster. A partition is checked completely before its first write,
+# which a full or read-only server already rejects.
 COMMIT = Script("""
 -- KEYS  for each partition: seq, log; for each of its users: head, index, states
 -- ARGV  seconds until a state expires, 0 = never; for each partition: number of users; for each of them: believed head,
@@ -46,31 +46,33 @@ in_pages(function(from, ...)
     for i, head in ipairs(redis.call('MGET', ...)) do heads[from + i - 1] = head or '' end
 end, heads)
 
-local function is_as_believed(number)
-    local user = users[number]
-    if heads[number] ~= user.head then return false end
-    local is_in_redis = string.sub(user.head, 1, 16) > string.sub(user.head, 17, 32)
-    if is_in_redis ~= (redis.call('EXISTS', KEYS[user.key + 1]) == 1) then
-        user.damage = {err = is_in_redis and 'a user has no index of entries' or 'a user has entries and no head'}
-        return false
+-- nil if the change of this user can be applied
+local function refusal(number)
+    local user, logged = users[number], {}
+    local is_as_believed = heads[number] == user.head
+    if is_as_believed then
+        local is_in_redis = string.sub(user.head, 1, 16) > string.sub(user.head, 17, 32)
+        if is_in_redis ~= (redis.call('EXISTS', KEYS[user.key + 1]) == 1) then
+            return {err = is_in_redis and 'a user has no index of entries' or 'a user has entries and no head'}
+        end
     end
     for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
-        if redis.call('ZSCORE', KEYS[user.key + 1], ARGV[new]) then return false end
+        if redis.call('ZSCORE', KEYS[user.key + 1], ARGV[new]) then logged[#logged + 1] = ARGV[new] end
     end
-    return true
+    if not is_as_believed or #logged > 0 then return logged end
 end
 
 local replies, values, kept, seqs = {}, {}, {}, {}
 local function apply(partition)
     local total = 0
     for number = partition.first, partition.last do
-        users[number].applies = is_as_believed(number)
-        if users[number].applies then total = total + users[number].new end
+        users[number].refusal = refusal(number)
+        if not users[number].refusal then total = total + users[number].new end
     end
     local seq = redis.call('INCRBY', KEYS[partition.key], total) - total
     for number = partition.first, partition.last do
         local user = users[number]
-        if user.applies then
+        if not user.refusal then
             local head = user.head
             for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
                 seq = seq + 1
@@ -87,7 +89,7 @@ local function apply(partition)
                 kept[#kept + 1], seqs[#seqs + 1] = state, string.sub(head, 1, 16)
             end
         end
-        replies[number] = user.applies and string.format('%.0f', seq) .. id_end or user.damage or 0
+        replies[number] = user.refusal or string.format('%.0f', seq) .. id_end
     end
 end
 
