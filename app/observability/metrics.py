@@ -331,7 +331,7 @@ class GenerationMetrics:
         )
         self._state_bytes = instruments.gauge(
             "lisarec_state_bytes",
-            "Size of a user's state in the active generation, in bytes",
+            "Largest size of a user's state in the active generation, in bytes",
             ["tenant"],
             mode="livemax",
         )

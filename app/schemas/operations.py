@@ -58,7 +58,7 @@ class ServedModel(BaseModel):
     tag: str
     device: str
     items: int
-    state_bytes: int = Field(description="The size of one user's state, whatever the length of the history.")
+    state_bytes: int = Field(description="The most bytes of a user's state, whatever the length of the history.")
     config: dict[str, Any]
     metrics: dict[str, Any]
 

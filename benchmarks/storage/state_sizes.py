@@ -40,13 +40,11 @@ def main(
         (value,) = fold_encoded(generation, [generation.encoded_empty], [0] * len(events), events).states
         counts[place], sizes[place] = len(events), len(value)
     printed = Table("events of a user", "users", "mean bytes", "most bytes", title=f"of {generation.dtype.itemsize:,}")
-    for least, beyond in pairwise(GROUPS):
-        of_group = sizes[(counts >= least) & (counts < beyond)]
-        if len(of_group):
-            printed.add_row(f"{least:,} or more", f"{len(of_group):,}", f"{of_group.mean():,.0f}", f"{of_group.max():,}")
-    printed.add_row(
-        f"all, {counts.mean():.1f} on average", f"{len(sizes):,}", f"{sizes.mean():,.0f}", f"{sizes.max():,}"
-    )
+    groups = {f"{least:,} or more": (counts >= least) & (counts < beyond) for least, beyond in pairwise(GROUPS)}
+    for name, members in (groups | {f"all, {counts.mean():.1f} on average": counts > 0}).items():
+        if members.any():
+            own = sizes[members]
+            printed.add_row(name, f"{len(own):,}", f"{own.mean():,.0f}", f"{own.max():,}")
     Console().print(printed)
 
 

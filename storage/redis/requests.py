@@ -190,7 +190,7 @@ class Part(_Waiting):
     def split_off(self, users: Set[User]) -> "list[Part]":
         """Move the entries of these users to a part of their own, and return it, if there are any."""
         other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
-        other.asked_about_users, other.logged = self.asked_about_users, self.logged
+        other.asked_about_users, other.logged = self.asked_about_users, set(self.logged)
         own = list(zip(self.entries, self.positions, strict=True))
         self.entries, self.positions, self.size = [], [], 0
         for (user, entry), position in own:
@@ -234,7 +234,7 @@ class UserFold:
     head: bytes | None = None
     states: dict[bytes, bytes] = field(default_factory=dict)  # states of the whole log, by tag of the generation
     stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with the stored value, if any
-    seen: set[int] = field(default_factory=set)  # hashes of the new ids
+    seen: set[int] = field(default_factory=set)  # hashes of ids known to be logged, and of new ones
     new: list[Entry] = field(default_factory=list)
     outcomes: dict[int, AppendResult] = field(default_factory=dict)  # of folding, by the hashes of new ids
     failure: Exception | None = None  # why the user cannot be read
@@ -314,12 +314,12 @@ class Commit:
         """Return the parts that the archive must decide; if there are none, record which entries are new."""
         undecided = [part for part in self.parts if part.needs_archive(self.folds)]
         if not undecided:
-            self._is_new = [self._received(part) for part in self.parts]
+            for part in self.parts:  # before any entry is received: others may have sent the same ones
+                for user, id_hash in part.logged | part.archived:
+                    if user in self.folds:
+                        self.folds[user].seen.add(id_hash)
+            self._is_new = [[self.folds[user].receive(entry) for user, entry in part.entries] for part in self.parts]
         return undecided
-
-    def _received(self, part: Part) -> list[bool]:
-        known = part.archived | part.logged
-        return [(user, entry.id_hash) not in known and self.folds[user].receive(entry) for user, entry in part.entries]
 
     def changes(self) -> list[Change]:
         """Return the changes of users with new entries."""

@@ -60,7 +60,7 @@ State: TypeAlias = np.void
 
 
 def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, id_ring: int) -> np.dtype[np.void]:
-    """Return the layout of a state. ``np.frombuffer(b"".join(values), dtype)`` reads Q of them as a (Q,) array."""
+    """Return the layout of a state."""
     return np.dtype(
         [
             ("version", "u1"),

@@ -142,6 +142,8 @@ def _unpack(joined, ends, empty, states):  # type: ignore[no-untyped-def]
                         return False
                     state[first + bit] = joined[place] if differs else empty[first + bit]
                     place += differs
+                if words - first < WORD_BITS and changed >> np.uint32(words - first):
+                    return False
         if place != end:
             return False
         start = end

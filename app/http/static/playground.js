@@ -324,7 +324,7 @@ async function showModel() {
     ["items", count(model.items)],
     ...learned,
     ["on validation", quality + rules],
-    ["a user's state", `${count(model.state_bytes)} bytes, however long the history`],
+    ["a user's state", `at most ${count(model.state_bytes)} bytes, however long the history`],
     ["histogram", `${rates.length} rates × ${books} codebooks × ${words} codewords`],
   ]);
   heatMap = new HeatMap(element("histogram"), element("square"), model);

@@ -275,7 +275,7 @@ class NodeClients:
         elif asking:
             replies = replies[1::2]
         if failure is not None:
-            # a rejected command wrote nothing that replicas could lack
+            # replicas cannot lack anything of a command that was rejected
             replies = [failure if _has_written(reply) else reply for reply in replies]
         return replies
 
@@ -296,9 +296,11 @@ def is_cluster_mode(hello: Sequence[Any]) -> bool:
 
 
 def _has_written(reply: Any) -> bool:
-    """Return whether a script has written. It replies 0 for rejected changes, once or for each of several changes."""
-    if isinstance(reply, list):
-        return not reply or any(one != 0 for one in reply)
+    """Return whether a script has written, or has found what was written: a script that rejects a change replies 0.
+
+    A commit replies to a rejected change with the events that are logged. The caller takes these for durable, so
+    replicas must have them as well.
+    """
     return not isinstance(reply, Exception) and reply != 0
 
 

@@ -11,7 +11,9 @@ import pytest
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.layout.head import Head, MergeStage
+from storage.redis.scripts.events import COMMIT
 from tests.storage.oracles.random_events import click
+from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisCluster, RedisServer, new_replica, new_server
 from tests.storage.redis.stores import (
     assert_state_is_fold_of_log,
@@ -62,6 +64,26 @@ class TestReplicas:
                     assert await ids(left, "a") == ["before", "e"]
                     for user_id in "abcdefg":
                         await assert_state_is_fold_of_log(left, user_id)
+
+        asyncio.run(law())
+
+    def test_what_a_refused_commit_found_is_not_answered_before_the_replica_has_it(
+        self, pair: tuple[RedisServer, RedisServer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        primary, replica = pair
+
+        async def law() -> None:
+            acks = ReplicaAcks(replicas=1, timeout_s=0.3)
+            async with opened(primary.url, acks=acks) as store, opened(primary.url) as other:
+                await until_applied(store, [click("before")])
+                replica.freeze()
+                overtake(monkeypatch, COMMIT.sha, lambda: other.append("main", [click("other")]))
+                with pytest.raises(StorageUnavailable, match="only 0 of 1 Redis replicas have the write"):
+                    await store.append("main", [click("other"), click("own")])
+                assert await ids(store) == ["before", "other"]
+                replica.thaw()
+                answers = await store.append("main", [click("other"), click("own")])
+                assert [answer.duplicate for answer in answers] == [True, False]
 
         asyncio.run(law())
 

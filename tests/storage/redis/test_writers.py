@@ -13,6 +13,8 @@ import pytest
 import storage.redis.requests
 import storage.redis.writer
 from storage.errors import StorageUnavailable
+from storage.records import AppendResult
+from storage.redis.requests import Part
 from storage.redis.scripts.events import COMMIT
 from storage.redis.store import RedisStore
 from storage.state.event import Event
@@ -21,6 +23,7 @@ from tests.storage.oracles.random_events import HOT_USERS, click, shared_event
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import PREFIX, assert_state_is_fold_of_log, ids, opened
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,6 +80,40 @@ class TestManyWriters:
                     await assert_state_is_fold_of_log(store, user_id)
 
         asyncio.run(law())
+
+    def test_what_a_refusal_says_holds_for_all_requests_of_the_next_round(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise each resend of an event that the ring has forgotten would have all events of its user refused."""
+        refused: list[Part] = []
+        may_retry = Part.may_retry
+
+        def counted(part: Part, why: str) -> bool:
+            refused.append(part)
+            return may_retry(part, why)
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("logged"), *(click(f"other{number}") for number in range(30))])
+                sent: list[asyncio.Task[list[AppendResult]]] = []
+
+                async def send_more() -> None:
+                    requests = [[click("logged")], [click("own")], [click("logged"), click("last")]]
+                    sent.extend(asyncio.create_task(store.append("main", events)) for events in requests)
+                    await until(lambda: store.waiting == 4)
+
+                overtake(monkeypatch, COMMIT.sha, send_more)
+                answers = await store.append("main", [click("logged")])
+                for task in sent:
+                    answers += await task
+                assert [answer.duplicate for answer in answers] == [True, True, False, True, False]
+                assert (await ids(store))[31:] == ["own", "last"]
+                await assert_state_is_fold_of_log(store)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Part, "may_retry", counted)
+            asyncio.run(law())
+        assert len(refused) == 1
 
     def test_a_resend_with_another_time_is_still_a_duplicate(self, any_server: RedisServer) -> None:
         """The index of the log decides, not the ring with its low-water mark."""

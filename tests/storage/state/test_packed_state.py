@@ -73,6 +73,13 @@ def test_a_newcomer_takes_a_fraction() -> None:
     assert lengths[-1] < generation.dtype.itemsize / 2
 
 
+def mark_word_beyond_the_last(value: bytes) -> bytes:
+    words = -(-(int.from_bytes(value[16:20], "little") - HEAD_BYTES) // 4)
+    end = 20 + 4 * -(-words // 32)
+    assert words % 32
+    return value[: end - 1] + bytes([value[end - 1] | 128]) + value[end:]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -83,6 +90,7 @@ def test_a_newcomer_takes_a_fraction() -> None:
         lambda value: value[:16] + (1).to_bytes(4, "little") + value[20:],
         lambda value: value[:20] + bytes([value[20] ^ 1]) + value[21:],
         lambda value: value[:20] + b"\xff" * (len(value) - 20),
+        mark_word_beyond_the_last,
     ],
 )
 def test_a_damaged_one_is_noticed(damage: Callable[[bytes], bytes]) -> None:

@@ -35,7 +35,7 @@ def test_the_card_says_what_is_served_and_how_good_it_is(page: Page, url: str) -
         "items": "60",
         "learned from": "12,345 events of 678 users",
         "on validation": "HR@10 0.440, NDCG@10 0.230 (split loo, seen rule all, data abcdef0123456789)",
-        "a user's state": f"{served['state_bytes']:,} bytes, however long the history",
+        "a user's state": f"at most {served['state_bytes']:,} bytes, however long the history",
         "histogram": "2 rates \u00d7 3 codebooks \u00d7 8 codewords",
     }
 
