@@ -1,8 +1,10 @@
 """Statements for many rows, which SQLite executes in batches."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import orjson
 
 
 def execute_in_batches(
@@ -12,13 +14,13 @@ def execute_in_batches(
     *,
     before: Sequence[Any] = (),
     after: Sequence[Any] = (),
-    sizes: Sequence[int] = (64, 8, 1),
+    sizes: Sequence[int] = (256, 64, 8, 1),
 ) -> list[Any]:
     """Execute a statement for all of the rows, in order and in batches; return all result rows.
 
-    Each statement releases the interpreter's lock, and then waits until another thread gives it back. So a few
-    statements for a hundred rows cost far less than a hundred statements. Batches have only a few sizes, so that SQLite
-    prepares few statements.
+    Each statement, and each of its result rows, releases the interpreter's lock, and then waits until another thread
+    gives it back. So a few statements for a hundred rows cost far less than a hundred statements, and results are best
+    aggregated: see `rows_with_blobs`. Batches have only a few sizes, so that SQLite prepares few statements.
 
     sql     has {rows} where VALUES of a batch's rows belong
     before  parameters that precede those of the rows in the statement
@@ -36,3 +38,19 @@ def execute_in_batches(
             parameters = [*before, *(value for row in batch for value in row), *after]
             results += db.execute(sql.format(rows=values), parameters)
     return results
+
+
+def rows_with_blobs(aggregated: Iterable[tuple[str, bytes | None]]) -> list[list[Any]]:
+    """Return the rows in aggregates of rows, each of which ends in a blob.
+
+    aggregated  a JSON array of rows, in which the length of a blob stands for it, and the blobs one after the other
+    """
+    rows = []
+    for text, blobs in aggregated:
+        start = 0
+        for row in orjson.loads(text):
+            if (length := row[-1]) is not None:
+                row[-1] = (blobs or b"")[start : start + length]
+                start += length
+            rows.append(row)
+    return rows

@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.records import DAY_S, FoldedState
 from storage.sqlite import log
-from storage.sqlite.batches import execute_in_batches
+from storage.sqlite.batches import execute_in_batches, rows_with_blobs
 from storage.sqlite.log import NEWEST, NO_LIMIT, PageReader, add_seen, log_entries
 from storage.state.corrections import EventFilter, LogFold, ReadState, SeenItems
 from storage.state.generation import Generation
@@ -20,9 +20,11 @@ READ_AT_ONCE = 256  # states, about 1 MB
 SHORT_LOG = 128  # entries; reading them takes as long as the switch to the thread that reads them
 
 SELECT_STATES = """
-SELECT batch.column1, coalesce(aliases.target, batch.column1),
+SELECT json_group_array(json_array(
+    batch.column1, coalesce(aliases.target, batch.column1),
     (SELECT max(seq) FROM log WHERE tenant = ? AND user_id = coalesce(aliases.target, batch.column1)),
-    states.through_seq, states.value
+    states.through_seq, length(states.value)
+)), CAST(group_concat(states.value, '') AS BLOB)
 FROM ({rows}) AS batch
 LEFT JOIN aliases ON aliases.tenant = ? AND aliases.user_id = batch.column1
 LEFT JOIN states ON states.tenant = ? AND states.user_id = coalesce(aliases.target, batch.column1)
@@ -32,10 +34,10 @@ LEFT JOIN states ON states.tenant = ? AND states.user_id = coalesce(aliases.targ
 COUNT_MISSING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
 
 # Keeps a newer state that another process has saved meanwhile, and saves no state of a log that is gone.
-SAVE_STATE = """
+SAVE_STATES = """
 INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day)
-SELECT :tenant, :user_id, :generation, :through_seq, :value, :day
-WHERE EXISTS (SELECT 1 FROM log WHERE seq = :through_seq AND tenant = :tenant AND user_id = :user_id)
+SELECT * FROM ({rows}) AS batch
+WHERE EXISTS (SELECT 1 FROM log WHERE seq = batch.column4 AND tenant = batch.column1 AND user_id = batch.column2)
 ON CONFLICT (tenant, user_id, generation)
 DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, written_day = excluded.written_day
 WHERE excluded.through_seq >= states.through_seq
@@ -154,7 +156,9 @@ def stored_states(
 
 def _stored_rows(db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str]) -> list[Any]:
     rows = [(user_id,) for user_id in dict.fromkeys(user_ids)]
-    return execute_in_batches(db, SELECT_STATES, rows, before=[tenant], after=[tenant, tenant, generation.tag])
+    return rows_with_blobs(
+        execute_in_batches(db, SELECT_STATES, rows, before=[tenant], after=[tenant, tenant, generation.tag])
+    )
 
 
 async def read_seen_items(reader: PageReader, tenant: str, user_id: str, events: EventFilter, limit: int) -> SeenItems:
@@ -188,20 +192,8 @@ def _seen_of_short_log(
 def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
     """Save these states, except those of users who have a newer state or no log any more."""
     day = today()
-    db.executemany(
-        SAVE_STATE,
-        [
-            {
-                "tenant": state.tenant,
-                "user_id": state.user_id,
-                "generation": generation.tag,
-                "through_seq": state.through_seq,
-                "value": state.value,
-                "day": day,
-            }
-            for state in states
-        ],
-    )
+    rows = [(one.tenant, one.user_id, generation.tag, one.through_seq, one.value, day) for one in states]
+    execute_in_batches(db, SAVE_STATES, rows)
 
 
 def replace(

@@ -24,7 +24,7 @@ from storage.state.layout import (
     empty_state,
     state_dtype,
 )
-from storage.state.packed_state import is_of_layout, is_packed, is_whole, pack, state_size, unpack, words_of
+from storage.state.packed_state import is_of_layout, is_packed, is_whole, pack, state_size, states_of, unpack, words_of
 
 # Bins are rescaled before exp(rate * age) exceeds e^40: times the largest weight this is 2e23, below float32's 3e38.
 MAX_EXPONENT = 40.0
@@ -192,8 +192,7 @@ class Generation:
             words = unpack(values, self._empty_words)
         except ValueError as exc:
             raise StateError(str(exc)) from exc
-        states: NDArray[np.void] = words.view(np.uint8)[:, : self.dtype.itemsize].view(self.dtype)[:, 0]
-        return states
+        return states_of(words, self.dtype)
 
     def histograms(self, states: NDArray[np.void]) -> NDArray[np.float32]:
         """Return the true histograms (Q, R, B, W) of (Q,) states."""

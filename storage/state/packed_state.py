@@ -13,6 +13,7 @@ the layout version, the mark of unlearned items and the tag of the generation.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numba
 import numpy as np
@@ -57,10 +58,21 @@ def is_whole(value: bytes) -> bool:
 def words_of(states: NDArray[np.void]) -> NDArray[np.uint32]:
     """Return the words (U, W) of (U,) states, of which a last one that is not whole is filled with zeros."""
     count, size = len(states), states.itemsize
-    content = np.ascontiguousarray(states).view(np.uint8).reshape(count, size)
-    if size % WORD_BYTES:
-        content = np.pad(content, ((0, 0), (0, -size % WORD_BYTES)))
-    return content.view(np.uint32)
+    states = np.ascontiguousarray(states)
+    if size % WORD_BYTES == 0:
+        return states.view(np.uint32).reshape(count, size // WORD_BYTES)
+    content = states.view(np.uint8).reshape(count, size)
+    return np.pad(content, ((0, 0), (0, -size % WORD_BYTES))).view(np.uint32)
+
+
+def states_of(words: NDArray[np.uint32], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return the (U,) states with these words (U, W), in the same memory."""
+    states: NDArray[np.void]
+    if dtype.itemsize % WORD_BYTES == 0:
+        states = words.reshape(-1).view(dtype)
+    else:
+        states = words.view(np.uint8)[:, : dtype.itemsize].view(dtype)[:, 0]
+    return states
 
 
 def pack(states: NDArray[np.uint32], empty: NDArray[np.uint32], size: int) -> list[bytes]:
@@ -81,12 +93,10 @@ def unpack(values: Sequence[bytes], empty: NDArray[np.uint32]) -> NDArray[np.uin
     raises  ValueError  when a value is not whole
     """
     states = np.empty((len(values), len(empty)), np.uint32)
-    if any(len(value) % WORD_BYTES for value in values):
-        if any(len(value) % WORD_BYTES for value in values if is_packed(value)):
-            raise ValueError("a packed state ends within a word")
-        values = [value + bytes(-len(value) % WORD_BYTES) for value in values]
-    ends = np.fromiter(map(len, values), np.int64, len(values)).cumsum() // WORD_BYTES
-    if not _unpack(np.frombuffer(b"".join(values), "<u4"), ends, empty, states):
+    values = [value if is_packed(value) else value + bytes(-len(value) % WORD_BYTES) for value in values]
+    ends = np.array([*accumulate(map(len, values))], np.int64)
+    joined = b"".join(values)
+    if len(joined) % WORD_BYTES or not _unpack(np.frombuffer(joined, "<u4"), ends, empty, states):
         raise ValueError("a state has another number of words than it says")
     return states
 
@@ -124,9 +134,9 @@ def _unpack(joined, ends, empty, states):  # type: ignore[no-untyped-def]
     groups = -(-(words - HEAD_WORDS) // WORD_BITS)
     start = 0
     for user in range(len(ends)):
-        state, end = states[user], ends[user]
+        state, end = states[user], ends[user] // WORD_BYTES
         place = start + (MAP_AT + groups if joined[start] & PACKED else words)
-        if place > end:
+        if place > end or ends[user] % WORD_BYTES:
             return False
         if joined[start] & PACKED == 0:
             state[:] = joined[start:place]

@@ -58,7 +58,7 @@ def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> No
     for name, count in counts.items():
         trend = clock.trend_of(count)
         rows.append((tenant, name, sum_of_trends(known[name], trend) if name in known else trend))
-    db.executemany("INSERT OR REPLACE INTO order_counts VALUES (?, ?, ?)", rows)
+    execute_in_batches(db, "INSERT OR REPLACE INTO order_counts {rows}", rows)
     db.execute(DELETE_LOWEST, (tenant, tenant))
 
 

@@ -21,6 +21,7 @@ from storage.records import (
     properties_to_json,
     types_to_hold,
 )
+from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.items.vectors import put_vectors, refused_vector
 
 PUT_ITEM = """
@@ -35,8 +36,7 @@ ON CONFLICT (tenant, item_id) DO UPDATE SET
 """
 
 PUT_ITEM_CODES = """
-INSERT OR REPLACE INTO item_codes (tenant, item_id, generation, version, evidence, bias, history, target)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR REPLACE INTO item_codes (tenant, item_id, generation, version, evidence, bias, history, target) {rows}
 """
 
 SELECT_VERSION = """
@@ -62,8 +62,8 @@ SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant
 UNION SELECT tenant FROM audit UNION SELECT tenant FROM notes WHERE name = ?
 """
 
-ADD_TALLY = """
-INSERT INTO tallies (tenant, name, count) VALUES (?, ?, ?)
+ADD_TALLIES = """
+INSERT INTO tallies (tenant, name, count) {rows}
 ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 """
 
@@ -120,13 +120,11 @@ def put_items(
 def put_item_codes(db: sqlite3.Connection, tenant: str, codes: Sequence[ItemCodes]) -> None:
     """Set these codes, each for its item and generation."""
     before = items_version(db, tenant)
-    db.executemany(
-        PUT_ITEM_CODES,
-        [
-            (tenant, one.item_id, one.tag, number, one.evidence, one.bias, one.history, one.target)
-            for number, one in enumerate(codes, before + 1)
-        ],
-    )
+    rows = [
+        (tenant, one.item_id, one.tag, number, one.evidence, one.bias, one.history, one.target)
+        for number, one in enumerate(codes, before + 1)
+    ]
+    execute_in_batches(db, PUT_ITEM_CODES, rows)
 
 
 def item_changes(db: sqlite3.Connection, tenant: str, after: int, limit: int) -> ItemChanges:
@@ -198,7 +196,7 @@ def _changed(held: HeldProperties, item_id: str, generation: bytes | None, *colu
 
 def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, float]) -> None:
     """Add to the tenant's counters of these names."""
-    db.executemany(ADD_TALLY, [(tenant, json.dumps(name), count) for name, count in counts.items()])
+    execute_in_batches(db, ADD_TALLIES, [(tenant, json.dumps(name), count) for name, count in counts.items()])
 
 
 def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, float]:

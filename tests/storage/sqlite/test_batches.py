@@ -1,0 +1,32 @@
+"""Laws of statements for many rows: all rows come back as SQLite has them, however few statements there are."""
+
+import sqlite3
+from contextlib import closing
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.sqlite.batches import execute_in_batches, rows_with_blobs
+
+ECHO = """
+SELECT json_group_array(json_array(column1, column2, length(column3))), CAST(group_concat(column3, '') AS BLOB)
+FROM ({rows})
+"""
+TEXTS = st.text(st.characters(codec="utf-8"))
+ROWS = st.lists(st.tuples(TEXTS, st.integers(-(2**63), 2**63 - 1) | st.none(), st.binary() | st.none()))
+
+
+@given(ROWS, st.sampled_from([(1,), (3, 1), (64, 8, 1)]))
+def test_aggregated_rows_come_back_in_order(rows: list[tuple[object, ...]], sizes: tuple[int, ...]) -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        assert rows_with_blobs(execute_in_batches(db, ECHO, rows, sizes=sizes)) == [list(row) for row in rows]
+
+
+def test_there_is_one_statement_for_as_many_rows_as_fit() -> None:
+    statements: list[str] = []
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.execute("CREATE TABLE numbers (number INTEGER)")
+        db.set_trace_callback(statements.append)
+        execute_in_batches(db, "INSERT INTO numbers {rows}", [(number,) for number in range(600)])
+        assert len(statements) == 2 + 1 + 3
+        assert [number for (number,) in db.execute("SELECT number FROM numbers ORDER BY rowid")] == list(range(600))
