@@ -6,6 +6,11 @@ from typing import Any
 
 import orjson
 
+from storage.errors import StorageError
+
+PROBE = "SELECT json_group_array(json_array(length(column1))), CAST(group_concat(column1, '') AS BLOB) FROM ({rows})"
+PROBED = [(b"a\0b",)]
+
 
 def execute_in_batches(
     db: sqlite3.Connection,
@@ -54,3 +59,16 @@ def rows_with_blobs(aggregated: Iterable[tuple[str, bytes | None]]) -> list[list
                 start += length
             rows.append(row)
     return rows
+
+
+def require_aggregates(db: sqlite3.Connection) -> None:
+    """Raise StorageError if this SQLite cannot aggregate rows with blobs: before 3.37 it cut them at a zero byte."""
+    try:
+        found = rows_with_blobs(execute_in_batches(db, PROBE, PROBED))
+    except sqlite3.OperationalError:  # compiled without JSON
+        found = []
+    if found != [list(row) for row in PROBED]:
+        raise StorageError(
+            f"this Python has SQLite {sqlite3.sqlite_version}, which is too old or lacks JSON; "
+            "use one with SQLite 3.38 or newer, or Redis"
+        )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage.errors import StorageUnavailable
+from storage.sqlite.batches import require_aggregates
 from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThread
 from storage.sqlite.connections.open_files import OpenFiles, require_log_of_database
 from storage.sqlite.connections.writer_thread import WriterThread, failure_cause, storage_error
@@ -38,6 +39,7 @@ class Database:
         path.parent.mkdir(parents=True, exist_ok=True)
         require_log_of_database(path)
         with closing(self.connect()) as connection:
+            require_aggregates(connection)
             _switch_to_wal(connection)
             create_schema(connection, path)
         readers, long_reader, inline = [self.connect() for _ in range(READERS)], [self.connect()], self.connect()

@@ -23,7 +23,7 @@ SELECT_STATES = """
 SELECT json_group_array(json_array(
     batch.column1, coalesce(aliases.target, batch.column1),
     (SELECT max(seq) FROM log WHERE tenant = ? AND user_id = coalesce(aliases.target, batch.column1)),
-    states.through_seq, length(states.value)
+    states.through_seq, length(CAST(states.value AS BLOB))
 )), CAST(group_concat(states.value, '') AS BLOB)
 FROM ({rows}) AS batch
 LEFT JOIN aliases ON aliases.tenant = ? AND aliases.user_id = batch.column1

@@ -3,10 +3,13 @@
 import sqlite3
 from contextlib import closing
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.sqlite.batches import execute_in_batches, rows_with_blobs
+import storage.sqlite.batches
+from storage.errors import StorageError
+from storage.sqlite.batches import PROBE, execute_in_batches, require_aggregates, rows_with_blobs
 
 ECHO = """
 SELECT json_group_array(json_array(column1, column2, length(column3))), CAST(group_concat(column3, '') AS BLOB)
@@ -20,6 +23,21 @@ ROWS = st.lists(st.tuples(TEXTS, st.integers(-(2**63), 2**63 - 1) | st.none(), s
 def test_aggregated_rows_come_back_in_order(rows: list[tuple[object, ...]], sizes: tuple[int, ...]) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         assert rows_with_blobs(execute_in_batches(db, ECHO, rows, sizes=sizes)) == [list(row) for row in rows]
+
+
+def test_more_rows_than_one_statement_takes_come_back_in_order() -> None:
+    rows = [(f"{number}", None, b"\0" * (number % 5)) for number in range(600)]
+    with closing(sqlite3.connect(":memory:")) as db:
+        assert rows_with_blobs(execute_in_batches(db, ECHO, rows)) == [list(row) for row in rows]
+
+
+def test_a_sqlite_that_cuts_blobs_or_has_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        require_aggregates(db)
+        for probe in (PROBE.replace("group_concat(column1, '')", "'a'"), PROBE.replace("json_array(", "no_json(")):
+            monkeypatch.setattr(storage.sqlite.batches, "PROBE", probe)
+            with pytest.raises(StorageError, match=r"SQLite 3\.38 or newer"):
+                require_aggregates(db)
 
 
 def test_there_is_one_statement_for_as_many_rows_as_fit() -> None:
