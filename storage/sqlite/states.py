@@ -146,9 +146,9 @@ def stored_states(
     """Return the stored state of each user; the empty state if there is none or it is unreadable."""
     states: dict[str, StoredState] = {}
     for user_id, target, newest_seq, through_seq, value in _stored_rows(db, generation, tenant, user_ids):
-        if value is not None and not generation.fits(value):
-            logger.warning("folding a state again from the log, because it has another layout")
         if value is None or not generation.fits(value):
+            if value is not None:
+                logger.warning("folding a state again from the log, because it has another layout")
             through_seq, value = 0, generation.encoded_empty
         states[user_id] = StoredState(target, newest_seq or 0, through_seq, value)
     return states

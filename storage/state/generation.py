@@ -24,7 +24,20 @@ from storage.state.layout import (
     empty_state,
     state_dtype,
 )
-from storage.state.packed_state import is_of_layout, is_packed, is_whole, pack, state_size, states_of, unpack, words_of
+from storage.state.packed_state import (
+    PACKED_MARK,
+    PLAIN_MARK,
+    SIZE_AT,
+    WORD_BYTES,
+    is_of_layout,
+    is_packed,
+    is_whole,
+    pack,
+    state_size,
+    states_of,
+    unpack,
+    words_of,
+)
 
 # Bins are rescaled before exp(rate * age) exceeds e^40: times the largest weight this is 2e23, below float32's 3e38.
 MAX_EXPONENT = 40.0
@@ -143,7 +156,15 @@ class Generation:
         return self._is_own(value) and is_whole(value)
 
     def _is_own(self, value: bytes) -> bool:
-        return value[TAG_BYTES] == self.tag and is_of_layout(value) and state_size(value) == self.dtype.itemsize
+        if value[TAG_BYTES] != self.tag:
+            return False
+        if value[:1] == PACKED_MARK:
+            return value[SIZE_AT] == self._size_word
+        return value[:1] == PLAIN_MARK and len(value) == self.dtype.itemsize
+
+    @cached_property
+    def _size_word(self) -> bytes:
+        return self.dtype.itemsize.to_bytes(WORD_BYTES, "little")
 
     def extends(self, other: "Generation") -> bool:
         """Return whether this generation folds events as the other one does, except on items that the other lacks.

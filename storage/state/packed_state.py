@@ -27,12 +27,12 @@ HEAD_WORDS = 4
 MAP_AT = HEAD_WORDS + 1
 SIZE_AT = slice(WORD_BYTES * HEAD_WORDS, WORD_BYTES * MAP_AT)
 PACKED = 128  # added to the layout version, which is less
-PRESENT = bytes([LAYOUT_VERSION]), bytes([LAYOUT_VERSION | PACKED])
+PLAIN_MARK, PACKED_MARK = bytes([LAYOUT_VERSION]), bytes([LAYOUT_VERSION | PACKED])  # first bytes of the present layout
 
 
 def is_of_layout(value: bytes) -> bool:
     """Return whether an encoded state, packed or not, has the present layout."""
-    return value[:1] in PRESENT
+    return value[:1] in (PLAIN_MARK, PACKED_MARK)
 
 
 def is_packed(value: bytes) -> bool:
