@@ -1,4 +1,4 @@
-"""A shorter thread switch interval while a long computation, or the writer of SQLite, runs next to the event loop."""
+"""A shorter thread switch interval while a long computation runs next to the event loop."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from typing import TypeVar, TypeVarTuple
 ArgumentsT = TypeVarTuple("ArgumentsT")
 ResultT = TypeVar("ResultT")
 
-SWITCH_INTERVAL_S = 0.0002  # only then, because it costs requests 7% more processor time
+SWITCH_INTERVAL_S = 0.0002  # only when needed, because it costs requests 7% more processor time
 
 
 class _ShortTurns:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from storage.errors import FailureCause, StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.append import Append, append_all
 from storage.sqlite.connections.open_files import OpenFiles
-from storage.state.switch_interval import short_turns
 
 CAUSES: Mapping[int, FailureCause] = {  # by SQLite's primary result codes
     sqlite3.SQLITE_PERM: "refused",
@@ -90,8 +89,7 @@ class WriterThread:
     def _run(self) -> None:
         with closing(self._connection):
             while group := self._next_group():
-                with short_turns():  # each statement gives the interpreter's lock away, and waits for it afterwards
-                    self._commit_and_answer([one for one in group if one.answer.set_running_or_notify_cancel()])
+                self._commit_and_answer([one for one in group if one.answer.set_running_or_notify_cancel()])
 
     def _next_group(self) -> list[_Request]:
         """Return all queued requests; none only when closed."""
