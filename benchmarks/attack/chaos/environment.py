@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmana
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, rmtree
 from typing import Literal
 
 from redis.crc import key_slot
@@ -158,23 +158,33 @@ class ChaosEnvironment:
             return False
         return True
 
+    def create_data(self) -> None:
+        """Create the directory of SQLite's data."""
+        own = self.directory / "own-data"
+        own.mkdir(parents=True)
+        self._use_data(own)
+
     @contextmanager
     def replaced_file(self, snapshot: Path | None) -> Iterator[None]:
-        """Within the block another file, or none, is in the place of SQLite's; afterwards its own again."""
-        away = self.directory / "away"
-        away.mkdir()
-        for file in self.data.glob(f"{FILE_NAME}*"):
-            file.rename(away / file.name)
+        """Within the block another file, or none, is in the place of SQLite's; afterwards its own again.
+
+        A link to the directory moves all files at once: who opened one without its log would begin another log.
+        """
+        own, other = self.data.resolve(), self.directory / f"other-data-{next(self.numbers)}"
+        other.mkdir()
         if snapshot is not None:
-            copyfile(snapshot, self.data / FILE_NAME)
+            copyfile(snapshot, other / FILE_NAME)
+        self._use_data(other)
         try:
             yield
         finally:
-            for file in self.data.glob(f"{FILE_NAME}*"):
-                file.unlink()
-            for file in away.iterdir():
-                file.rename(self.data / file.name)
-            away.rmdir()
+            self._use_data(own)
+            rmtree(other, ignore_errors=True)  # a process that has just started may still write to it
+
+    def _use_data(self, directory: Path) -> None:
+        link = self.directory / "next-data"
+        link.symlink_to(directory)
+        link.replace(self.data)
 
     def copy_file(self) -> Path:
         """Keep a copy of SQLite's data as it is now."""
@@ -190,7 +200,7 @@ async def running(environment: ChaosEnvironment) -> AsyncIterator[SupervisedProc
     """Start everything below the directory; it is ready then, and ended afterwards. Yields the archiver."""
     async with AsyncExitStack() as stack:
         if environment.kind == "sqlite":
-            environment.data.mkdir(parents=True)
+            environment.create_data()
         else:
             await _start_servers(environment, stack)
         for number, model in enumerate(environment.models):

@@ -72,12 +72,13 @@ class FileDisruptions(StoreDisruptions):
 
     async def _age(self, rng: random.Random) -> bool:
         """For some seconds the file is as it was when it was copied."""
-        if self._copy is None:
-            self._copy = await asyncio.to_thread(self._environment.copy_file)
-        is_noticed = await self._replace(rng, self._copy)
-        async with self.file:
-            self._copy = await asyncio.to_thread(self._environment.copy_file)
+        is_noticed = await self._replace(rng, self._copy or await self._copied())
+        self._copy = await self._copied()
         return is_noticed
+
+    async def _copied(self) -> Path:
+        async with self.file:
+            return await asyncio.to_thread(self._environment.copy_file)
 
     async def _replace(self, rng: random.Random, snapshot: Path | None) -> bool:
         async with self.file:

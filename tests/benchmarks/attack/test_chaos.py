@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from benchmarks.attack.chaos.verdict import judge
 from benchmarks.harness.ledger import TENANT
 from benchmarks.harness.supervised_process import SupervisedProcess
 from storage.records import FoldedState
+from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.fold import fold_event
 from tests.app.conftest import write_model
@@ -225,6 +230,34 @@ def test_everything_happens_and_nothing_acknowledged_is_lost_doubled_or_wrong(
     assert list_operations(report.workload) != []
     if "loss accepted" in KINDS[store]:
         assert report.verdict.restored > 0  # what the archive had of an accepted loss
+
+
+def test_whoever_opens_the_file_while_it_is_replaced_leaves_its_log_in_place(tmp_path: Path) -> None:
+    """The reproduction: a copy was made meanwhile, began another log, and the services never were ready again."""
+    environment = ChaosEnvironment("sqlite", [], tmp_path)
+    environment.create_data()
+    file = environment.data / FILE_NAME
+    replaced = threading.Event()
+
+    def open_again_and_again() -> None:
+        while not replaced.is_set():
+            with suppress(sqlite3.OperationalError), closing(sqlite3.connect(file, timeout=0)) as connection:
+                connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
+
+    with closing(sqlite3.connect(file)) as service:
+        service.execute("PRAGMA journal_mode = WAL")
+        service.execute("CREATE TABLE events (id TEXT)")
+        before = {part.name: part.stat().st_ino for part in environment.data.iterdir()}
+        with ThreadPoolExecutor() as threads:
+            opening = threads.submit(open_again_and_again)
+            try:
+                for _ in range(200):
+                    with environment.replaced_file(None):
+                        pass
+            finally:
+                replaced.set()
+            opening.result()
+        assert {part.name: part.stat().st_ino for part in environment.data.iterdir()} == before
 
 
 def test_what_others_prevented_all_the_time_is_tried_again_when_nothing_else_goes_on(
