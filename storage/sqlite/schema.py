@@ -11,6 +11,7 @@ from pathlib import Path
 from storage.errors import StorageError
 
 # AUTOINCREMENT never uses a sequence number again: states and readers remember how far they got.
+# log_by_event begins with the id: those of new events, UUIDv7, are neighbours, so that a batch changes few pages.
 # log_by_user ends in the rowid, which is seq: it also finds a user's newest entry.
 LOG_SCHEMA = """
 CREATE TABLE log (
@@ -30,7 +31,7 @@ CREATE TABLE log (
     order_id TEXT,
     target TEXT -- whom the user of a merge has become
 );
-CREATE UNIQUE INDEX log_by_event ON log (tenant, user_id, event_id, kind);
+CREATE UNIQUE INDEX log_by_event ON log (tenant, event_id, user_id, kind);
 CREATE INDEX log_by_user ON log (tenant, user_id);
 """
 
