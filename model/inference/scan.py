@@ -126,12 +126,13 @@ class Scan:
         edges = _bias_edges(bias)
         lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
         levels = np.full(BIAS_LEVELS if len(edges) else 0, -np.inf, np.float32)
-        scan_kernel.pack_lanes(np.ascontiguousarray(codes), bias, edges, lanes, levels)
+        codes = np.ascontiguousarray(codes)  # of a model they are in its mapped file
+        scan_kernel.pack_lanes(codes, bias, edges, lanes, levels)
         narrow = _narrow_rows(lanes)
         ranges = np.empty((len(narrow), 2, blocks), np.uint16)
         scan_kernel.find_ranges(lanes, narrow, ranges)
         highest, farthest = float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
-        self._catalogue = scan_kernel.Catalogue(lanes, padded, levels, highest, farthest, narrow, ranges)
+        self._catalogue = scan_kernel.Catalogue(lanes, codes, padded, levels, highest, farthest, narrow, ranges)
         self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], NO_GAINS)
         self._compile(codes)
 

@@ -36,7 +36,7 @@ SMALLEST_RANGE = 1e-30
 SPARE_KEYS = 32  # in addition to twice k
 FEW_KEYS = 64  # that are sorted by insertion
 SIGN, BELOW_SIGN = np.uint32(1 << 31), np.uint32((1 << 31) - 1)  # of a float32's bits
-FILTER_BITS = 1024  # of a Bloom filter with one hash, for the lifted items
+FILTER_BITS = 4096  # of a Bloom filter with one hash, for some 300 lifted items
 LARGE_GAIN = 1.0  # for smaller gains, ruling out items by their gains takes longer than it saves
 MAX_ABSOLUTE_SCORE = 1e38  # of the sum of a score's absolute parts
 
@@ -45,6 +45,7 @@ class Catalogue(NamedTuple):
     """The catalogue of a scan.
 
     lanes    (blocks, rows, 256)  uint8, book by book the codes of 256 items; then their bias levels, if any
+    codes    (N, B')              uint8, the same codes item by item: an item that is scored alone needs one cache line
     bias     (blocks * 256,)      float32, minus infinity past the last item
     levels   (256,) or (0,)       float32, the largest bias of each level
     highest  the largest bias
@@ -54,6 +55,7 @@ class Catalogue(NamedTuple):
     """
 
     lanes: Any
+    codes: Any
     bias: Any
     levels: Any
     highest: float
@@ -71,7 +73,7 @@ class Batch(NamedTuple):
                    vbmi, (Q, rows, 16, 16) uint8 deficits for avx2
     lifted         (Q, F)       int64, distinct lifted items, padded with -1
     lifted_scores  (Q, F)       float32, their scores including the gains
-    lifted_filter  (Q, 16)      uint64, their Bloom filter: the bit of an item is its number modulo 1024
+    lifted_filter  (Q, 64)      uint64, their Bloom filter: the bit of an item is its number modulo 4096
     best_products  (Q, B')      float32, the largest product of each codebook
     bounds         (Q, 3)       float64: an upper bound of all scores, a lower bound of the k best scores, and the range
                                 of the deficits; all without boosts
@@ -168,12 +170,11 @@ def scores_of(catalogue, table, lifted, gains, boosts, items, scores):
     """Score the given items, in order."""
     distinct, lifted_scores = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
     lifted_filter = np.zeros(FILTER_BITS // 64, np.uint64)
-    _score_lifted(catalogue.lanes, catalogue.bias, table, lifted, gains, distinct, lifted_scores, lifted_filter)
+    codes, bias = catalogue.codes, catalogue.bias
+    _score_lifted(codes, bias, table, lifted, gains, distinct, lifted_scores, lifted_filter)
     for number in range(len(items)):
         place = _find(items[number], distinct, lifted_filter)
-        score = (
-            lifted_scores[place] if place >= 0 else _score_item(catalogue.lanes, catalogue.bias, table, items[number])
-        )
+        score = lifted_scores[place] if place >= 0 else _score_item(codes, bias, table, items[number])
         scores[number] = _add_boosts(items[number], score, boosts.sets, boosts.gains, boosts.by_item)
 
 
@@ -209,7 +210,7 @@ def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
         batch.bounds[q, 0] = _upper_bound(catalogue, tables[q], batch.best_products[q])
         batch.bounds[q, 1] = -np.inf
         own = batch.lifted[q], batch.lifted_scores[q], batch.lifted_filter[q]
-        _score_lifted(catalogue.lanes, catalogue.bias, tables[q], lifted[q], gains[q], *own)
+        _score_lifted(catalogue.codes, catalogue.bias, tables[q], lifted[q], gains[q], *own)
         _offer_lifted(batch, q, k)  # the first bound
     every, stride = np.arange(queries), len(catalogue.lanes) // SAMPLED_BLOCKS
     if stride > 8:
@@ -362,9 +363,8 @@ def _offer_lifted(batch, q, room):
     keys, found, bounds = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1], batch.bounds[q]
     found[0] = 0
     for place in range(len(lifted)):
-        item = lifted[place]
-        if item >= 0 and not _contains(excluded, item):
-            score = lifted_scores[place]
+        item, score = lifted[place], lifted_scores[place]
+        if item >= 0 and score >= bounds[1] and not _contains(excluded, item):
             if batch.is_boosted:
                 score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains, batch.item_boosts)
             _offer(item, score, room, keys, found, bounds, batch.max_boost)
@@ -399,7 +399,7 @@ def _scan_blocks(catalogue, batch, q, count, room):
             while left:
                 item = block * BLOCK + word * 64 + _lowest_bit(left)
                 left &= left - np.uint64(1)
-                score = _score_item(lanes, bias, table, item)
+                score = _score_survivor(lanes, bias, table, item)
                 if score == -np.inf:  # past the last item
                     continue
                 if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
@@ -512,7 +512,7 @@ def _absolute_sum(products):
 
 
 @numba.njit(nogil=True)
-def _score_lifted(lanes, bias, table, lifted, gains, distinct, lifted_scores, lifted_filter):
+def _score_lifted(codes, bias, table, lifted, gains, distinct, lifted_scores, lifted_filter):
     """Score the lifted items, each once, with all its gains."""
     count = 0
     for place in range(len(distinct)):
@@ -524,13 +524,23 @@ def _score_lifted(lanes, bias, table, lifted, gains, distinct, lifted_scores, li
         if place < 0:
             place, bit = count, item % FILTER_BITS
             lifted_filter[bit // 64] |= np.uint64(1) << np.uint64(bit % 64)
-            distinct[place], lifted_scores[place] = item, _score_item(lanes, bias, table, item)
+            distinct[place], lifted_scores[place] = item, _score_item(codes, bias, table, item)
             count += 1
         lifted_scores[place] += gain
 
 
 @numba.njit(nogil=True)
-def _score_item(lanes, bias, table, item):
+def _score_item(codes, bias, table, item):
+    """Score an item by its codes."""
+    score = bias[item]
+    for book in range(len(table)):
+        score += table[book, codes[item, book]]
+    return score
+
+
+@numba.njit(nogil=True)
+def _score_survivor(lanes, bias, table, item):
+    """Score an item of a block that was just read."""
     block, place = item // BLOCK, item % BLOCK
     score = bias[item]
     for book in range(len(table)):
