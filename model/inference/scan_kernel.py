@@ -45,7 +45,7 @@ class Catalogue(NamedTuple):
     """The catalogue of a scan.
 
     lanes    (blocks, rows, 256)  uint8, book by book the codes of 256 items; then their bias levels, if any
-    codes    (N, B')              uint8, the same codes item by item: an item that is scored alone needs one cache line
+    codes    (N, B')              uint8, the same codes item by item, for items that are scored alone
     bias     (blocks * 256,)      float32, minus infinity past the last item
     levels   (256,) or (0,)       float32, the largest bias of each level
     highest  the largest bias

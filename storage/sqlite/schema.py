@@ -11,7 +11,7 @@ from pathlib import Path
 from storage.errors import StorageError
 
 # AUTOINCREMENT never uses a sequence number again: states and readers remember how far they got.
-# log_by_event begins with the id: those of new events, UUIDv7, are neighbours, so that a batch changes few pages.
+# log_by_event begins with the id: new ids that are UUIDv7 are neighbours, so a batch of events changes few pages of it.
 # log_by_user ends in the rowid, which is seq: it also finds a user's newest entry.
 LOG_SCHEMA = """
 CREATE TABLE log (

@@ -168,7 +168,7 @@ class ChaosEnvironment:
     def replaced_file(self, snapshot: Path | None) -> Iterator[None]:
         """Within the block another file, or none, is in the place of SQLite's; afterwards its own again.
 
-        A link to the directory moves all files at once: who opened one without its log would begin another log.
+        A link to the directory switches all files at once: a process that finds one without its log begins another.
         """
         own, other = self.data.resolve(), self.directory / f"other-data-{next(self.numbers)}"
         other.mkdir()
@@ -183,7 +183,7 @@ class ChaosEnvironment:
 
     def _use_data(self, directory: Path) -> None:
         link = self.directory / "next-data"
-        link.symlink_to(directory)
+        link.symlink_to(directory.absolute())
         link.replace(self.data)
 
     def copy_file(self) -> Path:
