@@ -59,7 +59,7 @@ def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     with pytest.raises(typer.Exit):
         amplification.main(write_model(tmp_path / "tiny"), items=2_000, cpu_s=0.05, corrected=1)
     printed = capsys.readouterr().out
-    assert "than it may: event\n" in printed
+    assert re.search(r"than it may: event(, portable event)?\n", printed)  # that one, too, on a busy machine
     assert "no call measures DELETE /v1/users/{user_id}\n" in printed
     assert "no call measures POST /v1/events" not in printed
 
