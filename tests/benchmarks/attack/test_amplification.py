@@ -51,7 +51,7 @@ def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     monkeypatch.setattr(amplification, "AGAIN", 0)
     monkeypatch.setattr(amplification, "MAX_CALLS", 20)
     monkeypatch.setattr(attacked_service, "LONG_LOG", 0)
-    for name in ("recommendations", "other_reads", "corrections", "operations"):
+    for name in ("recommendations", "other_reads", "corrections", "operations", "portable"):
         monkeypatch.setattr(amplification, name, lambda *_: [])
     monkeypatch.setattr(
         amplification, "writes", lambda ids: [replace(one, bound=0.0) for one in costly_calls.writes(ids)[:1]]
@@ -59,7 +59,7 @@ def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     with pytest.raises(typer.Exit):
         amplification.main(write_model(tmp_path / "tiny"), items=2_000, cpu_s=0.05, corrected=1)
     printed = capsys.readouterr().out
-    assert re.search(r"than it may: event(, portable event)?\n", printed)  # that one, too, on a busy machine
+    assert "than it may: event\n" in printed
     assert "no call measures DELETE /v1/users/{user_id}\n" in printed
     assert "no call measures POST /v1/events" not in printed
 
