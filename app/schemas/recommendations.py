@@ -357,7 +357,7 @@ Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
     json_schema_extra={
         "examples": [
             {
-                "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                "recommendation_id": "AaIneFnlSli3kUqRAs8AAAABHFuMHlNEE0AVJwTr",
                 "user_id": "ada",
                 "generation": "shop",
                 "source": "personalised",

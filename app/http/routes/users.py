@@ -84,8 +84,8 @@ async def put_user_properties(
 async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, caller: CallerDep) -> Undone:
     """Undo an event: the state is as if the event had never been posted.
 
-    Undo, merge and erasure cost 1 request, and 1 more for each 25 log entries that they read, but at most half of the
-    key's requests per minute.
+    Undo and erasure cost 1 request, and 1 more for each 25 log entries that they read, and a merge for each 12 of them.
+    None costs more than half of the key's requests per minute.
     """
     return await charged_calls.undo(services, caller, user_id, event_id)
 
