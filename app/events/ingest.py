@@ -266,8 +266,7 @@ def validate_events(
     bodies: Sequence[object], max_us: int, *, needs_ids: bool = False, max_value: float = MAX_VALUE
 ) -> list[PostedEvent]:
     """Return the events if all are valid; otherwise InvalidEvents names the first 20 that are not, and why."""
-    if not 1 <= len(bodies) <= MAX_EVENTS:
-        raise InvalidEvents(f"a request must have 1 to {MAX_EVENTS:,} events; nothing was applied")
+    require_event_count(bodies)
     context = {"max_us": max_us, "max_value": max_value}
     events: list[PostedEvent] = []
     faults: list[list[ErrorDetail]] = []
@@ -286,6 +285,12 @@ def validate_events(
         first_of_each = [details[0] for details in faults]
         raise InvalidEvents(REFUSED, every_one if len(every_one) <= MAX_DETAILS else first_of_each)
     return events
+
+
+def require_event_count(bodies: Sequence[object]) -> None:
+    """Raise InvalidEvents if there are none or too many."""
+    if not 1 <= len(bodies) <= MAX_EVENTS:
+        raise InvalidEvents(f"a request must have 1 to {MAX_EVENTS:,} events; nothing was applied")
 
 
 def to_event(posted: PostedEvent, now_us: int) -> Event:

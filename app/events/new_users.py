@@ -58,7 +58,7 @@ class NewUsers:
             )
         if new:
             await sender.count_new_users(len(new))
-        self._remember(unknown - new)
+        self._remember(unknown)  # new ones too: who sends again what the store refused pays once
 
     def _remember(self, user_ids: Collection[str]) -> None:
         if len(self._recent) + len(user_ids) > MAX_REMEMBERED:

@@ -7,7 +7,7 @@ from functools import partial
 
 from app.errors import ErrorDetail, InvalidEvents
 from app.events.cold_item_learner import with_codes
-from app.events.ingest import EVENT_COST, FEW_EVENTS, REFUSED, Ingest
+from app.events.ingest import EVENT_COST, FEW_EVENTS, REFUSED, Ingest, require_event_count
 from app.events.live_signals import LiveSignals
 from app.events.new_users import Sender
 from app.schemas.events import EventCounts
@@ -39,6 +39,7 @@ class PortableEvents:
 
         raises  InvalidEvents, StorageError  as `Ingest.receive`
         """
+        require_event_count(bodies)
         named = [place for place, body in enumerate(bodies) if isinstance(body, dict) and "user_id" in body]
         if named:
             raise InvalidEvents(REFUSED, [ErrorDetail(index=at, field="user_id", reason=NOBODY) for at in named])

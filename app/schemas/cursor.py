@@ -18,6 +18,7 @@ PACKED, PLAIN = b"\x01", b"\x02"  # the first byte; after it come the ids, compr
 MIN_COMPRESSED_BYTES = 1024  # compressing shorter texts is not worth the time
 MAX_ITEMS = 10_000  # on all pages together
 MAX_BYTES = MAX_ITEMS * 513  # ids of 128 characters of 4 bytes, each with a separator
+MAX_RATIO = 32  # of bytes to compressed bytes, so that no short cursor takes long to read
 
 
 class BadCursor(ValueError):
@@ -27,7 +28,7 @@ class BadCursor(ValueError):
 def cursor_after(shown: Iterable[str]) -> str:
     """Return the cursor after these shown items, at most MAX_ITEMS."""
     text = "\n".join(shown).encode()
-    payload = PLAIN + text if len(text) < MIN_COMPRESSED_BYTES else PACKED + zlib.compress(text, level=1)
+    payload = PLAIN + text if len(text) < MIN_COMPRESSED_BYTES else PACKED + _compress(text)
     return urlsafe_b64encode(payload).rstrip(b"=").decode()
 
 
@@ -48,9 +49,17 @@ def shown_before(cursor: str) -> Sequence[str]:
         raise BadCursor from exc
 
 
+def _compress(text: bytes) -> bytes:
+    compressed = zlib.compress(text, level=1)
+    if len(text) <= MAX_RATIO * len(compressed):
+        return compressed
+    packing = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)  # at least one bit for each byte
+    return packing.compress(text) + packing.flush()
+
+
 def _decompress(payload: bytes) -> bytes:
     unpacking = zlib.decompressobj()
-    text = unpacking.decompress(payload[1:], MAX_BYTES)
+    text = unpacking.decompress(payload[1:], min(MAX_BYTES, MAX_RATIO * len(payload)))
     if payload[:1] != PACKED or not unpacking.eof or unpacking.unused_data:
         raise BadCursor
     return text

@@ -81,6 +81,10 @@ def _id_or_empty(value: str) -> str:
     return value and _id(value)
 
 
+def _distinct(values: list[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
 def _no_path_step(value: str) -> str:
     if value in (".", ".."):
         raise PydanticCustomError("path_step", "'.' and '..' are not names")
@@ -285,7 +289,7 @@ Name = Annotated[
 ]
 # fail_fast: one bad id is enough; a list of a million could otherwise collect a million errors
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
-Basket = Annotated[list[Id], Field(max_length=MAX_BASKET, fail_fast=True)]
+Basket = Annotated[list[Id], Field(max_length=MAX_BASKET, fail_fast=True), AfterValidator(_distinct)]
 Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
 Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
 FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]

@@ -12,6 +12,7 @@ import pytest
 from app.http.auth import quota_counters
 from app.http.auth.keys import Key, add, make
 from app.schemas.events import MAX_EVENTS, MAX_PUBLIC_EVENTS, MAX_PUBLIC_NEW_USERS
+from storage.errors import StorageUnavailable
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
 from tests.storage.redis.servers import RedisServer
@@ -164,6 +165,20 @@ class TestTheQuotaOfNewUsers:
         for _ in range(3):
             assert_nothing_applied(shop, shop.post("small", new("s", 4)), 429, "too_many_new_users", "s-0")
         assert shop.post("small", new("s", 3)).status_code == 200  # neither its own quota nor the tenant's was spent
+
+    def test_is_spent_once_by_who_sends_again_what_the_store_refused(
+        self, open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def refuse(*_: object) -> None:
+            raise StorageUnavailable("the disk is full", "disk_full")
+
+        shop = open_shop()
+        with monkeypatch.context() as failing:
+            failing.setattr(shop.clients[0].service.store, "append", refuse)
+            for _ in range(QUOTA + 1):
+                assert_refused(shop.post("backend", ["ada"]), 503)
+        assert shop.post("backend", ["ada", *new("b", QUOTA - 1)]).status_code == 200
+        assert shop.post("backend", ["one-more"]).status_code == 429
 
     def test_is_of_all_processes_together(self, open_shop: Callable[..., Shop], redis_server: RedisServer) -> None:
         shop = open_shop(redis_server.url, processes=2)

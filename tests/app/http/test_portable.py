@@ -191,6 +191,8 @@ class TestEvents:
         for body in wrong:
             assert_refused(client.post(EVENTS, json=body), 422)
         assert_refused(client.post(EVENTS, content=b"{"), 400)
+        too_many = client.post(EVENTS, json={"events": [{"user_id": "ada"}] * 1_001})
+        assert "1 to 1,000 events" in too_many.json()["error"]["message"]
         for body in ({"user_id": "ada"}, {"history": []}, {"requests": []}, {"state": state, "user_id": "ada"}, [], 7):
             assert_refused(client.post(LISTS, json=body), 422)
         for body in ({"state": state, "user_id": "ada"}, {"state": state, "history": []}):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.schemas.cursor import cursor_after, shown_before
+from app.schemas.cursor import MAX_ITEMS, MAX_RATIO, cursor_after, shown_before
 from app.schemas.fields import MAX_K
 from tests.app.conftest import GONE, Client, item_id
 from tests.app.support import ALL_ITEMS, all_pages, item_ids, recommend
@@ -56,6 +56,13 @@ class TestPages:
     def test_a_cursor_says_what_was_shown(self, ids: list[str]) -> None:
         assert list(shown_before(cursor_after(ids))) == ids
 
+    @pytest.mark.parametrize("character", ["x", "\N{TEAPOT}"])
+    def test_it_says_so_of_alike_ids_too_and_is_never_short_for_what_it_says(self, character: str) -> None:
+        ids = [f"{character * 123}{number:05}" for number in range(MAX_ITEMS)]
+        cursor = cursor_after(ids)
+        assert list(shown_before(cursor)) == ids
+        assert len("\n".join(ids).encode()) <= MAX_RATIO * len(cursor)
+
 
 def packed(text: bytes, layout: bytes = b"\x01") -> str:
     return urlsafe_b64encode(layout + zlib.compress(text)).decode().rstrip("=")
@@ -74,6 +81,7 @@ BAD_CURSORS = {
     "no UTF-8": packed(b"\xff\xfe"),
     "too many ids": packed(b"\n".join(b"%d" % n for n in range(10_001))),
     "a bomb": packed(b"a" * 30_000_000),
+    "one id ten thousand times": packed("\n".join(["\N{TEAPOT}" * 128] * MAX_ITEMS).encode()),
 }
 
 

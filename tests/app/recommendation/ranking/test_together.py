@@ -195,5 +195,12 @@ def test_a_scenario_may_list_complements_alone(shop: Client) -> None:
     assert refused.status_code == 422
 
 
+def test_how_many_of_an_item_are_in_the_basket_does_not_matter(shop: Client) -> None:
+    for user, alone in (("ada", True), ("ada", False), ("nobody", False)):
+        asked = {"user_id": user, "basket_only": alone, **EVERYTHING}
+        once, twice = (recommend(shop, **asked, basket=names(basket)) for basket in ([8, 9], [8, 9, 8]))
+        assert listed(twice) == listed(once)
+
+
 def test_a_basket_is_bounded(shop: Client) -> None:
     assert shop.post("/v1/recommendations", json={"user_id": "ada", "basket": ["a"] * 51}).status_code == 422
