@@ -81,10 +81,6 @@ def _id_or_empty(value: str) -> str:
     return value and _id(value)
 
 
-def _distinct(values: list[str]) -> list[str]:
-    return list(dict.fromkeys(values))
-
-
 def _no_path_step(value: str) -> str:
     if value in (".", ".."):
         raise PydanticCustomError("path_step", "'.' and '..' are not names")
@@ -181,11 +177,19 @@ def _expressions(value: str | Sequence[object]) -> tuple[str, ...]:
     )
 
 
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these fields in JSON; raises ValueError if one appears twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field appears twice in one object")
+    return fields
+
+
 def parse_params(value: object) -> dict[str, Param]:
     """Return the parameters of expressions, which a query string has as JSON. An error echoes none of them."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=unique_fields)
         except (ValueError, RecursionError):
             raise PydanticCustomError("not_json", 'is not a JSON object such as {"max_price": 50}') from None
     if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(_PARAM_NAME.fullmatch, value)):
@@ -289,7 +293,9 @@ Name = Annotated[
 ]
 # fail_fast: one bad id is enough; a list of a million could otherwise collect a million errors
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
-Basket = Annotated[list[Id], Field(max_length=MAX_BASKET, fail_fast=True), AfterValidator(_distinct)]
+Basket = Annotated[
+    list[Id], Field(max_length=MAX_BASKET, fail_fast=True), AfterValidator(lambda ids: list(dict.fromkeys(ids)))
+]
 Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
 Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
 FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]

@@ -54,6 +54,12 @@ class TestBodyLimit:
         assert len(client.log("ada")) == 1
 
 
+@pytest.mark.parametrize("params", ['{"a": 1, "a": 2}', '{"a": NaN}', "[1]", "{"])
+def test_params_in_a_query_are_as_strict_as_a_body(shared_client: Client, params: str) -> None:
+    query = {"filter": "params.a == 1.0", "params": params}
+    assert_refused(shared_client.get("/v1/users/ada/recommendations", params=query), 422)
+
+
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "json", SECRET])
 def test_a_body_that_says_it_is_not_json_is_refused(shared_client: Client, path: str, content_type: str) -> None:
