@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager
 
 ITEMS = 120
 USERS = 600
+CLIENTS = 6
+FEW_CLIENTS = 2  # who leave the processors to a training
 PAUSE_S = 0.03
 ANSWER_WITHIN_S = 35.0
 READ_WITHIN_S = 120.0
@@ -29,23 +31,22 @@ class Shoppers:
     compared      how many of them were lost, and how many doubled, when they were last compared
     """
 
-    def __init__(self, port: int, key: str, clients: int = 6) -> None:
+    def __init__(self, port: int, key: str) -> None:
         self.answers: Counter[str] = Counter()
         self.sources: Counter[str] = Counter()
         self.acknowledged: defaultdict[str, set[str]] = defaultdict(set)
         self.compared = (0, 0)
         self._port = port
         self._head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        self._clients = clients
         self._lock = threading.Lock()
         self._generations = 0
 
     @contextmanager
-    def shop(self) -> Iterator[Counter[str]]:
+    def shop(self, clients: int = CLIENTS) -> Iterator[Counter[str]]:
         """Send requests as long as the context lasts; gives the outcomes of these, complete when it is left."""
         ended, outcomes = threading.Event(), Counter[str]()
         self._generations += 1
-        seeds = range(self._generations * 1000, self._generations * 1000 + self._clients)
+        seeds = range(self._generations * 1000, self._generations * 1000 + clients)
         threads = [threading.Thread(target=self._run, args=(seed, ended, outcomes)) for seed in seeds]
         for thread in threads:
             thread.start()

@@ -13,7 +13,7 @@ import pytest
 from tests.containers.conftest import Measured
 from tests.containers.deployment import IMAGE, Deployment
 from tests.containers.engine import Engine, EngineFailed
-from tests.containers.shoppers import Shoppers, failed, failed_otherwise
+from tests.containers.shoppers import FEW_CLIENTS, Shoppers, failed, failed_otherwise
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
@@ -93,7 +93,7 @@ def test_requests_are_answered_without_a_model(deployment: Deployment, shoppers:
 
 
 def test_the_first_model_comes_by_itself(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
-    with shoppers.shop() as outcomes:  # the trainer waits for enough users who have done something since
+    with shoppers.shop(FEW_CLIENTS) as outcomes:  # the trainer waits for enough users who have done something since
         deployment.wait_for(lambda: deployment.generation(key) != "none")
         deployment.wait_for(lambda: "personalised" in shoppers.sources)
     assert failed(outcomes) == {}

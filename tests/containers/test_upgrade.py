@@ -14,7 +14,7 @@ from benchmarks.harness.compose import COMPOSE_FILE, ROOT
 from hatch_build import assemble
 from tests.containers.conftest import Measured
 from tests.containers.deployment import IMAGE, Deployment
-from tests.containers.shoppers import Shoppers, failed
+from tests.containers.shoppers import FEW_CLIENTS, Shoppers, failed
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -71,7 +71,7 @@ def test_an_upgrade_fails_no_request_and_loses_no_event(
     check_out(deployment, earlier)
     deployment.set(LISAREC_VERSION="earlier")
     deployment.compose("up", "--wait")
-    with shoppers.shop() as outcomes:  # until there is a model, which the new version takes over
+    with shoppers.shop(FEW_CLIENTS) as outcomes:  # until there is a model, which the new version takes over
         deployment.wait_for(lambda: "personalised" in shoppers.sources)
     assert failed(outcomes) == {}
     redis = deployment.container("redis")
