@@ -1,26 +1,25 @@
 {
   let { src, dataset } = document.currentScript, todo = new Map(), kept = {}, held = 0, mute
-  let warn = why => (warn = Boolean, console.warn("lisarec dropped", why))
+  let warn = why => (warn = isNaN, console.warn("lisarec dropped", why))
   try { kept = localStorage || kept } catch {}
-  for (const name in kept) if (/^lisarec:/.test(name)) held = todo.set(name, kept[name]).size
+  for (let name in kept) if (/^lisarec:/.test(name)) held = todo.set(name, kept[name]).size
   let uuid = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx")
     .replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16))
   let user = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
   let push = event => { try { add(event) } catch (why) { warn(why) } }
   let add = event => {
-    if (!user()) document.cookie = `lisarec=visitor-${uuid()}; Path=/;Max-Age=31536000;SameSite=Lax${/^https/.test(location) ? ";Secure" : ""}`
-    let event_id = uuid(), user_id = user(), name = "lisarec:" + event_id
-    if (!user_id || held > 99) return send(warn(user_id ? "overflow" : "no cookie"))
-    todo.set(name, JSON.stringify({ event_id, user_id, ...event }))
-    held++
-    try { kept[name] = todo.get(name) } catch {}
+    if (!user()) document.cookie = `lisarec=visitor-${uuid()};Path=/;Max-Age=31536000;SameSite=Lax${/^https/.test(location) ? ";Secure" : ""}`
+    let event_id = uuid(), user_id = user(), name = "lisarec:" + event_id, text = JSON.stringify({ event_id, user_id, ...event })
+    if (!user_id || held > 99 || text[1e4]) return send(warn(user_id ? "overflow" : "no cookie"))
+    todo.set(name, text, held++)
+    try { kept[name] = text } catch {}
     send()
   }
   let send = async () => {
     let lot = [...todo].sort().slice(0, 20)
     if (!lot[0] || mute) return
-    lot.map(([name]) => todo.delete(name))
-    let done = [], body = `[${lot.map(([, text]) => text)}]`
+    lot.map(one => todo.delete(one[0]))
+    let done = [], body = `[${lot.map(one => one[1])}]`
     try {
       let got = await fetch(new URL("v1/events", src), {
         method: "POST", keepalive: body.length < 2e4, body,
