@@ -14,6 +14,7 @@ from app.jobs.kafka.failures import KafkaFailure, Stopped
 FLUSH_S = 0.2
 MAX_BYTES = 10_000_000
 REASON_CHARS = 1_000
+OMISSIONS = ((), ("value",), ("value", "headers"), ("value", "headers", "key"))  # from letters that are too large
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ class DeadLetter(NamedTuple):
 
 
 class DeadLetters:
-    """Writes dead letters: each with its key, value and headers, and with headers for its origin and the reason."""
+    """Writes dead letters: each with its key, value and headers, and with headers for its origin and the reason.
+
+    Where that is too large for the topic, parts are omitted, and a header names them.
+    """
 
     def __init__(self, config: Mapping[str, Any], topic: str, stopping: threading.Event) -> None:
         self._producer = Producer(
@@ -41,43 +45,70 @@ class DeadLetters:
         raises  Stopped       when the command ends first
                 KafkaFailure  when the brokers reject them
         """
-        waiting = [(letter, letter.record.value()) for letter in letters]
+        for letter in self._deliver(letters):
+            self._write_alone(letter)
+
+    def _write_alone(self, letter: DeadLetter) -> None:
+        """Write as much of a record as the topic takes: all of it, if only a batch of records was too large."""
+        if all(self._deliver([letter], omitted) for omitted in OMISSIONS):
+            raise KafkaFailure(
+                f"cannot write to the dead-letter topic '{self._topic}': even the reason alone is too large; raise "
+                "'message.max.bytes' in --properties, and 'max.message.bytes' of the topic"
+            )
+
+    def _deliver(self, letters: Sequence[DeadLetter], omitted: Sequence[str] = ()) -> list[DeadLetter]:
+        """Write the letters without the omitted parts; return those that are too large."""
+        too_large: list[DeadLetter] = []
+        waiting = letters
         while waiting:
             failed: list[tuple[DeadLetter, KafkaError]] = []
-            for letter, value in waiting:
-                self._produce(letter, value, failed)
+            for letter in waiting:
+                self._produce(letter, omitted, failed)
             while self._producer.flush(FLUSH_S):
                 if self._stopping.is_set():
                     raise Stopped
-            waiting = [self._again(letter, error) for letter, error in failed]
+            too_large += [letter for letter, error in failed if error.code() == KafkaError.MSG_SIZE_TOO_LARGE]
+            waiting = [letter for letter, error in failed if self._may_retry(error)]
+        return too_large
 
-    def _produce(self, letter: DeadLetter, value: bytes | None, failed: list[tuple[DeadLetter, KafkaError]]) -> None:
+    def _produce(self, letter: DeadLetter, omitted: Sequence[str], failed: list[tuple[DeadLetter, KafkaError]]) -> None:
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 failed.append((letter, error))
 
-        headers = [*(letter.record.headers() or []), *_headers(letter)]
+        record = letter.record
+        value = None if "value" in omitted else record.value()
+        key = None if "key" in omitted else record.key()
+        own_headers = [] if "headers" in omitted else record.headers() or []
+        headers = [*own_headers, *_headers(letter, omitted)]
         try:
-            self._producer.produce(self._topic, value, letter.record.key(), headers=headers, on_delivery=delivered)
+            self._producer.produce(self._topic, value, key, headers=headers, on_delivery=delivered)
         except KafkaException as exc:
             failed.append((letter, exc.args[0]))
 
-    def _again(self, letter: DeadLetter, error: KafkaError) -> tuple[DeadLetter, bytes | None]:
-        """Return what to write after a failure: a record that is too large goes without its value."""
+    def _may_retry(self, error: KafkaError) -> bool:
+        """Return whether the same may be written once more: after a timeout, but not if it is too large.
+
+        raises  Stopped       when the command ends
+                KafkaFailure  after any other error
+        """
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            return letter, None
+            return False
         if error.name() != "_MSG_TIMED_OUT":
             raise KafkaFailure(f"cannot write to the dead-letter topic '{self._topic}': {error.str()}")
+        if self._stopping.is_set():
+            raise Stopped
         logger.warning("retrying to write dead letters: %s", error.str())
-        return letter, letter.record.value()
+        return True
 
 
-def _headers(letter: DeadLetter) -> list[tuple[str, bytes]]:
+def _headers(letter: DeadLetter, omitted: Sequence[str]) -> list[tuple[str, bytes]]:
     record = letter.record
     said = {
         "lisarec-reason": letter.reason[:REASON_CHARS],
         "lisarec-topic": record.topic(),
         "lisarec-partition": record.partition(),
         "lisarec-offset": record.offset(),
+        **({"lisarec-omitted": ",".join(omitted)} if omitted else {}),
     }
     return [(name, str(content).encode()) for name, content in said.items()]
