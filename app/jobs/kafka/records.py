@@ -91,8 +91,13 @@ def protobuf_decoder(descriptors: Path, message_type: str) -> Decode:
 
 
 def _json_value(content: Any) -> Any:
-    """Return a time as seconds since the epoch, a repeated field as a list, and everything else unchanged."""
+    """Return a time as seconds since the epoch, a repeated field as a list, and everything else unchanged.
+
+    raises  PoisonRecord  when a time has no time zone
+    """
     if isinstance(content, datetime):
+        if content.tzinfo is None:
+            raise PoisonRecord("has a local time; write timestamp-millis or timestamp-micros, which are in UTC")
         return content.timestamp()
     if isinstance(content, MutableSequence):
         return list(content)

@@ -24,7 +24,7 @@ from storage.state.event import uuid7_time_us
 
 TIME_MS = 1_750_000_000_123
 NOW_US = 2_000_000_000_000_000
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "record",
     "name": "Click",
     "fields": [
@@ -107,9 +107,9 @@ def avro(tmp_path: Path, schema: Any = SCHEMA) -> Any:
     return avro_decoder(path)
 
 
-def in_avro(fields: dict[str, Any]) -> bytes:
+def in_avro(fields: dict[str, Any], schema: Any = SCHEMA) -> bytes:
     stream = io.BytesIO()
-    fastavro.schemaless_writer(stream, fastavro.parse_schema(SCHEMA), fields)
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), fields)
     return stream.getvalue()
 
 
@@ -124,6 +124,13 @@ class TestAvro:
     def test_a_field_that_is_null_is_left_out(self, tmp_path: Path) -> None:
         written = {"user_id": "bob", "item_id": "tea", "value": None, "timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
         assert "value" not in orjson.loads(event_of(record(in_avro(written)), avro(tmp_path)))
+
+    @pytest.mark.parametrize("unit", ["millis", "micros"])
+    def test_a_time_without_a_zone_is_refused(self, tmp_path: Path, unit: str) -> None:
+        time = {"name": "timestamp", "type": {"type": "long", "logicalType": f"local-timestamp-{unit}"}}
+        schema = SCHEMA | {"fields": [*SCHEMA["fields"][:-1], time]}
+        written = {"user_id": "bob", "item_id": "tea", "value": None, "timestamp": 1_700_000_000_000}
+        assert str(reason_of(record(in_avro(written, schema)), avro(tmp_path, schema))).startswith("has a local time; ")
 
     @given(content=st.binary(max_size=40))
     def test_other_bytes_are_no_event_and_nothing_else_happens(
