@@ -15,7 +15,7 @@ from storage.archive.hashes import Hashes, contains, hashes_of_users, merge_hash
 from storage.folders.local_folder import LocalFolder
 
 PART_USERS = 8192
-PLAN, SUFFIX = "plan", ".parts"
+PLAN, WHOLE, SUFFIX = "plan", "whole.parquet", ".parts"
 SCHEMA = {
     "user_id": pl.String(),
     "item_ids": pl.List(pl.String()),
@@ -82,7 +82,7 @@ class ListParts:
         """Merge all parts into one file, which appears when it is complete, and remove the parts."""
         if self._made:
             self._write()
-        unfinished = self._directory / self._out.name
+        unfinished = self._directory / WHOLE
         tables = [pl.scan_parquet(self._path(part), schema=SCHEMA) for part in range(self._parts)]
         pl.concat([pl.LazyFrame(schema=SCHEMA), *tables]).sink_parquet(unfinished)
         unfinished.replace(self._out)

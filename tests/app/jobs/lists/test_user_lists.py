@@ -126,6 +126,11 @@ class TestLists:
         assert rows(out).keys() == KNOWN
         assert min(seen[before:]) >= 24  # three parts were whole
 
+    @pytest.mark.parametrize("name", ["000000.parquet", "plan"])
+    def test_may_have_the_name_of_a_part(self, shop: Client, tmp_path: Path, name: str) -> None:
+        write(shop, tmp_path / name, ListPlan({}))
+        assert rows(tmp_path / name).keys() == KNOWN
+
     def test_are_never_mixed_with_others(self, shop: Client, tmp_path: Path) -> None:
         out = tmp_path / "lists.parquet"
         ListParts(out, ListPlan({"k": 5}).digest, 5)
