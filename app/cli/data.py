@@ -199,4 +199,5 @@ def recommend(
     with counted("users", console) as on_progress:
         counts = asyncio.run(write_lists(settings, plan, out, on_progress))
     short = f"; {counts.short:,} of them are shorter than requested" if counts.short else ""
-    say(f"{out}: recommendations for {counts.users:,} users{short}")
+    damaged = f"; {counts.damaged:,} users have no list, because their data are damaged" if counts.damaged else ""
+    say(f"{out}: recommendations for {counts.users:,} users{short}{damaged}")

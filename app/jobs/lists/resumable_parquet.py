@@ -29,10 +29,15 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class ListCounts:
-    """The number of users with a list; `short` counts those with fewer items than requested, including empty lists."""
+    """The number of users with a list.
+
+    short    those with fewer items than requested, including empty lists
+    damaged  users without a list, because their data are damaged
+    """
 
     users: int = 0
     short: int = 0
+    damaged: int = 0
 
 
 class ListParts:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -15,12 +16,13 @@ from app.errors import RequestError
 from app.http.services import open_services
 from app.jobs.lists.resumable_parquet import ListCounts, ListParts
 from app.observability.metrics import Metrics
+from app.recommendation.state_reader import log_queries
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 from app.serving import empty_model
 from app.serving.lifespan import Service
 from app.serving.model_locations import load_model
 from app.settings import Settings
-from storage.errors import StorageBusy, StorageUnavailable
+from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.protocol import EventStore
 from storage.state.event import Event, Merge, digest
@@ -61,8 +63,8 @@ class ListPlan:
 async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress: Callable[[int], None]) -> ListCounts:
     """Write the lists of all users to a Parquet file. The file appears once it is complete.
 
-    It continues with the parts of an interrupted command, and waits for an unreachable store. Each list
-    counts as shown in the service's statistics.
+    It continues with the parts of an interrupted command, and waits for an unreachable store. Users whose data are
+    damaged get no list. Each list counts as shown in the service's statistics.
 
     on_progress  is called with the number of users who have a list
 
@@ -75,7 +77,7 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
     async with open_services(own, {own.tenant: artifact}, metrics) as services:
         service = services.by_tenant[own.tenant]
         await _require_active(service)
-        maker = _ListMaker(service, own.tenant, plan.wishes, metrics)
+        maker = _ListMaker(service, own, plan.wishes, metrics)
         parts = await asyncio.to_thread(ListParts, out, plan.digest, maker.k)
 
         async def make_lists() -> None:
@@ -87,7 +89,8 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
         await _once_reached(make_lists)
         entry = AuditEntry.now(COMMAND_LINE, "export.lists", details={"users": parts.users})
         await _once_reached(lambda: service.store.audit.append(own.tenant, [entry]))
-    return await asyncio.to_thread(parts.finish)
+        damaged = len(parts.lacks([*maker.damaged]))
+    return replace(await asyncio.to_thread(parts.finish), damaged=damaged)
 
 
 async def _once_reached(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -96,10 +99,17 @@ async def _once_reached(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
     while True:
         try:
             return await work()
-        except (StorageBusy, StorageUnavailable) as exc:
+        except StorageError as exc:
+            if not _is_temporary(exc):
+                raise
             logger.warning("retrying in %.1f s: %s", pause_s, exc)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def _is_temporary(failure: StorageError) -> bool:
+    """Return whether the store may recover by itself, which it does not where data are damaged."""
+    return isinstance(failure, StorageBusy | StorageUnavailable) and failure.failure_cause != "damaged"
 
 
 async def _require_active(service: Service) -> None:
@@ -144,18 +154,43 @@ async def _in_groups(users: AsyncIterator[str]) -> AsyncIterator[list[str]]:
 class _ListMaker:
     """Recommends to users whose states are up to date.
 
-    k  the number of items of a list, if there are enough
+    k        the number of items of a list, if there are enough
+    damaged  the users who got no list, because their data are damaged
     """
 
-    def __init__(self, service: Service, tenant: str, wishes: Mapping[str, object], metrics: Metrics) -> None:
+    def __init__(self, service: Service, settings: Settings, wishes: Mapping[str, object], metrics: Metrics) -> None:
         self._service = service
-        self._tenant = tenant
+        self._tenant = settings.tenant
+        self._max_seen_events = settings.max_seen_events
         self._wishes = wishes
         self._metrics = metrics
         self.k = self._requests([ANYBODY])[0].k
+        self.damaged: set[str] = set()
 
     async def lists_of(self, user_ids: Sequence[str]) -> dict[str, Recommendations]:
-        """Return the lists of the users who have a log, by user; raise StorageUnavailable."""
+        """Return the lists of the users who have a log, by user, without the damaged ones; raise StorageUnavailable."""
+        try:
+            return await self._lists_of_readable(user_ids)
+        except StorageError:
+            damages = {user_id: await self._damage_of(user_id) for user_id in user_ids}
+        damaged = {user_id: str(damage) for user_id, damage in damages.items() if damage is not None}
+        for reason, users in Counter(damaged.values()).items():
+            logger.error("%d users get no list: %s", users, reason)
+        self.damaged.update(damaged)
+        return await self._lists_of_readable([user_id for user_id in user_ids if user_id not in damaged])
+
+    async def _damage_of(self, user_id: str) -> StorageError | None:
+        """Read what the user's list needs. Return why that is impossible for ever; raise StorageUnavailable."""
+        try:
+            if await self._with_states([user_id]) and log_queries(self._requests([user_id])):
+                await self._service.store.seen_items(self._tenant, user_id, limit=self._max_seen_events)
+        except StorageError as exc:
+            if _is_temporary(exc):
+                raise
+            return exc
+        return None
+
+    async def _lists_of_readable(self, user_ids: Sequence[str]) -> dict[str, Recommendations]:
         known, failed_reads = await self._with_states(user_ids), self._metrics.store.failed_reads
         lists = await self._service.switcher.recommender.recommend(self._requests(known)) if known else []
         if self._metrics.store.failed_reads > failed_reads:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,12 @@ from app.jobs.lists import resumable_parquet, user_lists
 from app.jobs.lists.resumable_parquet import ListCounts, ListParts
 from app.jobs.lists.user_lists import ListPlan, write_lists
 from app.settings import Settings
+from storage.errors import StorageUnavailable
+from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id
 from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import user_of
+from tests.waiting import PATIENCE_S
 
 USERS = [f"user-{number}" for number in range(40)]
 DAY_US = 86_400_000_000
@@ -175,6 +181,66 @@ def test_a_store_that_is_away_is_waited_for(
 
     assert asyncio.run(write_beside_an_outage()).users == len(USERS)
     assert {user_id: row["item_ids"] for user_id, row in rows(tmp_path / "lists.parquet").items()} == expected
+
+
+def delete_index(server: RedisServer, user_id: str) -> None:
+    server.client.delete(user_of(server.url, user_id).id_index)
+
+
+def break_head(server: RedisServer, user_id: str) -> None:
+    server.client.set(user_of(server.url, user_id).head, "not a head")
+
+
+@pytest.mark.parametrize(
+    ("damage", "wishes", "reason"),
+    [
+        (break_head, {}, "a user's head is damaged"),
+        (break_head, {"exclude_seen": "all"}, "a user's head is damaged"),
+        (delete_index, {"exclude_seen": "all"}, "Redis failed: a user has no index"),
+        (delete_index, {"exclude_events": ["purchase"]}, "Redis failed: a user has no index"),
+    ],
+)
+def test_damaged_users_are_left_out(
+    model_dir: Path,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[RedisServer, str], None],
+    wishes: dict[str, Any],
+    reason: str,
+) -> None:
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path, redis_url=redis_server.url))
+    for number, user_id in enumerate(USERS):
+        client.click(user_id, item_id(number))
+    damaged = {USERS[0], USERS[17]}
+    expected = {user_id: served(client, user_id, **wishes)["items"] for user_id in USERS if user_id not in damaged}
+    for user_id in damaged:
+        damage(redis_server, user_id)
+    out = tmp_path / "lists.parquet"
+    making = write_lists(client.settings, ListPlan(wishes), out, lambda _: None)
+    counts = asyncio.run(asyncio.wait_for(making, PATIENCE_S))
+    client.close()
+    assert counts == ListCounts(users=len(expected), damaged=len(damaged))
+    found = rows(out)
+    assert {user_id: row["item_ids"] for user_id, row in found.items()} == {
+        user_id: [item["item_id"] for item in items] for user_id, items in expected.items()
+    }
+    assert f"2 users get no list: {reason}" in caplog.text
+    assert not any(user_id in caplog.text for user_id in damaged)
+
+
+def test_a_damaged_file_ends_the_command(model_dir: Path, tmp_path: Path) -> None:
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path))
+    client.click(USERS[0], item_id(0))
+    client.close()
+    path = tmp_path / FILE_NAME
+    with path.open("r+b") as file, closing(sqlite3.connect(path)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'log'").fetchone()
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    making = write_lists(client.settings, ListPlan({}), tmp_path / "lists.parquet", lambda _: None)
+    with pytest.raises(StorageUnavailable, match="malformed"):
+        asyncio.run(asyncio.wait_for(making, PATIENCE_S))
 
 
 def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
