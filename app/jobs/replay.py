@@ -20,7 +20,6 @@ from model.data.interactions import Interactions
 EventJson = dict[str, str | float]
 
 EVENTS = uuid5(NAMESPACE_URL, "lisarec/replay")  # the namespace of the events' ids
-BATCH_LIMIT = 1000  # events the service takes in one request
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 60.0  # how long a service may be unreachable before the replay gives up
 MESSAGE_LIMIT = 1000  # characters of a service's message

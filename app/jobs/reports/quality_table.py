@@ -75,15 +75,6 @@ def interval_text(interval: tuple[float, float] | None, form: str = ".4f") -> st
     return "" if interval is None else " to ".join(format(bound, form) for bound in interval)
 
 
-def settings_text(settings: dict[str, Any]) -> str:
-    """Return settings by name as text."""
-    return ", ".join(f"{name} {_setting_text(value)}" for name, value in settings.items())
-
-
-def _setting_text(value: object) -> str:
-    return "/".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def number_text(value: float) -> str:
     """Return a share with four decimals, or a count with one."""
     return f"{value:.4f}" if value < 10 else f"{value:,.1f}"

@@ -156,7 +156,7 @@ class RetrainingRound:
         with announced("comparing models", self._console), self._phases.during("comparing"):
             candidate, lift = _with_best_lift(trained, validation)
             ranks = test.ranks(candidate)
-            comparison = self._compare(gate, ranks, _served_ranks(test, served, past), is_first=served is None)
+            comparison = gate.compare(ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
             final = self._train("all", lift, start)
             comparison = self._check_final_model(gate, test, final, ranks, comparison)
@@ -265,9 +265,6 @@ class RetrainingRound:
             made = train(data, out, config, **how) if start is None else train_warm(start, data, out, config, **how)
         self._phases.add(progress.phases.seconds)
         return made
-
-    def _compare(self, gate: Gate, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
-        return gate.compare(ranks, served, is_first=is_first)
 
     def _check_final_model(
         self, gate: Gate, test: HoldoutComparison, final: Artifact, candidate: Ranks, comparison: ModelComparison

@@ -17,6 +17,7 @@ from app.cli.main import main
 from app.jobs import generations
 from app.jobs.retraining import loop, round_data
 from app.jobs.retraining import round as retraining_round
+from app.jobs.retraining.gate import Gate
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
 from app.jobs.retraining.report import REPORT, RoundOutcome, TrainerReport
@@ -229,7 +230,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (round_data, "split_for_comparison"),
         (round_data, "put_over_file"),
         (retraining_round, "train"),
-        (RetrainingRound, "_compare"),
+        (Gate, "compare"),
         (RetrainingRound, "_check_final_model"),
         (RetrainingRound, "_record_model"),
         (generations, "rebuild"),
