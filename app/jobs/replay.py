@@ -192,7 +192,8 @@ class Retries:
             problem = f"{self._url} answers {failure.status_code}: {error_message(failure, name_of)}{hint}"
             if failure.status_code not in RETRIED_STATUSES:
                 raise ReplayError(problem)
-            if wait_s := _retry_after_s(failure):
+            is_over_limit = failure.status_code == httpx.codes.TOO_MANY_REQUESTS
+            if is_over_limit and (wait_s := retry_after_s(failure, MAX_RETRY_AFTER_S)):
                 self._warn(problem)
                 self._give_up_s = time.monotonic() + wait_s + self._retry_for_s
                 return wait_s
@@ -212,10 +213,10 @@ class Retries:
             logger.warning("waiting as long as the service asks: %s", problem)
 
 
-def _retry_after_s(answer: httpx.Response) -> float:
-    """Return the seconds that a 429 asks to wait; 0 for any other answer."""
-    given = answer.headers.get("retry-after", "") if answer.status_code == httpx.codes.TOO_MANY_REQUESTS else ""
-    return min(float(given), MAX_RETRY_AFTER_S) if given.isdecimal() else 0.0
+def retry_after_s(answer: httpx.Response, max_s: float) -> float:
+    """Return the seconds that the answer asks to wait, at most `max_s`; 0 if it asks for none."""
+    given = answer.headers.get("retry-after", "")
+    return min(float(given), max_s) if given.isdecimal() else 0.0
 
 
 async def _send(client: httpx.AsyncClient, batch: list[EventJson], retries: Retries, counts: ReplayCounts) -> None:

@@ -11,7 +11,7 @@ import httpx
 
 from app.jobs.kafka.failures import KafkaFailure, Stopped
 from app.jobs.kafka.metrics import ConsumerMetrics
-from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, error_message, require_http_url
+from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, error_message, require_http_url, retry_after_s
 
 MAX_RETRY_AFTER_S = 60.0
 WAITED_OUT = frozenset({408, 429})  # and all of 5xx
@@ -77,7 +77,7 @@ class EventService:
                 if answer.status_code < 500 and answer.status_code not in WAITED_OUT:
                     return answer
                 problem = f"answers {answer.status_code}: {error_message(answer)}"
-                at_least_s = _retry_after_s(answer)
+                at_least_s = retry_after_s(answer, MAX_RETRY_AFTER_S)
             self._metrics.count_failure()
             logger.warning("retrying: %s %s", self._client.base_url, problem)
             if self._stopping.wait(max(pause_s, at_least_s)):
@@ -110,8 +110,3 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
-
-
-def _retry_after_s(answer: httpx.Response) -> float:
-    given = answer.headers.get("retry-after", "")
-    return min(float(given), MAX_RETRY_AFTER_S) if given.isdecimal() else 0.0
