@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -47,17 +48,7 @@ class LocalFolder(Folder):
         """Write a file that appears on disk with all of its content, or not at all."""
         path = self._directory / name
         self._make_folder(path.parent)
-        unfinished = path.with_name(path.name + UNFINISHED)
-        try:
-            with unfinished.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)  # on a full disk it would take the room that the next attempt needs
-            raise
-        _sync(path.parent)
+        replace_file(path, data)
 
     @override
     def replace(self, name: str, data: bytes | memoryview, version: Version | None) -> Version:
@@ -102,6 +93,27 @@ class LocalFolder(Folder):
             while folder != self._directory:
                 folder = folder.parent
                 _sync(folder)
+
+
+def replace_file(path: Path, data: bytes | memoryview, mode: int | None = None) -> None:
+    """Write a file that appears on disk with all of its content, or not at all; then the previous one remains.
+
+    mode  the file's permissions, which it has from the beginning; by default those of the process
+    """
+    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished.unlink(missing_ok=True)  # it may have other permissions
+    try:
+        with open(unfinished, "wb", opener=partial(os.open, mode=0o666 if mode is None else mode)) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)  # regardless of the umask
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)  # on a full disk it would take the room that the next attempt needs
+        raise
+    _sync(path.parent)
 
 
 def _version(found: os.stat_result) -> Version:

@@ -29,6 +29,7 @@ from pydantic import (
 
 from app.http.auth.watched_file import WatchedFile
 from app.schemas.fields import Name
+from storage.folders.local_folder import replace_file
 
 Scope = Literal[
     "events:write",
@@ -160,10 +161,7 @@ def remove(path: Path, key_id: str) -> None:
         raise KeysFileError(f"'{path}' has no key {key_id!r}; list its keys with 'lisarec keys list'")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if not (_is_entry(line) and json.loads(line)["id"] == key_id)]
-    successor = path.with_name(f".{path.name}.new")
-    successor.write_text("".join(kept), encoding="utf-8")
-    successor.chmod(path.stat().st_mode)
-    successor.replace(path)  # atomic: a service never reads half a file
+    replace_file(path, "".join(kept).encode(), path.stat().st_mode)
 
 
 def read(path: Path) -> list[Key]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from app.http.auth.watched_file import WatchedFile
+from storage.folders.local_folder import replace_file
 
 ID_BYTES, KEY_BYTES = 4, 32
 _LINE = re.compile(f"([0-9a-f]{{{2 * ID_BYTES}}}) ([0-9a-f]{{{2 * KEY_BYTES}}})")
@@ -76,13 +77,8 @@ def rotate(path: Path, keep: int = 4) -> list[SealKey]:
     older = [key for key in (primary, *others[1:]) if key not in following]
     keys = [*following, _new_key(), *older][:keep]
     path.parent.mkdir(parents=True, exist_ok=True)
-    successor = path.with_name(f".{path.name}.new")
-    successor.unlink(missing_ok=True)
-    successor.touch(mode=0o600)
-    successor.write_text("".join(key.line() for key in keys), encoding="utf-8")
-    if path.exists():
-        successor.chmod(path.stat().st_mode)
-    successor.replace(path)  # atomic: a service never reads half a file
+    mode = path.stat().st_mode if path.exists() else 0o600
+    replace_file(path, "".join(key.line() for key in keys).encode(), mode)
     return keys
 
 

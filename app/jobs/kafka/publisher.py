@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from app.settings import StoreSettings
 from storage.archive.writer import EventEntry
 from storage.archiver.source import LogSource
 from storage.errors import StorageError, StorageUnavailable
+from storage.folders.local_folder import replace_file
 from storage.items.audit import COMMAND_LINE, AuditEntry
 from storage.state.event import Event, LogRecord, Undo
 
@@ -124,12 +124,7 @@ class PositionsFile:
 
     def save(self) -> None:
         """Make the positions durable."""
-        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
-        with unfinished.open("w", encoding="utf-8") as file:
-            json.dump({"topic": self._topic, "positions": self.positions}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._path)
+        replace_file(self._path, json.dumps({"topic": self._topic, "positions": self.positions}).encode())
 
 
 class LogPublisher:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,10 @@ from app.http.auth.keys import SCOPES, Key, Keyring, KeysFileError, add, make, r
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
+
+
+def fail_as_full(_: int) -> None:
+    raise OSError(ENOSPC, "the disk is full")
 
 
 class TestTheFile:
@@ -36,6 +42,21 @@ class TestTheFile:
         assert file.read_text().startswith("# who has which key\n\n")
         with pytest.raises(KeysFileError, match="lisarec keys list"):
             remove(file, made[2].id)
+
+    def test_keeps_its_permissions_and_stays_whole_on_a_full_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file, made = tmp_path / "keys", [make("main", [scope])[1] for scope in SCOPES]
+        for key in made:
+            add(file, key)
+        file.chmod(0o640)
+        remove(file, made[0].id)
+        monkeypatch.setattr(os, "fsync", fail_as_full)
+        with pytest.raises(OSError, match="the disk is full"):
+            remove(file, made[1].id)
+        assert read(file) == made[1:]
+        assert file.stat().st_mode & 0o777 == 0o640
+        assert [*tmp_path.iterdir()] == [file]
 
     @pytest.mark.parametrize(
         "line",

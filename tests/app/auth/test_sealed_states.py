@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from errno import ENOSPC
 from functools import cache
 from pathlib import Path
 
@@ -130,6 +132,19 @@ class TestTheKeys:
         assert_refused(sealer, first, audience="")
         assert len(read(file)) == 4
         assert file.stat().st_mode & 0o077 == 0
+
+    def test_stay_as_they_are_on_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "seal"
+        keys = rotate(file)
+
+        def fail(_: int) -> None:
+            raise OSError(ENOSPC, "the disk is full")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="the disk is full"):
+            rotate(file)
+        assert read(file) == keys
+        assert [*tmp_path.iterdir()] == [file]
 
     def test_are_read_at_once_when_a_state_names_a_new_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ import storage.folders.folder
 from benchmarks.storage.s3_server import BUCKET, S3Server
 from storage.archive.async_reader import TIMEOUT_S
 from storage.folders.folder import Folder, Overtaken, add_file
-from storage.folders.local_folder import LocalFolder
+from storage.folders.local_folder import LocalFolder, replace_file
 from storage.folders.object_folder import ABANDONED_AFTER_S, BULK, QUICK, UNFINISHED, ObjectFolder
 from storage.folders.place import ObjectUrl, open_folder, parse_place
 
@@ -120,6 +120,26 @@ def test_a_file_for_which_a_directory_lacks_room_leaves_nothing(
             folder.add(name, b"2")
     assert list(folder.names()) == ["day=1/a"]
     assert data(folder, "day=1/a") == b"1"
+
+
+def test_a_replaced_file_has_its_permissions_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover, seen = tmp_path / "secrets.unfinished", []
+    leftover.touch(mode=0o644)
+    sync = os.fsync
+
+    def look_and_sync(descriptor: int) -> None:
+        seen.append(os.fstat(descriptor).st_mode & 0o777)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look_and_sync)
+    with leftover.open("rb") as reader:
+        replace_file(tmp_path / "secrets", b"secret", 0o660)
+        assert reader.read() == b""
+    assert seen[0] == 0o660
+    assert (tmp_path / "secrets").read_bytes() == b"secret"
+    assert not leftover.exists()
 
 
 class TestBucket:
