@@ -107,10 +107,23 @@ class ColdItemLearner:
         self.codes = codes or {}  # every event looks here, which is free if it is empty
 
     async def observe_before(self, events: Sequence[Event]) -> Observations:
-        """Return the contexts of events on watched items before they are logged. There are usually none."""
+        """Return the contexts of events on watched items before they are logged. There are usually none.
+
+        A failure is logged, and costs only the contexts.
+        """
         watched = self._watched
-        if not watched or not any(event.item_id in watched for event in events):
+        if not watched or self._engine.is_lost or not any(event.item_id in watched for event in events):
             return NO_OBSERVATIONS
+        try:
+            return await self._observations(events)
+        except Exception:
+            if not await asyncio.to_thread(self._engine.has_lost_device):  # which is logged once
+                logger.exception("cannot learn from events on new items")
+            return NO_OBSERVATIONS
+
+    async def _observations(self, events: Sequence[Event]) -> Observations:
+        """Return the contexts of those events that are on watched items."""
+        watched = self._watched
         user_ids = [event.user_id for event in events if event.item_id in watched and self._has_weight(event)]
         states = await self._states(list(dict.fromkeys(user_ids))[:MAX_STATES_READ])
         inputs: dict[int, ModelInput] = {}
@@ -183,7 +196,7 @@ class ColdItemLearner:
 
     def _start_sampling(self, user_id: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        if now_s >= self._sampled_at_s + MIN_SAMPLE_INTERVAL_S:
+        if now_s >= self._sampled_at_s + MIN_SAMPLE_INTERVAL_S and not self._engine.is_lost:
             self._sampled_at_s = now_s
             self._tasks.start(self._sample_query(user_id))
 

@@ -57,11 +57,8 @@ def test_a_process_whose_gpu_is_lost_is_not_ready_and_lists_popular_items(
     assert client.recommend("ada")["source"] == "popular"
 
 
-@pytest.mark.parametrize("method", ["top_k", "explain", "prepare_distances"])
-def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
-    client: Client, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    client.click("ada", "item-1")
+def lose_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Let the service's GPU no longer answer from the next call of the engine's method on."""
     engine = client.service.switcher.current.engine
 
     def fail(*_: Any) -> Any:
@@ -73,6 +70,14 @@ def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
 
     monkeypatch.setattr(engine, method, fail)
     monkeypatch.setattr(engine, "has_lost_device", lose)
+
+
+@pytest.mark.parametrize("method", ["top_k", "explain", "prepare_distances"])
+def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
+    client: Client, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    client.click("ada", "item-1")
+    lose_gpu(client, monkeypatch, method)
     for _ in range(2):
         if method == "prepare_distances":
             response = client.get("/v1/items/item-1/similar")
@@ -80,6 +85,32 @@ def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
         else:
             assert client.recommend("ada", explain=True)["source"] == "popular"
     assert client.get("/readyz").json()["error"]["code"] == "device_lost"
+
+
+def test_a_gpu_that_is_lost_keeps_no_event_on_a_new_item_from_the_log(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.click("ada", "item-1")
+    client.click("bea", "new")  # is watched from now on
+    lose_gpu(client, monkeypatch, "step")
+    client.click("ada", "new", "item-2")
+    client.click("ada", "new")
+    assert [event.item_id for event in client.log("ada")] == ["item-1", "new", "item-2", "new"]
+    assert client.get("/readyz").json()["error"]["code"] == "device_lost"
+
+
+def test_what_fails_to_learn_a_new_item_keeps_no_event_from_the_log(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.click("ada", "item-1")
+    client.click("bea", "new")
+    with monkeypatch.context() as patch:
+        lose_gpu(client, patch, "step")
+        patch.setattr(client.service.switcher.current.engine, "has_lost_device", lambda: False)
+        client.click("ada", "new")
+    assert caplog.text.count("cannot learn from events on new items") == 1
+    client.click("ada", "new")
+    assert [event.item_id for event in client.log("ada")] == ["item-1", "new", "new"]
 
 
 def test_without_a_gpu_a_service_starts_on_the_cpu_and_says_so(
