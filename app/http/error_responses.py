@@ -123,7 +123,8 @@ PROBLEMS: dict[type[Exception], Problem] = {
     ArtifactError: Problem(
         409,
         "model_unusable",
-        "the model is incomplete, damaged, unsigned or of another version; nothing changed, see the service's log",
+        "the model is incomplete, damaged, unsigned, of another version or too large; "
+        "nothing changed, see the service's log",
     ),
     InvalidSealedState: Problem(
         422, "invalid_sealed_state", "the sealed state cannot be opened; nothing was done, start again without a state"

@@ -28,7 +28,7 @@ class ExperimentArms:
     async def load(cls, context: TenantContext, text: str | None, served: Iterable[ServedGeneration]) -> ExperimentArms:
         """Load the generations of the experiment, except those that are already served; None means no experiment.
 
-        raises  ValueError, OSError  when the text is not a valid experiment, or one of its models cannot be loaded
+        raises  ValueError  when the text is not a valid experiment, or one of its models cannot be loaded
         """
         if text is None:
             return cls()

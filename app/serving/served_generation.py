@@ -22,8 +22,9 @@ from app.recommendation.state_reader import LogReader, StateReader
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.operations import ServedModel
 from app.serving.model_locations import models_of
+from app.serving.model_registry import NoSuchModel
 from app.settings import Settings
-from model.artifact.model_directory import Artifact
+from model.artifact.model_directory import Artifact, ArtifactError
 from model.cold_items import codes_fit, with_cold_items
 from model.inference.engine import Engine, open_engine
 from storage.protocol import UserStore
@@ -95,7 +96,12 @@ class ServedGeneration:
 
         raises  NoSuchModel, ArtifactError  when it cannot be loaded
         """
-        return cls.build(context, models_of(context.settings).load(name), name)
+        try:
+            return cls.build(context, models_of(context.settings).load(name), name)
+        except (NoSuchModel, ArtifactError):
+            raise
+        except Exception as exc:  # as when the machine lacks memory for it, or the device is lost
+            raise ArtifactError(f"model {name!r} cannot be loaded: {exc!r}") from exc
 
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:

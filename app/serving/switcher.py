@@ -173,7 +173,7 @@ class GenerationSwitcher:
                     f"model {active.name!r} is generation {served.named.tag.hex()} here, but {active.tag.hex()} is "
                     f"active; copy that model here, or run 'lisarec activate {active.name}' to serve this one"
                 )
-        except (ValueError, OSError) as exc:
+        except ValueError as exc:
             if self._failed != active:
                 logger.error("still serving %r: %s", self.current.named.name, exc)
             self._failed, self._retry_at_s = active, asyncio.get_running_loop().time() + RETRY_AFTER_S
@@ -191,7 +191,7 @@ class GenerationSwitcher:
             try:
                 load = ExperimentArms.load(self._context, text, self.served())
                 arms = await self._while_refreshing_items(load)
-            except (ValueError, OSError) as exc:
+            except ValueError as exc:
                 logger.error("not taking part in the experiment: %s", exc)
                 self._retry_experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
             else:
@@ -213,9 +213,11 @@ class GenerationSwitcher:
         begin_s = asyncio.get_running_loop().time()
         if begin_s < self.rebuild_at_s:
             return
-        rebuilt = await self._while_refreshing_items(build(before))
-        end_s = asyncio.get_running_loop().time()
-        self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
+        try:
+            rebuilt = await self._while_refreshing_items(build(before))
+        finally:  # a rebuild that fails is not repeated at once, either
+            end_s = asyncio.get_running_loop().time()
+            self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
         self._arms = self._arms.with_replaced(before, rebuilt)
         self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
         rebuilt.catalogue.catch_up()  # it may be an arm

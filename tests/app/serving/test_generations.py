@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.serving import lifespan, switcher
+from app.serving import lifespan, served_generation, switcher
 from app.serving.served_generation import generation_of
 from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.inference.engine import Engine
+from storage.records import ItemCodes
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
@@ -85,6 +88,18 @@ def assert_right(client: Client, model: Path, user_id: str) -> None:
     assert_histogram_is(state["histogram"], expected.histogram())
     answer = client.recommend(user_id)
     assert (answer["generation"], answer["source"]) == (model.name, "personalised")
+
+
+def fail_engines(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> list[str]:
+    """Let every further engine fail to open; returns the names of the models whose engines are tried."""
+    tried = list[str]()
+
+    def fail(artifact: Artifact, _: str) -> Engine:
+        tried.append(artifact.name)
+        raise failure
+
+    monkeypatch.setattr(served_generation, "open_engine", fail)
+    return tried
 
 
 class TestSwitching:
@@ -220,6 +235,26 @@ class TestRefusals:
         (models / "away").rename(models / "new")
         wait_until_served(client, "new")
 
+    @pytest.mark.parametrize("failure", [RuntimeError("CUDA error: unspecified launch failure"), MemoryError()])
+    def test_a_model_that_cannot_be_loaded_is_refused_and_not_loaded_at_every_poll(
+        self,
+        begin: Callable[..., Client],
+        command: Callable[..., tuple[int, str]],
+        monkeypatch: pytest.MonkeyPatch,
+        failure: Exception,
+    ) -> None:
+        monkeypatch.setattr(switcher, "RETRY_AFTER_S", PATIENCE_S)
+        client = begin()
+        loads = fail_engines(monkeypatch, failure)
+        status, error = activate(client, "june")
+        assert (status, error["code"]) == (409, "model_unusable")
+        command("activate", "june")
+        wait_until(lambda: 'lisarec_switches_total{outcome="failed"} 1.0' in client.get("/metrics").text)
+        for _ in range(3):
+            client.runner.run(client.service.switcher.poll())
+        assert loads == ["june", "june"]
+        assert served(client) == "may"
+
     def test_without_the_store_nothing_changes(self, begin: Callable[..., Client]) -> None:
         client = begin()
         client.close_store()
@@ -275,6 +310,24 @@ class TestDropping:
             failed, printed = command(*arguments)
             assert (failed, "has no users" in printed) == (1, True)
         assert not (tmp_path / "state" / FILE_NAME).exists()
+
+
+def test_a_catalogue_that_cannot_be_rebuilt_is_not_rebuilt_at_every_poll(
+    begin: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(switcher, "REBUILD_EVERY_S", PATIENCE_S)
+    client = begin()
+    served_now = client.service.switcher.current
+    shape = served_now.artifact.config.model
+    codes = bytes(shape.history_codebooks), bytes(shape.target_codebooks)
+    new = ItemCodes("new", served_now.named.tag, 20, 0.0, *codes)
+    rebuilds = fail_engines(monkeypatch, RuntimeError("CUDA error: unspecified launch failure"))
+    client.runner.run(client.service.store.put_item_codes(client.settings.tenant, [new]))
+    wait_until(lambda: served(client) == "may" and "failed to follow the active generation" in caplog.text)
+    for _ in range(3):
+        client.runner.run(client.service.switcher.poll())
+    assert rebuilds == ["may"]
+    assert client.service.switcher.current is served_now
 
 
 def test_work_in_the_background_that_fails_is_logged_and_begins_again(
