@@ -158,6 +158,7 @@ class Recommender(BaseRecommender):
         self._executor = AdaptiveExecutor(self.ranker.rank, threads, len(context.catalogue), max_running)
         self._metrics = metrics
         self._clicks = clicks
+        self._preparing_distances = asyncio.Lock()
         self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(
             self._answer_each,
             attrgetter("cost"),
@@ -229,11 +230,13 @@ class Recommender(BaseRecommender):
         self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
         engine = self._context.engine
-        try:
-            await asyncio.to_thread(engine.prepare_distances)  # slow, and done only once
-        except RuntimeError:
-            if not engine.has_lost_device():
-                raise
+        async with self._preparing_distances:  # slow, and done only once
+            if not engine.has_distances:
+                try:
+                    await asyncio.to_thread(engine.prepare_distances)
+                except RuntimeError:
+                    if not engine.has_lost_device():
+                        raise
         return await self.recommend(requests, requester)
 
     @override

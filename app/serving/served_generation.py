@@ -130,12 +130,15 @@ class ServedGeneration:
         assignments = self.context.item_codes.of(self.named.tag)
         cold_items = assignments.where(lambda one: codes_fit(self.artifact, one.item_id, one.codes))
         extended = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
+        engine = open_engine(extended, self.context.settings.device)
+        if self.engine.has_distances:  # requests have needed them, and should not wait for them again
+            engine.prepare_distances()
         return replace(
             self,
             assignments=assignments,
             cold_items=cold_items,
             catalogue=LiveCatalogue(extended.items, self.context.overrides),
-            engine=open_engine(extended, self.context.settings.device),
+            engine=engine,
         )
 
     def build_recommender(self, experiment: str) -> Recommender:

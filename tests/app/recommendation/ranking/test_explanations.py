@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from app.recommendation.ranking.explanations import _fill_contributions, _write_explanations
+from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from app.serving.empty_model import NAME as NO_MODEL
 from app.settings import Settings
@@ -19,6 +22,7 @@ from model.artifact import model_directory
 from model.lisa.lisa_mini import LisaMini
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import item_ids, recommend, same_items
+from tests.waiting import PATIENCE_S
 
 CLICKS = [4, 9, 4, 30, 17, 55, 23, 9]
 
@@ -208,6 +212,27 @@ class TestSimilar:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_not_found")
         for query in ("k=0", "k=1&k=2", "explain=1", "user_id=ada"):
             assert followed.get(f"/v1/items/item-1/similar?{query}").status_code == 422
+
+    def test_requests_at_once_compute_the_distances_once(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        current, may_go, begun = client.service.switcher.current, threading.Event(), list[int]()
+        prepare = current.engine.prepare_distances
+
+        def prepare_later() -> None:
+            begun.append(1)
+            may_go.wait(PATIENCE_S)
+            prepare()
+
+        monkeypatch.setattr(current.engine, "prepare_distances", prepare_later)
+
+        async def law() -> None:
+            similar, request = current.recommender.similar, RecommendationRequest(history=[])
+            asked = [asyncio.create_task(similar(item_id(row), request)) for row in range(4)]
+            await asyncio.sleep(0)  # each has begun now
+            may_go.set()
+            assert {answer["source"] for answer in await asyncio.gather(*asked)} == {"similar"}
+
+        client.runner.run(law())
+        assert len(begun) == 1
 
 
 class TestBecause:
