@@ -52,10 +52,22 @@ def artifact() -> Artifact:
     return Artifact(NAME, TAG.hex(), Config(model=EMPTY_CONFIG), _items({}), model, tables, {})
 
 
-async def popular_catalogue(store: StatisticsStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
-    """Return a catalogue of the items with the most events in the log; raise StorageError if it cannot be read."""
+async def popular_catalogue(
+    store: StatisticsStore, tenant: str, overrides: ItemOverrides, before: LiveCatalogue
+) -> LiveCatalogue:
+    """Return a catalogue of the items with the most events in the log, which is the one before if it has them.
+
+    raises  StorageError  when the log cannot be read
+    """
     counts = await store.item_counts(tenant, COUNTED_TYPES)
-    return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))
+    return await asyncio.to_thread(_catalogue_of, counts, overrides, before)
+
+
+def _catalogue_of(counts: Mapping[str, int], overrides: ItemOverrides, before: LiveCatalogue) -> LiveCatalogue:
+    items = _items(counts)
+    if np.array_equal(items.counts, before.counts) and [*items.ids] == [*before.item_ids]:
+        return before
+    return LiveCatalogue(items, overrides)
 
 
 def _items(counts: Mapping[str, int]) -> ItemTable:

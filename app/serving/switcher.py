@@ -33,6 +33,8 @@ MAX_REBUILD_SHARE = 0.05  # of the time
 
 logger = logging.getLogger(__name__)
 WorkT = TypeVar("WorkT")
+Build = Callable[[ServedGeneration], Awaitable[ServedGeneration]]
+"""Builds a generation's catalogue again; returns the same generation if nothing is new."""
 
 
 class GenerationSwitcher:
@@ -206,10 +208,8 @@ class GenerationSwitcher:
             if served.has_new_assignments:
                 await self._rebuild(served, lambda before: asyncio.to_thread(before.with_new_assignments))
 
-    async def _rebuild(
-        self, before: ServedGeneration, build: Callable[[ServedGeneration], Awaitable[ServedGeneration]]
-    ) -> None:
-        """Serve the same generation with a new catalogue, unless the last rebuild is too recent."""
+    async def _rebuild(self, before: ServedGeneration, build: Build) -> None:
+        """Serve the same generation with a new catalogue, unless the last rebuild is too recent or nothing is new."""
         begin_s = asyncio.get_running_loop().time()
         if begin_s < self.rebuild_at_s:
             return
@@ -218,6 +218,8 @@ class GenerationSwitcher:
         finally:  # a rebuild that fails is not repeated at once, either
             end_s = asyncio.get_running_loop().time()
             self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
+        if rebuilt is before:
+            return
         self._arms = self._arms.with_replaced(before, rebuilt)
         self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
         rebuilt.catalogue.catch_up()  # it may be an arm
@@ -288,8 +290,9 @@ class GenerationSwitcher:
 
 
 async def _with_popular_catalogue(context: TenantContext, before: ServedGeneration) -> ServedGeneration:
-    catalogue = await empty_model.popular_catalogue(context.store, context.settings.tenant, context.overrides)
-    return replace(before, catalogue=catalogue)
+    tenant, overrides = context.settings.tenant, context.overrides
+    catalogue = await empty_model.popular_catalogue(context.store, tenant, overrides, before.catalogue)
+    return before if catalogue is before.catalogue else replace(before, catalogue=catalogue)
 
 
 def _apply(overrides: ItemOverrides, changes: ItemChanges, served: Callable[[], Sequence[ServedGeneration]]) -> None:

@@ -65,6 +65,20 @@ def test_popular_items_are_counted_from_live_events_in_every_process(begin: Call
     assert popular(first, categories=["tea"]) == []
 
 
+def test_the_catalogue_is_rebuilt_only_if_the_counts_have_changed(begin: Callable[..., Client]) -> None:
+    client = begin()
+    client.click("ada", "tea")
+    client.request("PUT", "/v1/items/tea", json={"title": "Green tea"})
+    wait_until(lambda: popular(client) == [("tea", 1)])
+    following = client.service.switcher
+    catalogue, compared_at_s = following.current.catalogue, following.rebuild_at_s
+    wait_until(lambda: popular(client) and following.rebuild_at_s > compared_at_s)
+    assert following.current.catalogue is catalogue
+    client.click("bea", "tea")
+    wait_until(lambda: popular(client) == [("tea", 2)])
+    assert client.get("/v1/items/tea").json()["title"] == "Green tea"
+
+
 def test_every_call_works_without_a_model(begin: Callable[..., Client]) -> None:
     client = begin()
     client.click("ada", "tea", "cup")
