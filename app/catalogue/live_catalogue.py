@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import nsmallest
 from typing import cast
 
 import numpy as np
@@ -22,8 +21,8 @@ from app.schemas.items import FoundItem, Item
 from app.schemas.properties import shown_of_item
 from app.schemas.scored_items import ScoredItem
 from model.artifact.item_table import ItemTable
-from model.artifact.string_table import TYPO
-from model.artifact.word_index import Levels, Search
+from model.artifact.string_table import EXACT, NO_MATCH, TYPO
+from model.artifact.word_index import Levels, Search, closest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from storage.records import ItemEntry
@@ -131,17 +130,24 @@ class LiveCatalogue(TrainedCatalogue):
     def _find_unlearned(
         self, search: Search, limit: int, *, with_typos: bool, available: bool = False
     ) -> list[FoundItem]:
-        ids, others = self.values.other_ids, self.values.others
-        levels = ids.folded.match_levels_folded(search.text)
-        titled, of_titles = others.titles.match_levels(search, with_typos=with_typos)
-        are_there = titled < len(levels)  # items may have been added meanwhile
+        by_id = self.values.other_ids.sorted_numbers  # first, because items may be added meanwhile
+        levels = self._unlearned_levels(search, len(by_id), with_typos=with_typos)
+        if available:
+            levels[~bitmap.to_mask(self.values.others.switched_on.true, len(by_id))] = NO_MATCH
+        wanted = range(TYPO, NO_MATCH) if with_typos else range(TYPO)
+        best = self.values.other_ids.at(closest(levels, by_id, wanted, limit))
+        return [_unlearned_item(entry) for item_id in best if (entry := self.values.entry(item_id))]
+
+    def _unlearned_levels(self, search: Search, count: int, *, with_typos: bool) -> Levels:
+        """Return how well each of the first `count` unlearned items matches."""
+        if not search.text:
+            return np.full(count, EXACT, np.uint8)
+        levels = self.values.other_ids.folded.match_levels_folded(search.text)[:count]
+        titled, of_titles = self.values.others.titles.match_levels(search, with_typos=with_typos)
+        are_there = titled < count
         titled, of_titles = titled[are_there], of_titles[are_there]
         levels[titled] = np.minimum(levels[titled], of_titles)
-        rows = np.flatnonzero(levels == TYPO if with_typos else levels < TYPO)
-        if available:
-            rows = rows[bitmap.has(others.switched_on.true, rows)]
-        best = nsmallest(limit, zip(levels[rows].tolist(), ids.at(rows), strict=True))
-        return [_unlearned_item(entry) for _, item_id in best if (entry := self.values.entry(item_id))]
+        return levels
 
     @override
     def _title_levels(self, search: Search, *, with_typos: bool) -> Levels:

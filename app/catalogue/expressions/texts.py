@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ class Texts:
         self._table = GrowingTable(texts if isinstance(texts, StringTable) else StringTable.of(texts))
         self._first = len(self._table)
         self._series: pl.Series | None = None
+        self._sorted = np.zeros(0, np.int32)
         self._words = GrowingWordIndex()
         self._folded: tuple[NDArray[np.uint8], NDArray[np.int64], int] = np.zeros(0, np.uint8), np.zeros(1, np.int64), 0
 
@@ -39,6 +41,19 @@ class Texts:
         if self._series is None or len(self._series) < len(self):
             self._series = pl.Series([*self._table.strings()], dtype=pl.String)
         return self._series
+
+    @property
+    def sorted_numbers(self) -> NDArray[np.int32]:
+        """The numbers of the texts in alphabetical order. Few new texts are inserted; many are sorted with the rest."""
+        order, count = self._sorted, len(self)
+        if count - len(order) > NEW_SHARE * len(order):
+            order = pl.Series([*self._table.strings()], dtype=pl.String).arg_sort().to_numpy().astype(np.int32)
+        elif count > len(order):
+            new = sorted((self[number], number) for number in range(len(order), count))
+            places = [bisect(order, text, key=self.__getitem__) for text, _ in new]
+            order = np.insert(order, places, [number for _, number in new])
+        self._sorted = order
+        return order
 
     def without_unused(self, is_used: NDArray[np.bool_]) -> Texts:
         """Return a table of the texts still in use, which is this table while most are."""

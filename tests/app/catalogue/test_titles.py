@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from app.catalogue.expressions.columns import TextColumn
+from app.catalogue.expressions.texts import Texts
 from app.catalogue.filter_expressions import Expression
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
@@ -88,6 +90,32 @@ def test_they_are_found_by_the_same_definition(
                 levels = catalogue.match_levels(Search.of(query), enough=len(LEARNED) + 1)
                 with_typos = [level(query, name, titles[name], with_typos=True) for name in LEARNED]
                 assert levels.tolist() == with_typos
+
+
+@given(st.lists(st.lists(st.text(max_size=3), max_size=20), max_size=6))
+def test_texts_that_grow_stay_sorted(pages: list[list[str]]) -> None:
+    texts, added = Texts(), set[str]()
+    for page in [*pages, ["a"]]:  # many are sorted with the rest, and few are inserted
+        texts.add_all(page)
+        added |= {*page}
+        assert texts.at(texts.sorted_numbers) == sorted(added)
+
+
+def test_a_search_reads_only_the_ids_of_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides, read = ItemOverrides(), list[int]()
+    overrides.apply(ItemChanges([ItemEntry(f"new-{n}", "Tea") for n in range(500)], 1))
+    catalogue = LiveCatalogue(ItemTable([], [], [], np.zeros(0, np.int64)), overrides)
+    at = Texts.at
+
+    def note_and_read(texts: Texts, numbers: NDArray[np.integer]) -> list[str]:
+        read.append(len(numbers))
+        return at(texts, numbers)
+
+    monkeypatch.setattr(Texts, "at", note_and_read)
+    for query in ("", "tea", "new"):
+        found = [item["item_id"] for item in catalogue.search(query, 20)]
+        assert found == sorted(f"new-{n}" for n in range(500))[:20]
+    assert sum(read) == 3 * 20
 
 
 def test_a_title_that_the_shop_removes_first_of_all_is_gone_from_expressions() -> None:
