@@ -25,11 +25,6 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    @property
-    def are_running(self) -> bool:
-        """Whether any task is running."""
-        return bool(self._tasks)
-
     async def join(self) -> None:
         """Wait until no task is running."""
         while self._tasks:

@@ -135,11 +135,9 @@ async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIt
 
 async def finish(service: Service) -> None:
     """Wait for the service's background work, and make the service apply it."""
-    tasks = service.switcher.current.context.tasks
-    if tasks.are_running:
-        await tasks.join()
-        service.switcher.rebuild_at_s = 0.0
-        await service.switcher.poll()
+    await service.switcher.current.context.tasks.join()
+    service.switcher.rebuild_at_s = 0.0
+    await service.switcher.poll()
 
 
 async def replayed(
