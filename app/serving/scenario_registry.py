@@ -80,8 +80,7 @@ class ScenarioRegistry:
                 name, of_experiment = arm, experiment.name
         settings = self._settings(name)
         if settings is None:
-            known = {name: one for name, one in self._newest.items() if one.settings is not None}
-            raise unknown_scenario(request.scenario, known, path)
+            raise unknown_scenario(request.scenario, self._existing(), path)
         if request.params:
             require_known_params(request, [one for each in choices if (one := self._settings(each))], path)
         return with_settings(request, settings, path, name=name, experiment=of_experiment)
@@ -90,12 +89,16 @@ class ScenarioRegistry:
         version = self._newest.get(name)
         return None if version is None else version.settings
 
+    def _existing(self) -> dict[str, ScenarioVersion]:
+        return {name: one for name, one in self._newest.items() if one.settings is not None}
+
     # ---- stored versions
 
     async def scenarios(self) -> list[ScenarioVersion]:
         """Return the existing scenarios in order of their names; raise StorageError."""
         await self.follow()
-        return [one for _, one in sorted(self._newest.items()) if one.settings is not None]
+        existing = self._existing()
+        return [existing[name] for name in sorted(existing)]
 
     async def scenario(self, name: str) -> ScenarioVersion:
         """Return the current version of the scenario.
@@ -105,7 +108,7 @@ class ScenarioRegistry:
         await self.follow()
         found = self._newest.get(name)
         if found is None or found.settings is None:
-            raise _not_found(name, [one.name for one in await self.scenarios()])
+            raise self._not_found(name)
         return found
 
     async def versions(self, name: str) -> list[ScenarioVersion]:
@@ -115,7 +118,7 @@ class ScenarioRegistry:
         """
         texts = await self._store.versions(self._tenant, name)
         if not texts:
-            raise _not_found(name, [one.name for one in await self.scenarios()])
+            raise self._not_found(name)
         return [one for text in reversed(texts) if (one := _parse(text))]
 
     async def put(self, name: str, settings: ScenarioSettings | None, changed_by: str) -> ScenarioVersion:
@@ -131,7 +134,7 @@ class ScenarioRegistry:
             await self.follow()
             before, believed = self._newest.get(name), self._revision
             if settings is None and before is None:
-                raise _not_found(name, [one.name for one in await self.scenarios()])
+                raise self._not_found(name)
             if before is not None and _content(before.settings) == _content(settings):
                 return before
             version = ScenarioVersion(
@@ -170,6 +173,12 @@ class ScenarioRegistry:
             raise InvalidRequest(f"there are {MAX_SCENARIOS} scenarios, the maximum; delete one first")
         return min(removed, key=lambda one: one.changed_at).name
 
+    def _not_found(self, name: str) -> ScenarioNotFound:
+        hint = unknown_scenario(name, self._existing()).details[0]
+        return ScenarioNotFound(
+            "this scenario does not exist; nothing changed", [hint.model_copy(update={"field": "name"})]
+        )
+
 
 def _parse(text: str) -> ScenarioVersion | None:
     try:
@@ -190,10 +199,3 @@ def _encoded(version: ScenarioVersion) -> str:
     if len(text.encode()) > MAX_SCENARIO_BYTES:
         raise InvalidRequest(f"a scenario may have at most {MAX_SCENARIO_BYTES:,} bytes of JSON; nothing changed")
     return text
-
-
-def _not_found(name: str, known: Sequence[str]) -> ScenarioNotFound:
-    hint = unknown_scenario(name, dict.fromkeys(known)).details[0]
-    return ScenarioNotFound(
-        "this scenario does not exist; nothing changed", [hint.model_copy(update={"field": "name"})]
-    )
