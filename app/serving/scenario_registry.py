@@ -114,12 +114,14 @@ class ScenarioRegistry:
     async def versions(self, name: str) -> list[ScenarioVersion]:
         """Return the stored versions of the scenario, newest first, even if it was removed.
 
-        raises  ScenarioNotFound, StorageError
+        raises  ScenarioNotFound  when there are none, or another version of lisarec wrote them all
+                StorageError
         """
         texts = await self._store.versions(self._tenant, name)
-        if not texts:
+        versions = [one for text in reversed(texts) if (one := _parse(text))]
+        if not versions:
             raise self._not_found(name)
-        return [one for text in reversed(texts) if (one := _parse(text))]
+        return versions
 
     async def put(self, name: str, settings: ScenarioSettings | None, changed_by: str) -> ScenarioVersion:
         """Store new settings of the scenario, or remove it with None. Identical settings change nothing.

@@ -212,6 +212,15 @@ def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
     assert shop.first.request("DELETE", f"{URL}/home").json()["version"] == 7
 
 
+def test_a_scenario_that_only_another_release_can_read_is_not_found(shop: Shop) -> None:
+    store = shop.first.service.store.scenarios
+    believed = shop.first.runner.run(store.scenarios("main")).revision
+    assert shop.first.runner.run(store.add("main", "later", '{"version": "later"}', believed=believed))
+    for method, path in (("GET", "later"), ("GET", "later/versions"), ("POST", "later/rollback")):
+        refused = shop.first.request(method, f"{URL}/{path}", **({"json": {}} if method == "POST" else {}))
+        assert_refused(refused, 404)
+
+
 def test_a_preview_keeps_nothing_and_is_the_list_that_would_be_served(shop: Shop) -> None:
     unsaved = {"filter": "item.price < params.max", "k": 5, "params": {"max": {"type": "number"}}}
     wanted = {"user_id": "ada", "params": {"max": 3}}
