@@ -95,7 +95,7 @@ class UserData:
                 StorageError  when the store, or an archive that is needed, cannot be read
         """
         entries = await self._store.events(self._tenant, user_id, after=after, limit=limit + 1)
-        if not entries and not after:
+        if not entries and await self._store.log_lengths(self._tenant, [user_id], limit=1) == [0]:
             raise UserNotFound("this user has no events")
         page = entries[:limit]
         return UserEvents(

@@ -13,6 +13,7 @@ from model.artifact.model_directory import load
 from model.lisa.histogram import history_histogram
 from storage.state.layout import ITEM_RING
 from tests.app.conftest import SHAPE, Client, item_id
+from tests.storage.redis.servers import RedisServer
 
 
 def test_the_histogram_is_that_of_the_whole_history(client: Client, model_dir: Path) -> None:
@@ -83,8 +84,21 @@ def test_a_page_that_makes_no_sense_is_refused(client: Client, query: str) -> No
     assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
 
 
-def test_a_log_without_events_is_not_found(client: Client) -> None:
-    assert client.get("/v1/users/nobody/events").status_code == 404
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_log_without_events_is_not_found_and_a_page_behind_the_last_one_is_empty(
+    kind: str, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
+) -> None:
+    client = start(tmp_path, redis_url=redis_server.url if kind == "redis" else None)
+    try:
+        client.click("visitor", item_id(1))
+        client.post("/v1/users/ada/merge", json={"from": "visitor"})
+        for after in (0, 5):
+            assert client.get(f"/v1/users/nobody/events?after={after}").status_code == 404
+        for user in ("ada", "visitor"):
+            page = client.get(f"/v1/users/{user}/events?after=5")
+            assert (page.status_code, page.json()["events"], page.json()["next"]) == (200, [], None)
+    finally:
+        client.close()
 
 
 def test_an_erased_user_is_unknown_and_may_come_back(client: Client) -> None:
