@@ -298,9 +298,8 @@ class Recommender(BaseRecommender):
             if entry.trace is not None:
                 entry.trace.add(timings)
         for request, answer in zip(requests, ranked.answers, strict=True):
-            if not isinstance(
-                request, PersonalSearch
-            ):  # search results are not counted as a list: no click can refer to them
+            # no click can refer to search results or to a preview, whose scenario has no name
+            if not isinstance(request, PersonalSearch) and request.scenario != "":
                 self._metrics.recommendations.count(answer["source"])
                 self._clicks.show(self._context.name, answer, is_continued=bool(request.cursor))
         return ranked.answers

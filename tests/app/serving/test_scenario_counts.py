@@ -8,7 +8,7 @@ from app.recommendation.experiments import arm_of
 from app.schemas.operations import Experiment
 from storage.records import Tally
 from tests.app.conftest import ITEMS, Client, categories_of
-from tests.app.serving.scenario_shop import URL, Shop, answer
+from tests.app.serving.scenario_shop import PREVIEW, URL, Shop, answer
 from tests.app.support import assert_refused
 
 TEA = [row for row in range(ITEMS) if "tea" in categories_of(row)]
@@ -41,6 +41,17 @@ def test_lists_and_what_comes_of_them_are_counted_by_scenario(client: Client) ->
         'lisarec_scenario_value_total{scenario="full",tenant="main",type="purchase"} 25.0',
     ):
         assert line in text
+
+
+def test_a_preview_counts_nowhere(client: Client) -> None:
+    client.request("PUT", f"{URL}/home", json={"k": 3})
+    for settings_ in ({"scenario": "home", "settings": {}}, {"settings": {"filter": "false"}}):
+        for wishes in ({}, {"cursor": ""}, {"scenario": "home"}):
+            request = {"user_id": "ada", **wishes}
+            assert client.post(PREVIEW, json={**settings_, "request": request}).status_code == 200
+    client.runner.run(client.service.signals.sync())
+    assert client.get("/v1/stats").json() == {"places": [], "scenarios": []}
+    assert "lisarec_recommendations_total{" not in client.get("/metrics").text
 
 
 def test_an_experiment_splits_users_between_scenarios(shop: Shop) -> None:
