@@ -64,7 +64,7 @@ async def put_scenario_settings(
 
 @router.delete("/scenarios/{name}", response_model_exclude_unset=True, responses=errors(404))
 async def remove_scenario(name: Name, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
-    """Remove the scenario.
+    """Remove the scenario. Doing so again changes nothing.
 
     Its versions remain until their space is needed; until then a rollback restores the scenario.
     """
@@ -92,7 +92,10 @@ async def get_scenario_versions(
 async def roll_back_scenario(
     name: Name, body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
 ) -> ScenarioVersion:
-    """Restore the settings of an earlier version, as a new version."""
+    """Restore the settings of an earlier version, as a new version.
+
+    Without `version`, a second call undoes the first.
+    """
     await charge_operation(services, caller, SCENARIOS)
     wanted = parse(Rollback, body, INVALID).version
     version = await service.scenarios.roll_back(name, wanted, caller.name)

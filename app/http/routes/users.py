@@ -102,9 +102,9 @@ async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, cal
     The visitor's events follow the user's, and later events of either id belong to the user.
     """
     merged = await charged_calls.merge(services, caller, user_id, body)
-    if merged.changed:
-        visitor = await audited_user(services, caller, merged.visitor)
-        await audit(services, caller, "user.merge", await audited_user(services, caller, user_id), {"visitor": visitor})
+    # also if nothing changed: the call that did merge them may have failed before it was logged
+    about = {"visitor": await audited_user(services, caller, merged.visitor), "changed": merged.changed}
+    await audit(services, caller, "user.merge", await audited_user(services, caller, user_id), about)
     return merged
 
 

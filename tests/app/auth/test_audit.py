@@ -89,6 +89,7 @@ def test_what_operators_do_is_logged_with_their_key_and_no_users_id(
         (who, "scenario.roll_back"),
         (who, "scenario.remove"),
         (who, "user.merge"),
+        (who, "user.merge"),
         (who, "user.erase"),
     ]
     assert [one["subject"] for one in entries[:8]] == [who, "june", "which", "", *["home"] * 4]
@@ -96,7 +97,9 @@ def test_what_operators_do_is_logged_with_their_key_and_no_users_id(
     assert entries[1]["details"]["previous"] == "may"
     assert entries[2]["details"] == {"over": "models", "shares": {"may": 1, "june": 1}}
     assert entries[6]["details"] == {"to": 1, "version": 3}
-    assert entries[8]["subject"] == entries[9]["subject"] != entries[8]["details"]["visitor"]
+    visitor = entries[8]["details"]["visitor"]
+    assert entries[8]["subject"] == entries[9]["subject"] == entries[10]["subject"] != visitor
+    assert [one["details"] for one in entries[8:10]] == [{"visitor": visitor, "changed": it} for it in (True, False)]
     assert all(begun <= datetime.fromisoformat(one["time"]) <= datetime.now(UTC) for one in entries)
     assert "ada-l" not in json.dumps(log)
     assert "visitor-7" not in json.dumps(log)
@@ -106,7 +109,7 @@ def test_what_operators_do_is_logged_with_their_key_and_no_users_id(
 
     place = ("--data-dir", str(shop.directory / "state"))
     assert printed(capsys, "audit", *place) == entries
-    assert printed(capsys, "audit", *place, "--user", "visitor-7") == [entries[8]]
+    assert printed(capsys, "audit", *place, "--user", "visitor-7") == entries[8:10]
     assert printed(capsys, "audit", *place, "--user", "ada-l") == entries[8:]
     assert printed(capsys, "audit", *place, "--user", "nobody") == []
 
@@ -164,18 +167,31 @@ def test_only_an_admin_reads_it_and_queries_have_bounds(shop: AuditedShop) -> No
 
 
 def test_what_cannot_be_logged_is_not_reported_as_done(shop: AuditedShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same call again erases, and logs, again."""
+    """The same call again does it, and logs it, even if there is nothing left to do."""
     from storage.errors import StorageUnavailable
 
     async def fail(*_: object) -> bool:
         raise StorageUnavailable("full", "disk_full")
 
-    with monkeypatch.context() as failing:
-        failing.setattr(shop.client.service.store.audit, "append", fail)
-        answer = shop.client.request("DELETE", "/v1/users/ada", headers=bearer(shop.text))
-        assert_refused(answer, 503)
-    shop.call("DELETE", "/v1/users/ada")
-    assert shop.log()["entries"][-1]["action"] == "user.erase"
+    shop.call("POST", "/v1/events", {"event_id": "e", "user_id": "visitor-7", "item_id": "item-1"})
+    calls: list[tuple[str, str, str, object]] = [
+        ("model.activate", "POST", "/v1/admin/generations/june/activate", None),
+        ("experiment.start", "PUT", "/v1/admin/experiment", {"name": "which", "shares": {"may": 1, "june": 1}}),
+        ("experiment.end", "DELETE", "/v1/admin/experiment", None),
+        ("scenario.put", "PUT", "/v1/admin/scenarios/home", {"k": 5}),
+        ("scenario.roll_back", "POST", "/v1/admin/scenarios/home/rollback", {"version": 1}),
+        ("scenario.remove", "DELETE", "/v1/admin/scenarios/home", None),
+        ("user.merge", "POST", "/v1/users/ada/merge", {"from": "visitor-7"}),
+        ("user.erase", "DELETE", "/v1/users/ada", None),
+    ]
+    for action, method, path, body in calls:
+        with monkeypatch.context() as failing:
+            failing.setattr(shop.client.service.store.audit, "append", fail)
+            answer = shop.client.request(method, path, headers=bearer(shop.text), json=body)
+            assert_refused(answer, 503)
+        before = len(shop.log()["entries"])
+        shop.call(method, path, body)
+        assert [one["action"] for one in shop.log()["entries"][before:]] == [action]
     assert (shop.directory / "state" / FILE_NAME).exists()
 
 
