@@ -68,7 +68,7 @@ async def activate(
 ) -> tuple[NamedGeneration, NamedGeneration | None]:
     """Switch every process on the store to the model with this name. Return it and the previous one.
 
-    replaces  tag of the only model that it may replace; None for any
+    replaces  tag of the only model that it may replace, unless it is active already; None for any
     raises    Superseded, NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
     loaded = await asyncio.to_thread(models_of(settings).load, name)
@@ -76,7 +76,7 @@ async def activate(
     async with opened_store(settings) as store:
         before = await store.generations.active()
         if replaces is not None:
-            _require_active(before, replaces)
+            _require_active(before, replaces, loaded.tag)
         await store.generations.activate(named)
         previous = None if before is None else before.name
         await _audit(store, settings, "model.activate", name, {"tag": loaded.tag, "previous": previous})
@@ -92,8 +92,8 @@ async def require_active(settings: StoreSettings, tag: str) -> None:
         _require_active(await store.generations.active(), tag)
 
 
-def _require_active(active: NamedGeneration | None, tag: str) -> None:
-    if active is not None and active.tag.hex() != tag:
+def _require_active(active: NamedGeneration | None, *tags: str) -> None:
+    if active is not None and active.tag.hex() not in tags:
         raise Superseded(f"{active.name!r} was activated meanwhile")
 
 
@@ -131,9 +131,9 @@ async def drop(settings: StoreSettings, name: str) -> int:
         known = await store.generations.known()
         matching = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _require_unserved(name, matching, known)
-        removed = sum([await store.generations.drop(one.named.tag) for one in matching])
+        # first, because a generation that is gone cannot be dropped again, and then logged
         await _audit(store, settings, "model.drop", name, {"tags": [one.named.tag.hex() for one in matching]})
-        return removed
+        return sum([await store.generations.drop(one.named.tag) for one in matching])
 
 
 async def _audit(

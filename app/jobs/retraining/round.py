@@ -287,7 +287,8 @@ class RetrainingRound:
                 folder = self._folder / name
                 done = asyncio.run(generations.rebuild(self._settings, folder, lambda one: on_progress(one.events)))
             print_line(self._console, f"{name}: {done.carried:,} states carried over, {done.users:,} users folded")
-            asyncio.run(generations.activate(self._settings, name, replaces=notes["served"]))
+        # also if it is active already: the round that activated it may have ended before this was logged
+        asyncio.run(generations.activate(self._settings, name, replaces=notes["served"]))
         self._remove_old_models(name)
         reason = f"{name}; {notes['reason']}"
         return self._finish(self._outcome("activated", reason, served, name=name))

@@ -13,7 +13,10 @@ import pytest
 from app.cli.main import main
 from app.http.auth.keys import Key, add, make, remove
 from app.settings import Settings
+from storage.errors import StorageUnavailable
+from storage.records import NamedGeneration
 from storage.sqlite.database import FILE_NAME
+from storage.sqlite.items.audit import SQLiteAudit
 from tests.app.conftest import Client, write_model
 from tests.app.support import assert_refused, bearer
 from tests.waiting import wait_until
@@ -131,6 +134,24 @@ def test_what_is_done_on_the_machine_is_logged_too(shop: AuditedShop, capsys: py
     assert done[3]["details"] == {"entries": 1}
 
 
+def test_a_generation_is_not_dropped_before_this_is_logged(
+    shop: AuditedShop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = ("--data-dir", str(shop.directory / "state"))
+    store, runner = shop.client.service.store, shop.client.runner
+    runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
+    with monkeypatch.context() as failing:
+        failing.setattr(SQLiteAudit, "append", full)
+        with pytest.raises(SystemExit) as exit_:
+            main(["drop", "old", *place])
+        assert exit_.value.code == 1
+    run("drop", "old", *place)
+    assert [one.named.name for one in runner.run(store.generations.known())] == ["may"]
+    capsys.readouterr()
+    done = [one for one in printed(capsys, "audit", *place) if one["actor"] == "command line"]
+    assert [(one["action"], one["subject"]) for one in done] == [("model.drop", "old")]
+
+
 def test_keys_that_come_and_go_are_noted_once_by_all_processes(shop: AuditedShop) -> None:
     other = Client(shop.settings)
     try:
@@ -168,11 +189,6 @@ def test_only_an_admin_reads_it_and_queries_have_bounds(shop: AuditedShop) -> No
 
 def test_what_cannot_be_logged_is_not_reported_as_done(shop: AuditedShop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call again does it, and logs it, even if there is nothing left to do."""
-    from storage.errors import StorageUnavailable
-
-    async def fail(*_: object) -> bool:
-        raise StorageUnavailable("full", "disk_full")
-
     shop.call("POST", "/v1/events", {"event_id": "e", "user_id": "visitor-7", "item_id": "item-1"})
     calls: list[tuple[str, str, str, object]] = [
         ("model.activate", "POST", "/v1/admin/generations/june/activate", None),
@@ -186,13 +202,17 @@ def test_what_cannot_be_logged_is_not_reported_as_done(shop: AuditedShop, monkey
     ]
     for action, method, path, body in calls:
         with monkeypatch.context() as failing:
-            failing.setattr(shop.client.service.store.audit, "append", fail)
+            failing.setattr(shop.client.service.store.audit, "append", full)
             answer = shop.client.request(method, path, headers=bearer(shop.text), json=body)
             assert_refused(answer, 503)
         before = len(shop.log()["entries"])
         shop.call(method, path, body)
         assert [one["action"] for one in shop.log()["entries"][before:]] == [action]
     assert (shop.directory / "state" / FILE_NAME).exists()
+
+
+async def full(*_: object) -> bool:
+    raise StorageUnavailable("full", "disk_full")
 
 
 def run(*command: str) -> None:

@@ -29,11 +29,13 @@ from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, make_key
 from model.training.train import train as train_model
+from storage.errors import StorageUnavailable
 from storage.folders.folder import Folder
 from storage.folders.local_folder import LocalFolder
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl
 from storage.maintenance.rebuild import Rebuilt
+from storage.sqlite.items.audit import SQLiteAudit
 from tests.app.jobs.retraining.shops import PLAN, WARM_PLAN, Shop
 
 
@@ -352,6 +354,26 @@ def test_a_model_that_an_operator_activates_meanwhile_stays_active(shop: Shop, m
     outcome = shop.retrain()
     assert (outcome.outcome, shop.report()["previous"]) == ("activated", "july")
     assert shop.names() == sorted(["june", "july", outcome.name or ""])
+
+
+def test_an_activation_that_could_not_be_logged_is_logged_by_the_next_round(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> bool:
+        raise StorageUnavailable("full", "disk_full")
+
+    def logged() -> list[tuple[str, str]]:
+        entries = shop.client.runner.run(shop.client.service.store.audit.entries("main"))
+        return [(one.entry.action, one.entry.subject) for one in entries]
+
+    shop.collect(200)
+    with monkeypatch.context() as failing:
+        failing.setattr(SQLiteAudit, "append", full)
+        with pytest.raises(StorageUnavailable):
+            shop.retrain()
+    assert logged() == []
+    outcome = shop.retrain()
+    assert (outcome.outcome, logged()) == ("activated", [("model.activate", outcome.name)])
 
 
 def test_the_trainer_is_alone(shop: Shop) -> None:
