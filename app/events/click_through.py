@@ -129,57 +129,45 @@ def _outcome(answer: Recommendations) -> ListOutcome:
 
 def stats_of(tallies: Mapping[Tally, float]) -> Stats:
     """Return the statistics by generation, experiment and place, and by scenario and experiment."""
-    lists = Counter[tuple[str, str, int]]()
+    shown = Counter[tuple[str, str, int]]()
     events = defaultdict[tuple[str, str, int], dict[str, int]](dict)
     values = defaultdict[tuple[str, str, int], dict[str, float]](dict)
-    for tally, amount in sorted(tallies.items(), key=str):
+    scenarios: dict[tuple[str, str], ScenarioStats] = {}
+    for tally, amount in tallies.items():
         match tally:
-            case ("shown", str(generation), str(experiment), int(length)):
-                lists[generation, experiment, length] += int(amount)
-            case ("chosen", str(generation), str(experiment), int(place), str(kind)):
+            case "shown", str(generation), str(experiment), int(length):
+                for place in range(1, min(length, PLACES) + 1):
+                    shown[generation, experiment, place] += int(amount)
+            case "chosen", str(generation), str(experiment), int(place), str(kind):
                 events[generation, experiment, place][kind] = int(amount)
-            case ("value", str(generation), str(experiment), int(place), str(kind)):
+            case "value", str(generation), str(experiment), int(place), str(kind):
                 values[generation, experiment, place][kind] = round(amount, DECIMALS)
-    places = []
-    for generation, experiment in sorted({name[:2] for name in (*lists, *events)}):
-        for place in range(1, PLACES + 1):
-            shown = sum(lists[generation, experiment, length] for length in range(place, PLACES + 2))
-            at = generation, experiment, place
-            if shown or at in events:
-                places.append(
-                    PlaceStats(
-                        generation=generation,
-                        experiment=experiment or None,
-                        place=place,
-                        shown=shown,
-                        events=events[at],
-                        value=values[at],
-                    )
-                )
-    return Stats(places=places, scenarios=_scenario_stats(tallies))
+            case "scenario-list" | "scenario-event" | "scenario-value", str(scenario), str(experiment), str(label):
+                new = ScenarioStats(scenario=scenario, experiment=experiment or None)
+                _add(scenarios.setdefault((scenario, experiment), new), str(tally[0]), label, amount)
+    places = [
+        PlaceStats(
+            generation=at[0],
+            experiment=at[1] or None,
+            place=at[2],
+            shown=shown[at],
+            events=events[at],
+            value=values[at],
+        )
+        for at in sorted({*+shown, *events})
+    ]
+    return Stats(places=places, scenarios=[stats for _, stats in sorted(scenarios.items())])
 
 
-def _scenario_stats(tallies: Mapping[Tally, float]) -> list[ScenarioStats]:
-    found: dict[tuple[str, str], ScenarioStats] = {}
-    for tally, amount in sorted(tallies.items(), key=str):
-        match tally:
-            case (
-                "scenario-list" | "scenario-event" | "scenario-value" as what,
-                str(scenario),
-                str(experiment),
-                str(label),
-            ):
-                of = found.setdefault(
-                    (scenario, experiment), ScenarioStats(scenario=scenario, experiment=experiment or None)
-                )
-                count = int(amount)
-                if what == "scenario-event":
-                    of.events[label] = count
-                elif what == "scenario-value":
-                    of.value[label] = round(amount, DECIMALS)
-                else:
-                    of.lists += count
-                    of.short += count * (label == "short")
-                    of.filled += count * (label == "filled")
-                    of.empty += count * (label == "empty")
-    return [stats for _, stats in sorted(found.items())]
+def _add(stats: ScenarioStats, what: str, label: str, amount: float) -> None:
+    """Add a tally of a scenario; the label is a type of events, or the outcome of lists."""
+    count = int(amount)
+    if what == "scenario-event":
+        stats.events[label] = count
+    elif what == "scenario-value":
+        stats.value[label] = round(amount, DECIMALS)
+    else:
+        stats.lists += count
+        stats.short += count * (label == "short")
+        stats.filled += count * (label == "filled")
+        stats.empty += count * (label == "empty")
