@@ -1,7 +1,7 @@
 """The values that stores take and return."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -16,7 +16,11 @@ MAIN_TENANT = "main"
 ValueT = TypeVar("ValueT")
 
 Tally = tuple[str | int, ...]
-"""The name of a counter, in parts."""
+"""The name of a counter, in parts. The first two of a list's counter are one of LIST_TALLIES, and its generation."""
+
+LIST_TALLIES = frozenset({"shown", "chosen", "value"})
+OTHER = "other"
+"""The name that stands for unknown ones in tallies."""
 
 MAX_LIVE_S = 3_600.0
 """The longest time for which a generation is announced. A later end comes from a clock that was ahead."""
@@ -302,6 +306,12 @@ class KnownGeneration:
     named: NamedGeneration
     is_active: bool
     is_live: bool
+
+
+def tallies_of_dropped(tallies: Iterable[Tally], known: Collection[str]) -> list[Tally]:
+    """Return the tallies of lists of generations that are not among the known ones."""
+    kept = {*known, OTHER}
+    return [tally for tally in tallies if tally[0] in LIST_TALLIES and tally[1] not in kept]
 
 
 def property_type(value: PropertyValue) -> PropertyType:

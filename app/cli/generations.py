@@ -117,7 +117,10 @@ def drop(
     name: Annotated[str, typer.Argument(help="Name or tag of a model that no process serves.", metavar="NAME")],
     store: StoreOptions,
 ) -> None:
-    """Delete the states of a model that no process serves. Events stay, so you can rebuild the states."""
+    """Delete the states of a model that no process serves, and the statistics of its lists.
+
+    Events stay, so you can rebuild the states.
+    """
     from app.jobs import generations
 
     settings = store.settings()

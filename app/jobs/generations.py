@@ -123,7 +123,7 @@ def _require_known(names: Iterable[str], newest: Mapping[str, str]) -> None:
 
 
 async def drop(settings: StoreSettings, name: str) -> int:
-    """Remove the states of a generation, by its name or tag, that is neither active nor live; return how many.
+    """Drop a generation, by its name or tag, that is neither active nor live; return how many states it had.
 
     raises  StorageError, ValueError
     """
@@ -144,7 +144,7 @@ async def _audit(
 
 
 async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[str]:
-    """Remove the states of generations of these names that no process serves; return the names that are free then.
+    """Drop the generations of these names that no process serves; return the names that are free then.
 
     raises  StorageError, ValueError
     """

@@ -117,7 +117,7 @@ class ScenarioStats(BaseModel):
 class Stats(BaseModel):
     """Outcomes of recommendations, over all processes, with a delay of a few seconds.
 
-    They count since the store was created.
+    They count since the store was created, and those of a generation until its states are dropped.
     """
 
     places: list[PlaceStats]

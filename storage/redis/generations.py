@@ -1,18 +1,29 @@
 """The registry of a tenant's generations in Redis, and the deletion of their states."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import MAX_LIVE_S, FoldedState, HeldProperties, KnownGeneration, NamedGeneration, TenantPointers
+from storage.records import (
+    MAX_LIVE_S,
+    FoldedState,
+    HeldProperties,
+    KnownGeneration,
+    NamedGeneration,
+    TenantPointers,
+    tallies_of_dropped,
+)
 from storage.redis.connections.nodes import Argument, Command, storage_error
 from storage.redis.layout.head import SEQ_DIGITS
 from storage.redis.layout.keys import states_of, user_of_state
+from storage.redis.layout.stream_entries import compact_json
 from storage.redis.session.redis_session import RedisSession
 
 READ_AT_ONCE = 64  # states, about 250 kB
+REMOVED_AT_ONCE = 1_000  # tallies
 
 
 class RedisGenerations(GenerationRegistry):
@@ -71,7 +82,17 @@ class RedisGenerations(GenerationRegistry):
             deleted = await self._delete_states(tag)
             total += deleted
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
+        await self._remove_tallies()
         return total
+
+    async def _remove_tallies(self) -> None:
+        """Remove the tallies of generations that are no longer known."""
+        key = self._keys.items(self._tenant).tallies
+        counted = [tuple(json.loads(name)) for name in await self._call("HKEYS", key)]
+        known = [one.name for one in await self._named()]
+        dropped = tallies_of_dropped(counted, known)
+        for start in range(0, len(dropped), REMOVED_AT_ONCE):
+            await self._call("HDEL", key, *map(compact_json, dropped[start : start + REMOVED_AT_ONCE]))
 
     @override
     async def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:

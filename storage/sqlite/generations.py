@@ -8,9 +8,9 @@ from functools import partial
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import MAX_LIVE_S, FoldedState, KnownGeneration, NamedGeneration
+from storage.records import MAX_LIVE_S, FoldedState, KnownGeneration, NamedGeneration, tallies_of_dropped
 from storage.sqlite.database import Database
-from storage.sqlite.items.tenant_values import EXPERIMENT, set_named_value
+from storage.sqlite.items.tenant_values import EXPERIMENT, remove_tallies, set_named_value, tallies
 from storage.sqlite.states import drop_generation, saved_states
 
 ANNOUNCE = """
@@ -93,3 +93,4 @@ def _known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
 
 def _drop_name(db: sqlite3.Connection, tenant: str, tag: bytes) -> None:
     db.execute("DELETE FROM generations WHERE tenant = ? AND tag = ? AND NOT is_active", (tenant, tag))
+    remove_tallies(db, tenant, tallies_of_dropped(tallies(db, tenant), [one.named.name for one in _known(db, tenant)]))

@@ -120,7 +120,7 @@ class RedisItems:
         """Return the tenant's counters by name."""
         await self._session.require_open()
         found = await self._session.call("HGETALL", self._session.keys.items(tenant).tallies)
-        return {tuple(json.loads(name)): float(count) for name, count in found.items()}
+        return await in_thread(_parse_tallies, found)
 
     # ---- counts
 
@@ -160,6 +160,10 @@ def _counts_of(replies: Sequence[Any], tenant: str, types: Collection[str]) -> I
     pages = (parse_stream_page(reply, is_complete=True) for reply in replies)
     records = [entry.record for page in pages for owner, entry in page.entries if owner == tenant]
     return count_items_of_records(records, types)
+
+
+def _parse_tallies(found: Mapping[bytes, bytes]) -> dict[Tally, float]:
+    return {tuple(json.loads(name)): float(count) for name, count in found.items()}
 
 
 def _size(item: tuple[Any, ...]) -> int:

@@ -3,7 +3,7 @@
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from storage.errors import PropertyRefused, VectorRefused
@@ -66,6 +66,8 @@ ADD_TALLIES = """
 INSERT INTO tallies (tenant, name, count) {rows}
 ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 """
+
+REMOVE_TALLIES = "DELETE FROM tallies WHERE tenant = ? AND name IN ({rows})"
 
 # names of tenants' values
 SECRET = "secret"  # noqa: S105, the name of it
@@ -203,6 +205,11 @@ def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, float]:
     """Return every counter of the tenant by name."""
     rows = db.execute("SELECT name, count FROM tallies WHERE tenant = ?", (tenant,))
     return {tuple(json.loads(name)): count for name, count in rows}
+
+
+def remove_tallies(db: sqlite3.Connection, tenant: str, names: Iterable[Tally]) -> None:
+    """Remove the tenant's counters of these names."""
+    execute_in_batches(db, REMOVE_TALLIES, [(json.dumps(name),) for name in names], before=[tenant])
 
 
 def named_value(db: sqlite3.Connection, tenant: str, name: str) -> str | None:

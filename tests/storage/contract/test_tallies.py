@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from storage.errors import StorageUnavailable
-from storage.records import Tally
+from storage.records import OTHER, NamedGeneration, Tally
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
 
@@ -36,5 +36,32 @@ def test_tallies_of_all_processes_add_up_and_notes_are_shared(address: str) -> N
         for call in (again.tallies(tenant), again.secret(), again.add_tallies(tenant, {("a",): 1})):
             with pytest.raises(StorageUnavailable):
                 await call
+
+    asyncio.run(law())
+
+
+def test_a_dropped_generation_takes_its_tallies_with_it(address: str) -> None:
+    """Also those that were counted afterwards, and none of a generation that has its name or is still known."""
+
+    def of(generation: str) -> dict[Tally, float]:
+        lists: dict[Tally, float] = {("shown", generation, "", 3): 2, ("chosen", generation, "june", 1, "click"): 1}
+        return lists | {("value", generation, "june", 1, "click"): 0.5}
+
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(address, GENERATION, tenant=tenant) as store, opened(address, tenant=tenant) as other:
+            for name, tag in (("old", b"1"), ("again", b"2"), ("again", b"3"), ("new", b"4")):
+                await store.generations.announce(NamedGeneration(name, tag), 0)
+            await store.generations.activate(NamedGeneration("new", b"4"))
+            kept = of("new") | of("again") | of(OTHER) | {("scenario-list", "old", "", "full"): 1, ("c",): 1}
+            await other.add_tallies(tenant, kept | of("old") | of("forgotten"))
+            await other.add_tallies(f"{tenant}-other", of("old"))
+            for tag in (b"1", b"2"):
+                await store.generations.drop(tag)
+                assert await other.tallies(tenant) == kept
+                await other.add_tallies(tenant, of("old"))
+            await store.generations.drop(b"3")
+            assert await store.tallies(tenant) == {tally: n for tally, n in kept.items() if "again" not in tally}
+            assert await store.tallies(f"{tenant}-other") == of("old")
 
     asyncio.run(law())
