@@ -14,12 +14,11 @@ from app.observability.metrics import Metrics
 from app.schemas.operations import ListOutcome, PlaceStats, ScenarioStats, Stats
 from app.schemas.recommendations import Recommendations
 from storage.protocol import UserStore
-from storage.records import AppendResult, Tally
+from storage.records import OTHER, AppendResult, Tally
 from storage.state.event import Event
 
 OF_PLACES, OF_SCENARIOS = ("chosen", "value"), ("scenario-event", "scenario-value")  # event counts, value sums
 DECIMALS = 6  # of sums of values
-OTHER = "other"  # a generation or experiment whose name this process does not know
 
 
 class ClickThrough:
@@ -29,10 +28,13 @@ class ClickThrough:
     ("chosen", generation, experiment, place, event type) for events. For a scenario there are also ("scenario-list",
     scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type). Tallies with "value"
     instead of "chosen" and "scenario-value" instead of "scenario-event" contain the sums of event values.
+
+    generations  how many the store had at the last `sync`
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
         self.ids = RecommendationIds(tenant)
+        self.generations = 0
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
@@ -81,8 +83,10 @@ class ClickThrough:
         if not self._has_secret:
             self.ids.set_secret(await self._store.secret())
             self._has_secret = True
-        for known in await self._store.generations.known():
-            self._generations.setdefault(known.named.tag[:4], known.named.name)
+        known = await self._store.generations.known()
+        self.generations = len(known)
+        for one in known:
+            self._generations.setdefault(one.named.tag[:4], one.named.name)
         await self.flush()
 
     async def flush(self) -> None:
@@ -110,10 +114,10 @@ class ClickThrough:
                 raise
             self._metrics.recommendations.count_places(self._tenant, tallies)
 
-    async def stats(self) -> Stats:
-        """Return the statistics that all processes have flushed; raise StorageError if they cannot be read."""
+    async def tallies(self) -> Mapping[Tally, float]:
+        """Return the tallies that all processes have flushed; raise StorageError if they cannot be read."""
         await self.flush()
-        return stats_of(await self._store.tallies(self._tenant))
+        return await self._store.tallies(self._tenant)
 
     def _names_of(self, place: Place) -> tuple[str, str]:
         return self._generations.get(place.generation, OTHER), self._experiments.get(place.experiment, OTHER)

@@ -58,7 +58,8 @@ MERGED_EVENTS = 12  # events of both logs that a merge processes, per plain requ
 LOADED_MODEL = 500
 OPERATION = 5  # plain requests for declaring types of properties, or ending an experiment
 SCENARIOS = 10  # plain requests for listing or changing scenarios, or listing the versions of one
-METRICS = 10
+METRICS = STATISTICS = 10
+GENERATION_STATISTICS = 3  # more, for each generation in the store
 
 
 def is_plain(request: RecommendationRequest) -> bool:
@@ -222,6 +223,11 @@ def scenario_charge(settings: ScenarioSettings) -> int:
     filters = f"{settings.filter or ''}{settings.fallback or ''}"
     objective = WEIGHED * (settings.objective is not None)
     return floor(SCENARIOS + CHARACTER * len(filters) + _cost_of_boost(settings.boost) + objective)
+
+
+def statistics_charge(generations: int) -> int:
+    """Return the cost of the statistics of the lists of so many generations, and of scenarios."""
+    return STATISTICS + GENERATION_STATISTICS * generations
 
 
 def archive_charge(files: int) -> int:

@@ -233,7 +233,7 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("log", "GET", f"/v1/users/{LONG_USER}/events?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),
         Call("user properties", "GET", f"/v1/users/{USER}/properties"),
         Call("model", "GET", "/v1/model"),
-        Call("stats", "GET", "/v1/stats"),
+        Call("stats", "GET", "/v1/stats", None, cost.statistics_charge(1)),
         Call("metrics", "GET", "/metrics", None, cost.METRICS),
         Call("experiment", "GET", "/v1/admin/experiment"),
         Call("types", "GET", "/v1/admin/properties"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import re
 import string
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,10 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.events.click_through import stats_of
 from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.http.auth.keys import add, make
+from app.http.routes import model
+from app.jobs import generations
+from app.recommendation.cost import statistics_charge
 from app.schemas.fields import is_id
+from app.schemas.operations import Stats
+from storage.records import NamedGeneration, Tally
 from tests.app.conftest import Client
-from tests.app.support import assert_refused
+from tests.app.support import assert_refused, bearer
 from tests.storage.redis.servers import RedisServer
 
 ITEM_IDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8)
@@ -179,3 +187,36 @@ def test_counts_that_cannot_be_flushed_are_kept(client: Client, monkeypatch: pyt
             client.runner.run(client.service.signals.flush())
     assert stats(client) == {("tiny", 1): (1, {"click": 1})}
     assert client.get("/v1/stats").json()["places"][0]["value"] == {"click": 2.5}
+
+
+def test_statistics_of_a_model_end_when_it_is_dropped(any_client: Client) -> None:
+    client, store = any_client, any_client.service.store
+    client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
+    client.runner.run(store.add_tallies("main", {("shown", "old", "", 1): 5, ("scenario-list", "home", "", "full"): 2}))
+    client.recommend("ada", k=1)
+    assert stats(client) == {("old", 1): (5, {}), ("tiny", 1): (1, {})}
+    client.runner.run(generations.drop(client.settings, "old"))
+    assert stats(client) == {("tiny", 1): (1, {})}
+    assert client.get("/v1/stats").json()["scenarios"][0]["lists"] == 2
+
+
+def test_statistics_cost_more_the_more_models_there_are_and_no_other_request_waits(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[threading.Thread]()
+
+    def summed(tallies: Mapping[Tally, float]) -> Stats:
+        threads.append(threading.current_thread())
+        return stats_of(tallies)
+
+    monkeypatch.setattr(model, "stats_of", summed)
+    text, key = make("main", ["recs:read"], requests_per_minute=60)
+    add(tmp_path / "keys", key)
+    client = start(tmp_path, keys_file=tmp_path / "keys")
+    client.runner.run(client.service.signals.sync())
+    assert statistics_charge(1) == 13
+    answers = [client.get("/v1/stats", headers=bearer(text)) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200] * 4 + [429]
+    assert len(threads) == 4
+    assert threading.current_thread() not in threads
+    client.close()
