@@ -216,7 +216,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         monkeypatch.setattr("app.jobs.replay.time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr("app.jobs.replay.asyncio.sleep", self.sleep)
+        # that of the replay alone: other threads of this process may sleep, too
+        monkeypatch.setattr("app.jobs.replay.asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": self.sleep})))
 
     async def sleep(self, pause_s: float) -> None:
         self.now_s += pause_s
