@@ -24,7 +24,7 @@ from model.artifact import model_directory
 from model.config import MECHANISMS, PRESETS, Protocol, SeenRule
 from storage import records
 from storage.archive import manifest
-from storage.maintenance import backup
+from storage.maintenance import backup_format
 from storage.redis.layout import keys as redis_keys
 from storage.sqlite import schema
 from storage.state import layout, record_encoding
@@ -170,7 +170,7 @@ def test_the_bytes_of_a_state_are_drawn() -> None:
         (keys, "data-formats.md"),
         (model_directory, "data-formats.md"),
         (manifest, "data-formats.md"),
-        (backup, "data-formats.md"),
+        (backup_format, "data-formats.md"),
         (layout, "byte-formats.md"),
         (record_encoding, "byte-formats.md"),
         (redis_keys, "byte-formats.md"),
@@ -202,7 +202,7 @@ def test_files_and_columns_are_there() -> None:
     assert {*LISTS_SCHEMA} <= named
     assert set(RoundOutcome.__dataclass_fields__) <= named
     assert f"version {manifest.VERSION}" in text
-    assert f"version {backup.VERSION}" in text
+    assert f"version {backup_format.VERSION}" in text
 
 
 def test_protocols_rules_and_presets_are_there() -> None:
