@@ -9,11 +9,11 @@ from __future__ import annotations
 import gzip
 import os
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
-from itertools import groupby
-from operator import itemgetter
+from itertools import groupby, islice
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Any, BinaryIO
@@ -22,8 +22,8 @@ from storage.errors import StorageError
 from storage.items.audit import AuditEntry, AuditLog
 from storage.maintenance.backup_format import (
     HEADER,
-    ItemRecord,
     Scenario,
+    TenantRecord,
     UserProperties,
     codes_to_json,
     encoded_line,
@@ -34,12 +34,10 @@ from storage.maintenance.backup_format import (
 from storage.protocol import EventStore, ScenarioStore, UserStore
 from storage.records import ItemChanges, ItemCodes, ItemEntry, LogEntry
 from storage.state.corrections import posted_as
-from storage.state.event import Event, LogRecord, Merge, Undo, digest
+from storage.state.event import LogRecord, Merge, digest
 from storage.state.record_encoding import to_json
 
 BATCH = 500  # events or items in one call of the store
-
-TenantEvent = tuple[str, Event | Undo]
 
 
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
@@ -98,26 +96,44 @@ async def restore(
     is_empty = await _is_empty(store)
     if not (is_empty or resume):
         raise StorageError("the store already has users; restore into an empty store, or continue with --resume")
-    items = list(_read_items(path))  # reads the whole file, so a truncated one is refused before anything changes
+    for _ in read_records(path):  # the whole file, so a truncated one is refused before anything changes
+        pass
     if is_empty:
         await store.accept_loss()  # services remember what the store held before
-    for tenant, of_tenant in groupby(items, itemgetter(0)):
-        await _restore_items(store, tenant, [item for _, item in of_tenant])
+    audited = await _audited(store)
     merges: dict[tuple[str, str], str] = {}
-    waiting: list[TenantEvent] = []
     count = 0
-    for count, (tenant, event) in enumerate(_read_events(path), 1):
-        merges |= _recorded_merge(tenant, event)
-        if not isinstance(event, Merge):
-            if waiting and (len(waiting) == BATCH or waiting[0][0] != tenant):
-                await _append(store, waiting)
-                waiting = []
-                on_progress(count)
-            waiting.append((tenant, event))
-    await _append(store, waiting)
+    for tenant, records in _batches(path):
+        if not isinstance(records[0], LogRecord):
+            await _restore_items(store, tenant, records, audited)
+            continue
+        for entry in records:
+            merges |= _recorded_merge(tenant, entry)
+        if events := [entry for entry in records if not isinstance(entry, Merge)]:
+            await store.append(tenant, events)
+        count += len(records)
+        on_progress(count)
     for (tenant, visitor), user_id in merges.items():  # the copied entries are restored already
         await store.merge(tenant, user_id, visitor)
     return count
+
+
+def _batches(path: Path) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the records in batches of one tenant and kind, those of a tenant in the order of the file.
+
+    A batch has what BATCH lines hold of the tenant, because the lines of several tenants may alternate.
+    """
+    for _, of_kind in groupby(read_records(path), _kind):
+        while lines := list(islice(of_kind, BATCH)):
+            by_tenant = defaultdict[str, list[Any]](list)
+            for tenant, record in lines:
+                by_tenant[tenant].append(record)
+            yield from by_tenant.items()
+
+
+def _kind(line: TenantRecord) -> object:
+    _, record = line
+    return LogRecord if isinstance(record, LogRecord) else type(record)
 
 
 def _recorded_merge(tenant: str, event: LogRecord) -> dict[tuple[str, str], str]:
@@ -132,20 +148,27 @@ def _recorded_merge(tenant: str, event: LogRecord) -> dict[tuple[str, str], str]
     return {} if posted_for == event.user_id else {(tenant, posted_for): event.user_id}
 
 
-async def _restore_items(store: UserStore, tenant: str, items: Sequence[ItemRecord]) -> None:
-    for types in (item for item in items if isinstance(item, dict)):
-        await store.properties.declare(tenant, types)
-    for user in (item for item in items if isinstance(item, UserProperties)):
-        await store.properties.put_of_user(tenant, *user)
-    for scenario in (item for item in items if isinstance(item, Scenario)):
-        await _restore_scenario(store.scenarios, tenant, scenario)
-    await _restore_audit(store.audit, tenant, [item for item in items if isinstance(item, AuditEntry)])
-    entries = [item for item in items if isinstance(item, ItemEntry)]
-    codes = [item for item in items if isinstance(item, ItemCodes)]
-    for begin in range(0, len(entries), BATCH):
-        await store.put_items(tenant, entries[begin : begin + BATCH])
-    for begin in range(0, len(codes), BATCH):
-        await store.put_item_codes(tenant, codes[begin : begin + BATCH])
+async def _restore_items(
+    store: UserStore, tenant: str, records: Sequence[Any], audited: Collection[tuple[str, str]]
+) -> None:
+    """Put records of one kind outside the log; skip the audit entries in `audited`."""
+    match records[0]:
+        case ItemEntry():
+            await store.put_items(tenant, records)
+        case ItemCodes():
+            await store.put_item_codes(tenant, records)
+        case UserProperties():
+            for user in records:
+                await store.properties.put_of_user(tenant, *user)
+        case Scenario():
+            for scenario in records:
+                await _restore_scenario(store.scenarios, tenant, scenario)
+        case AuditEntry():
+            if missing := [entry for entry in records if (tenant, entry.to_json()) not in audited]:
+                await store.audit.append(tenant, missing)
+        case _:
+            for types in records:
+                await store.properties.declare(tenant, types)
 
 
 async def _restore_scenario(store: ScenarioStore, tenant: str, scenario: Scenario) -> None:
@@ -156,12 +179,13 @@ async def _restore_scenario(store: ScenarioStore, tenant: str, scenario: Scenari
             pass  # somebody else has changed another one
 
 
-async def _restore_audit(audit: AuditLog, tenant: str, entries: Sequence[AuditEntry]) -> None:
-    """Append the entries that an interrupted call has not appended."""
-    known = {entry.to_json() async for entry in _audit_entries(audit, tenant)}
-    missing = [entry for entry in entries if entry.to_json() not in known]
-    for begin in range(0, len(missing), BATCH):
-        await audit.append(tenant, missing[begin : begin + BATCH])
+async def _audited(store: UserStore) -> set[tuple[str, str]]:
+    """Return the tenants and texts of the audit entries in the store, such as those of an interrupted restore."""
+    return {
+        (tenant, entry.to_json())
+        for tenant in await store.item_tenants()
+        async for entry in _audit_entries(store.audit, tenant)
+    }
 
 
 async def _audit_entries(audit: AuditLog, tenant: str) -> AsyncIterator[AuditEntry]:
@@ -170,11 +194,6 @@ async def _audit_entries(audit: AuditLog, tenant: str) -> AsyncIterator[AuditEnt
         for one in page:
             yield one.entry
         after = page[-1].number
-
-
-async def _append(store: EventStore, events: list[TenantEvent]) -> None:
-    if events:
-        await store.append(events[0][0], [event for _, event in events])
 
 
 async def _is_empty(store: EventStore) -> bool:
@@ -215,13 +234,3 @@ async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
                 yield {"item_vector": [tenant, item_id, b64encode(vector).decode()]}
             for codes in changes.codes:
                 yield {"item_codes": [tenant, *codes_to_json(codes)]}
-
-
-def _read_events(path: Path) -> Iterator[tuple[str, LogRecord]]:
-    """Return the entries of the log; StorageError when the file is not a complete backup."""
-    return ((tenant, entry) for tenant, entry in read_records(path) if isinstance(entry, LogRecord))
-
-
-def _read_items(path: Path) -> Iterator[tuple[str, ItemRecord]]:
-    """Return the records outside the log; StorageError when the file is not a complete backup."""
-    return ((tenant, entry) for tenant, entry in read_records(path) if not isinstance(entry, LogRecord))

@@ -52,12 +52,13 @@ class Scenario(NamedTuple):
 
 
 ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes | UserProperties | Scenario | AuditEntry
+TenantRecord: TypeAlias = tuple[str, LogRecord | ItemRecord]
 
 logger = logging.getLogger(__name__)
 
 
-def read_records(path: Path) -> Iterator[tuple[str, LogRecord | ItemRecord]]:
-    """Iterate over the records with their tenants; StorageError when the file is not a complete backup."""
+def read_records(path: Path) -> Iterator[TenantRecord]:
+    """Iterate over the records; raise StorageError when the file is not a complete backup."""
     count = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:

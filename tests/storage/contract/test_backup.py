@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tracemalloc
+from base64 import b64encode
 from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
@@ -220,6 +222,56 @@ def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None
                 with pytest.raises(StorageError, match="torn"):
                     await restore(store, torn)
                 assert [page.entries for page in [page async for page in store.log()]] == [[]]
+
+    asyncio.run(law())
+
+
+def write_backup(path: Path, *lines: Any, entries: int) -> None:
+    content = [{"lisarec": "log", "version": 8}, *lines, {"entries": entries}]
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in content).encode(), 1))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
+def test_a_restore_needs_memory_for_a_few_items_only(tmp_path: Path, kind: str) -> None:
+    vector = b64encode(bytes(4_000)).decode()
+    write_backup(tmp_path / "log.gz", *({"item_vector": ["main", f"item{n}", vector]} for n in range(6_000)), entries=0)
+
+    async def law() -> None:
+        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+            tracemalloc.start()
+            try:
+                await restore(store, tmp_path / "log.gz")
+                assert tracemalloc.get_traced_memory()[1] < 12_000_000  # bytes; the vectors have 24,000,000
+            finally:
+                tracemalloc.stop()
+            assert len(await store.vectors.of_items("main", [f"item{n}" for n in range(6_000)])) == 6_000
+
+    asyncio.run(law())
+
+
+def test_tenants_whose_lines_alternate_are_restored_in_a_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis reads its partitions one after the other, and each has users of all tenants."""
+    tenants = [f"shop{n % 3}" for n in range(600)]
+    write_backup(
+        tmp_path / "log.gz", *(to_json(tenant, click(f"e{n}")) for n, tenant in enumerate(tenants)), entries=600
+    )
+
+    async def law() -> None:
+        async with opened(new_address("sqlite", tmp_path / "restored"), GENERATION) as store:
+            append, sizes = store.append, []
+
+            async def counted(tenant: str, events: Any) -> Any:
+                sizes.append(len(events))
+                return await append(tenant, events)
+
+            monkeypatch.setattr(store, "append", counted)
+            assert await restore(store, tmp_path / "log.gz") == 600
+            assert len(sizes) == 6
+            for number in range(3):
+                log = [entry.record for entry in await store.events(f"shop{number}", "u", limit=300)]
+                assert log == [click(f"e{n}") for n in range(number, 600, 3)]
 
     asyncio.run(law())
 
