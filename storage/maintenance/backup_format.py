@@ -17,7 +17,7 @@ import json
 import logging
 import zlib
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -33,7 +33,7 @@ HEADER = {"lisarec": "log", "version": VERSION}
 # version 7 has no audit log, 6 no vectors, 4 no scenarios, 3 no properties and 1 no items
 EARLIER_VERSIONS = (1, 2, 3, 4, 5, 6, 7)
 FIRST_WITH_LISTS = 6  # see `_with_items`
-VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
+VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_with_codes_apart`
 EARLIER_CODES_MARK = "!"
 
 
@@ -59,35 +59,33 @@ logger = logging.getLogger(__name__)
 
 def read_records(path: Path) -> Iterator[TenantRecord]:
     """Iterate over the records; raise StorageError when the file is not a complete backup."""
-    count = 0
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            header = json.loads(next(lines, "null"))
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            lines = map(json.loads, file)
+            header: Any = next(lines, None)
             if header not in [{**HEADER, "version": version} for version in (VERSION, *EARLIER_VERSIONS)]:
                 raise StorageError(f"'{path}' is not a backup that this version of lisarec can read")
+            records = _parse(path, lines, header["version"])
             has_codes_in_items = header["version"] in VERSIONS_WITH_CODES_IN_ITEMS
-            read_record = _from_earlier_json if has_codes_in_items else from_json
-            for line in lines:
-                line_value = json.loads(line)
-                if isinstance(line_value, dict) and "item" in line_value:
-                    tenant, item = _item_entry(*line_value["item"])
-                    if not has_codes_in_items or EARLIER_CODES_MARK not in item.item_id:
-                        yield tenant, item
-                    elif (codes := _from_earlier_item(item)) is not None:
-                        yield tenant, codes
-                    continue
-                if isinstance(line_value, dict) and (read_item := ITEM_LINES.get(next(iter(line_value), ""))):
-                    yield read_item(*next(iter(line_value.values())))
-                    continue
-                if isinstance(line_value, dict) and "entries" in line_value:
-                    if line_value != {"entries": count}:
-                        raise StorageError(f"'{path}' lacks entries: it has only {count:,}")
-                    return
-                count += 1
-                tenant, record = read_record(line_value)
-                yield tenant, record if header["version"] >= FIRST_WITH_LISTS else _with_items(record)
+            yield from _with_codes_apart(records) if has_codes_in_items else records
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' is not a readable backup: {exc}") from exc
+
+
+def _parse(path: Path, lines: Iterator[Any], version: int) -> Iterator[TenantRecord]:
+    read_entry = _from_earlier_json if version in VERSIONS_WITH_CODES_IN_ITEMS else from_json
+    count = 0
+    for line in lines:
+        if isinstance(line, dict) and (read_item := ITEM_LINES.get(next(iter(line), ""))):
+            yield read_item(*next(iter(line.values())))
+        elif isinstance(line, dict) and "entries" in line:
+            if line != {"entries": count}:
+                raise StorageError(f"'{path}' lacks entries: it has only {count:,}")
+            return
+        else:
+            count += 1
+            tenant, entry = read_entry(line)
+            yield tenant, entry if version >= FIRST_WITH_LISTS else _with_items(entry)
     raise StorageError(f"'{path}' is truncated after {count:,} entries")
 
 
@@ -142,6 +140,7 @@ def codes_to_json(codes: ItemCodes) -> list[str | int | float]:
 
 ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
     "audit": _audit_entry,
+    "item": _item_entry,
     "item_codes": _item_codes,
     "item_vector": _item_vector,
     "property_types": _property_types,
@@ -172,6 +171,15 @@ def _with_items(record: LogRecord) -> LogRecord:
     if not isinstance(record, Event) or record.type != IMPRESSION:
         return record
     return replace(record, item_id="", items=tuple(record.item_id.split(" ")))
+
+
+def _with_codes_apart(records: Iterable[TenantRecord]) -> Iterator[TenantRecord]:
+    """Yield the records of an earlier version's backup, where items have codes, see `_from_earlier_item`."""
+    for tenant, record in records:
+        if not isinstance(record, ItemEntry) or EARLIER_CODES_MARK not in record.item_id:
+            yield tenant, record
+        elif (codes := _from_earlier_item(record)) is not None:
+            yield tenant, codes
 
 
 def _from_earlier_item(entry: ItemEntry) -> ItemCodes | None:
