@@ -6,6 +6,7 @@ storage/maintenance/backup_format.py.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 from base64 import b64encode
@@ -38,6 +39,7 @@ from storage.state.event import LogRecord, Merge, digest
 from storage.state.record_encoding import to_json
 
 BATCH = 500  # events or items in one call of the store
+USERS_AT_ONCE = 16  # whose properties share syncs; further ones would wait for a connection to Redis
 
 
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
@@ -158,8 +160,9 @@ async def _restore_items(
         case ItemCodes():
             await store.put_item_codes(tenant, records)
         case UserProperties():
-            for user in records:
-                await store.properties.put_of_user(tenant, *user)
+            for begin in range(0, len(records), USERS_AT_ONCE):
+                users = records[begin : begin + USERS_AT_ONCE]
+                await asyncio.gather(*(store.properties.put_of_user(tenant, *user) for user in users))
         case Scenario():
             for scenario in records:
                 await _restore_scenario(store.scenarios, tenant, scenario)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from storage.errors import MergeRefused, PropertyRefused, StorageBusy
 from storage.maintenance.backup import backup, restore
 from storage.protocol import UserStore
 from storage.records import PropertyValue
+from storage.sqlite.database import FILE_NAME
 from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.properties import VALUES, types
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
@@ -160,6 +162,28 @@ def test_a_back_up_brings_the_properties_of_users_back(address: str, tmp_path: P
             assert await listed(store, "main") == {"cy/1": {"price": 2.0}}
 
     asyncio.run(law())
+
+
+def test_restored_users_share_commits(tmp_path: Path) -> None:
+    async def law() -> None:
+        users = [f"u{n}" for n in range(160)]
+        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+            await asyncio.gather(*(store.properties.put_of_user("main", user, {"brand": user}) for user in users))
+            await backup(store, tmp_path / "all.gz")
+        async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
+            before = commits(tmp_path / "two")
+            await restore(store, tmp_path / "all.gz")
+            assert await listed(store, "main") == {user: {"brand": user} for user in users}
+        assert commits(tmp_path / "two") - before < len(users) / 2
+
+    asyncio.run(law())
+
+
+def commits(directory: Path) -> int:
+    """The number of commits to a SQLite store."""
+    with closing(sqlite3.connect(directory / FILE_NAME)) as db:
+        (number,) = db.execute("PRAGMA application_id").fetchone()
+    return int(number)
 
 
 def test_types_of_users_are_held_as_those_of_items_and_apart(address: str) -> None:
