@@ -92,7 +92,7 @@ class LocalFolder(Folder):
             folder.mkdir(parents=True, exist_ok=True)
             while folder != self._directory:
                 folder = folder.parent
-                _sync(folder)
+                sync_directory(folder)
 
 
 def replace_file(path: Path, data: bytes | memoryview, mode: int | None = None) -> None:
@@ -113,14 +113,15 @@ def replace_file(path: Path, data: bytes | memoryview, mode: int | None = None) 
     except OSError:
         unfinished.unlink(missing_ok=True)  # on a full disk it would take the room that the next attempt needs
         raise
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 def _version(found: os.stat_result) -> Version:
     return str(found.st_ino), f"{found.st_mtime_ns}-{found.st_size}"
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

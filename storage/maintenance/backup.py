@@ -20,6 +20,7 @@ from tempfile import mkstemp
 from typing import Any, BinaryIO
 
 from storage.errors import StorageError
+from storage.folders.local_folder import sync_directory
 from storage.items.audit import AuditEntry, AuditLog
 from storage.maintenance.backup_format import (
     HEADER,
@@ -72,7 +73,7 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file beside its place, and move it there when it is complete and synced, unless another one is there."""
+    """Write a file beside its place, and give it its name when it is complete and synced, unless another one has it."""
     descriptor, name = mkstemp(prefix=f"{path.name}.", suffix=".unfinished", dir=path.parent)
     unfinished = Path(name)
     try:
@@ -80,10 +81,21 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        path.open("xb").close()  # only one process takes the name; unlike a hard link, on any disk
-        unfinished.replace(path)
+        _take_name(path, unfinished)
     finally:
         unfinished.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def _take_name(path: Path, unfinished: Path) -> None:
+    """Give the file its name; raise FileExistsError if another one has it."""
+    try:
+        path.hardlink_to(unfinished)
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without hard links; a kill between the next two steps leaves an empty file
+        path.open("xb").close()
+        unfinished.replace(path)
 
 
 async def restore(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
+import subprocess
+import sys
 import tracemalloc
 from base64 import b64encode
 from dataclasses import replace
-from errno import ENOSPC
+from errno import ENOSPC, EPERM
 from pathlib import Path
+from signal import SIGKILL
 from stat import S_IMODE
 from typing import Any
 
@@ -38,6 +42,7 @@ from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import opened as open_redis
 
 GENERATION = make_generation()
+ROOT = Path(__file__).parents[3]
 EARLIER_BACKUPS = Path(__file__).parents[1] / "earlier_backups"
 IMPRESSIONS = [as_impression(click("s1"), ["item2", "new", "item5"]), as_impression(click("s2"), ["item3"])]
 USERS = ["u", "v", "w", "x", "visitor", "other visitor", "gone"]
@@ -302,9 +307,18 @@ def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: RedisSer
     asyncio.run(law())
 
 
-def test_of_two_overlapping_backups_one_is_written_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_two_overlapping_backups_one_is_written_and_only_its_owner_can_read_it(
+    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "backups" / "log.gz"
     path.parent.mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(EPERM, "not on this disk")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
 
     async def law() -> None:
         async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
@@ -315,6 +329,49 @@ def test_of_two_overlapping_backups_one_is_written_and_only_its_owner_can_read_i
         assert S_IMODE(path.stat().st_mode) == 0o600
         async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
             assert await restore(store, path) in ends
+
+    asyncio.run(law())
+
+
+def test_a_killed_backup_leaves_its_name_free_or_is_whole(tmp_path: Path) -> None:
+    path, address = tmp_path / "log.gz", new_address("sqlite", tmp_path / "one")
+
+    async def append() -> None:
+        async with opened(address, GENERATION) as store:
+            await store.append("main", [click("e")])
+
+    async def restored() -> int:
+        async with opened(new_address("sqlite", tmp_path / f"restored {step}"), GENERATION) as store:
+            return await restore(store, path)
+
+    asyncio.run(append())
+    for step in range(10):
+        command = [sys.executable, "-m", "tests.storage.processes.backup_and_die", address, str(path), str(step)]
+        if not (status := subprocess.run(command, cwd=ROOT, timeout=60).returncode):
+            break
+        assert status == -SIGKILL
+        if path.exists():
+            assert asyncio.run(restored()) == 1
+            path.unlink()
+    assert step > 0
+    assert asyncio.run(restored()) == 1
+
+
+def test_a_backup_that_is_done_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content is synced before the file has its name, and the name before the call returns."""
+    path, fsync, synced = tmp_path / "backups" / "log.gz", os.fsync, []
+    path.parent.mkdir()
+
+    def recorded(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, path.exists()))
+
+    async def law() -> None:
+        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", recorded)
+                await backup(store, path)
+        assert synced == [(path.stat().st_ino, False), (path.parent.stat().st_ino, True)]
 
     asyncio.run(law())
 
