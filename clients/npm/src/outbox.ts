@@ -35,7 +35,7 @@ export class Outbox {
       return false
     }
     this.#waiting.push(event)
-    this.#sending ??= this.#sendAll().finally(() => (this.#sending = null))
+    this.#sending ??= this.#sendAll()
     return true
   }
 
@@ -65,17 +65,23 @@ export class Outbox {
   async #sendAll(): Promise<void> {
     await null // events that are queued in one turn of the event loop go into one request
     let pauseMs = MIN_PAUSE_MS
-    while (this.#waiting.length && !this.#closed) {
-      const batch = this.#waiting.slice(0, this.#batchSize)
-      try {
-        await this.#send(batch)
-        pauseMs = MIN_PAUSE_MS
-      } catch (failure) {
-        const error = failure instanceof LisarecError ? failure : unreachable(failure)
-        this.warn(`events stay queued and are retried: ${error.message}`)
-        await this.#pause(error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2))
-        pauseMs = Math.min(2 * pauseMs, isTransient(error) ? MAX_PAUSE_MS : 2 * MAX_PAUSE_MS)
-      }
+    try {
+      while (this.#waiting.length && !this.#closed) pauseMs = await this.#sendOrPause(pauseMs)
+    } finally {
+      this.#sending = null // here, because an event may come before a caller learns that this has ended
+    }
+  }
+
+  /** Sends the oldest events, or pauses after a failure. Returns how long to pause after the next one. */
+  async #sendOrPause(pauseMs: number): Promise<number> {
+    try {
+      await this.#send(this.#waiting.slice(0, this.#batchSize))
+      return MIN_PAUSE_MS
+    } catch (failure) {
+      const error = failure instanceof LisarecError ? failure : unreachable(failure)
+      this.warn(`events stay queued and are retried: ${error.message}`)
+      await this.#pause(error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2))
+      return Math.min(2 * pauseMs, isTransient(error) ? MAX_PAUSE_MS : 2 * MAX_PAUSE_MS)
     }
   }
 

@@ -50,6 +50,29 @@ assert.equal(await shop.flush(60_000), false)
 assert.equal(await shop.flush(60_000), true)
 said.pop()
 
+// an event that is queued a few microtasks after an answer, as the queue empties
+const lateUser = `${user}-late`, { fetch } = globalThis
+for (let microtasks = 0; microtasks < 20; microtasks++) {
+  const queued = new Promise((resolve) => {
+    globalThis.fetch = async (...request) => {
+      globalThis.fetch = fetch
+      const response = await fetch(...request), body = await response.json()
+      response.json = async () => {
+        let turn = Promise.resolve()
+        for (let n = 0; n < microtasks; n++) turn = turn.then(() => {})
+        turn.then(() => resolve(shop.event(lateUser, "item-2")))
+        return body
+      }
+      return response
+    }
+  })
+  shop.event(lateUser, "item-1")
+  assert.ok(await queued)
+  assert.ok(await shop.flush(60_000), `lost after ${microtasks} microtasks`)
+}
+const lateLog = await shop.call("GET", `/v1/users/${encodeURIComponent(lateUser)}/events?limit=1000`)
+assert.equal(lateLog.events.length, 40)
+
 // a service that fails: the fallback in time, and each event once
 const failing = new LisarecClient(front, { ...patient, timeoutMs: 200 })
 const list = await failing.recommendations(user, { k: 2, fallback: ["item-1", "item-2", "item-3"] })
