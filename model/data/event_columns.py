@@ -97,6 +97,7 @@ class NumberedNames:
             f"order_id {{!r}} has more than {MAX_ORDER_ID_CHARS} characters",
             "order_id",
         )
+        table.require_exact_ids("order_id")
         return np.where((cells == "").to_numpy(), -1, self.orders.numbers(cells)).astype(np.int32)
 
 

@@ -6,8 +6,8 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,9 @@ SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 VECTOR = "vector"  # the only column that may have lists, not texts
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
+EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
+INEXACT_ID, INEXACT_ID_FIX = "a float that may have lost digits", "write ids as integers or texts"
+INEXACT_TIMES, INEXACT_TIMES_FIX = "float32, in which times up to 128 s apart are equal", "write float64 or integers"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Table:
 
     first_row  the number of its first row, if it is a piece of a table
     left_out   other columns of a Parquet file that were wanted, but have neither numbers nor texts
+    dtypes     of its columns in a Parquet file
     """
 
     path: Path
@@ -37,6 +41,7 @@ class Table:
     sha256: str
     first_row: int = 0
     left_out: Sequence[str] = ()
+    dtypes: Mapping[str, pl.DataType] = field(default_factory=dict)
 
     def refuse(self, bad: pl.Series, reason: str, column: str) -> None:
         """Raise DataError for the first row where ``bad`` holds; ``{!r}`` in the reason becomes the cell."""
@@ -60,6 +65,12 @@ class Table:
             pattern, rule = pattern_of(column)
             bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
             self.refuse(bad, f"{column} {{!r}} is not an id ({rule})", column)
+            self.require_exact_ids(column)
+
+    def require_exact_ids(self, column: str) -> None:
+        """Raise DataError for the first float that cannot be an id; an empty cell can."""
+        bad = inexact_ids(self.frame[column].fill_null(""), self.dtypes.get(column))
+        self.refuse(bad, f"{column} {{!r}} is {INEXACT_ID}; {INEXACT_ID_FIX}", column)
 
     def numbers(self, column: str) -> NDArray[np.float64]:
         """Parse the column as floats, NaN for empty cells; raises DataError."""
@@ -71,6 +82,8 @@ class Table:
 
     def timestamps_us(self) -> NDArray[np.int64]:
         """Parse the timestamps, Unix seconds or RFC 3339 times, as microseconds; raises DataError."""
+        if self.dtypes.get("timestamp") == pl.Float32:
+            raise DataError(f"{self.path}: timestamp is {INEXACT_TIMES}; {INEXACT_TIMES_FIX}")
         cells = self.frame["timestamp"].str.strip_chars()
         if are_compact_days(cells):
             reason = "timestamp {!r} is a day without a time zone; pass one, such as --timezone Europe/Berlin"
@@ -91,6 +104,13 @@ class Table:
 def pattern_of(column: str) -> tuple[str, str]:
     """Return the pattern of a column's ids, or of the names in the column `type`, and its description."""
     return (NAME_PATTERN, NAME_RULE) if column == "type" else (ID_PATTERN, ID_RULE)
+
+
+def inexact_ids(cells: pl.Series, dtype: pl.DataType | None) -> pl.Series:
+    """Return which cells are not ids, because the column has floats in its file, and these are no exact integers."""
+    if dtype is None or not dtype.is_float():
+        return pl.repeat(False, len(cells), dtype=pl.Boolean, eager=True)
+    return ~cells.str.contains(r"\A(-?\d+)?\z")
 
 
 def find_table(directory: Path, stem: str) -> Path | None:
@@ -129,7 +149,7 @@ def read_table(
             if column.name not in others:
                 raise
             left_out.append(column.name)
-    return Table(path, pl.DataFrame(columns), hashlib.sha256(raw).hexdigest(), left_out=left_out)
+    return Table(path, pl.DataFrame(columns), hashlib.sha256(raw).hexdigest(), left_out=left_out, dtypes=schema)
 
 
 class TableInPieces:
@@ -150,7 +170,8 @@ class TableInPieces:
             with path.open("rb") as file:
                 self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             found = pl.scan_parquet(path, glob=False)
-            self.columns = [name for name in self._names if name in found.collect_schema().names()]
+            self._dtypes = found.collect_schema()
+            self.columns = [name for name in self._names if name in self._dtypes]
             _check_header(path, self.columns, required, optional)
             self.rows = int(found.select(pl.len()).collect().item())
         except OSError as exc:
@@ -164,7 +185,7 @@ class TableInPieces:
             if self._whole is not None:
                 yield Table(self.path, self._whole.frame.slice(begin, rows), self.sha256, begin)
                 continue
-            yield Table(self.path, self._texts(begin, rows), self.sha256, begin)
+            yield Table(self.path, self._texts(begin, rows), self.sha256, begin, dtypes=self._dtypes)
 
     def _texts(self, begin: int, rows: int) -> pl.DataFrame:
         frame = _collected(self.path, pl.scan_parquet(self.path, glob=False).select(self.columns).slice(begin, rows))
@@ -194,13 +215,20 @@ def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
 def _as_text(path: Path, column: pl.Series) -> pl.Series:
     """Return a column of a Parquet file as texts, times with a zone as those of RFC 3339, and vectors as lists.
 
+    Floats that are integers become texts of integers, because pandas stores integers with empty cells as floats.
+
     raises  DataError  when it has neither numbers nor texts
     """
     if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
         return column.dt.convert_time_zone("UTC").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
     try:
         is_vectors = column.name == VECTOR and column.dtype.is_nested()
-        return column.cast(pl.List(pl.Float64) if is_vectors else pl.String)
+        texts = column.cast(pl.List(pl.Float64) if is_vectors else pl.String)
+        if column.dtype != pl.Float64:
+            return texts
+        is_integer = (column % 1 == 0) & (column.abs() < EXACT_BELOW)
+        integers = column.cast(pl.Int64, strict=False).cast(pl.String)
+        return integers.zip_with(is_integer, texts)
     except pl.exceptions.PolarsError as exc:
         reason = f"column {column.name!r} has neither numbers nor texts, but {column.dtype}"
         raise DataError(f"{path}: {reason}; convert it, or leave it out") from exc

@@ -31,7 +31,17 @@ from model.data.exports.mapping import (
 )
 from model.data.interactions import DataError
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
-from model.data.table import LAST_SECOND, VECTOR, find_table, pattern_of
+from model.data.table import (
+    INEXACT_ID,
+    INEXACT_ID_FIX,
+    INEXACT_TIMES,
+    INEXACT_TIMES_FIX,
+    LAST_SECOND,
+    VECTOR,
+    find_table,
+    inexact_ids,
+    pattern_of,
+)
 
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # the service rejects events that are further ahead of its clock
 FIRST_USUAL_US = 631_152_000 * 1_000_000  # 1990; other units, such as days of a spreadsheet, come before it
@@ -39,6 +49,7 @@ MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives t
 MAX_LOST_OF_ITEMS = 0.5
 MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
+INTEGER, INTEGER_AS_FLOAT = r"^-?\d+$", r"^-?\d+(\.0|([.,]\d+)?[eE]\+\d+)$"  # such as 1.0 and 1.23457E+15
 ZONE_FIX = "pass the time zone, such as --timezone Europe/Berlin or --timezone UTC"
 
 
@@ -112,6 +123,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
     if "value" in found.frame.columns:
         _read_values(found, mapping)
     if "order_id" in found.frame.columns:
+        _find_inexact_ids(found, "order_id")
         is_long = found.frame["order_id"].str.len_chars() > MAX_ORDER_ID_CHARS
         found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} characters", found.remedy, column="order_id")
     find_unknown_types(found)
@@ -185,6 +197,7 @@ def _rename(
     if not mapping.is_plain:
         cells = [cell.str.strip_chars() for cell in cells]
     found.frame = found.frame.select(cells)
+    found.dtypes = {name: found.dtypes[own_names[name]] for name in wanted if own_names[name] in found.dtypes}
 
 
 def _find_repeated_columns(found: Examination, wanted: Container[str]) -> None:
@@ -226,9 +239,26 @@ def _find_bad_ids(found: Examination, column: str) -> None:
     pattern, rule = pattern_of(column)
     is_bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
     found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {found.remedy}", column=column)
+    _find_inexact_ids(found, column)
+    is_float = cells.str.contains(INTEGER_AS_FLOAT)
+    if (found.bad | is_float | cells.str.contains(INTEGER)).all():
+        found.find(
+            is_float,
+            f"{column} looks like an integer that was exported as a float",
+            "export integers, such as with astype('Int64') in pandas: to the service, 1 and 1.0 are different ids",
+            column=column,
+            stops=False,
+        )
+
+
+def _find_inexact_ids(found: Examination, column: str) -> None:
+    bad = inexact_ids(found.frame[column].fill_null(""), found.dtypes.get(column))
+    found.find(bad, f"{column} is {INEXACT_ID}", INEXACT_ID_FIX, column=column)
 
 
 def _read_times(found: Examination, mapping: TableMapping) -> None:
+    if found.dtypes.get("timestamp") == pl.Float32:
+        found.note(f"timestamp is {INEXACT_TIMES}", INEXACT_TIMES_FIX, stops=True)
     cells = found.frame["timestamp"]
     times = times_in(cells, mapping.timezone)
     if mapping.timezone is None:

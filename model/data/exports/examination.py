@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -40,6 +40,7 @@ class Examination:
     """A table, and the findings about it.
 
     frame     its columns as texts
+    dtypes    of its columns in a Parquet file
     bad       whether each row is unreadable
     findings  in the order in which they were found
     remedy    what to do about unreadable lines
@@ -50,6 +51,7 @@ class Examination:
     def __init__(self, table: Table, *, skips_bad_lines: bool = False) -> None:
         self.path = table.path
         self.frame = table.frame
+        self.dtypes = table.dtypes
         self.bad = pl.repeat(False, len(table.frame), dtype=pl.Boolean, eager=True)
         self.findings: list[Finding] = []
         self.remedy = MEND_TO_KEEP if skips_bad_lines else MEND_OR_LEAVE_OUT
@@ -144,7 +146,7 @@ def _with_vectors_as_texts(table: Table) -> Table:
     if table.frame.schema.get(VECTOR, pl.String) == pl.String:
         return table
     texts = [None if vector is None else json.dumps(vector) for vector in table.frame[VECTOR].to_list()]
-    return Table(table.path, table.frame.with_columns(pl.Series(VECTOR, texts, pl.String)), table.sha256)
+    return replace(table, frame=table.frame.with_columns(pl.Series(VECTOR, texts, pl.String)))
 
 
 def _find_broken_lines(found: Examination, text: DelimitedText) -> None:
