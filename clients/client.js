@@ -1,40 +1,41 @@
 {
-  let { src, dataset } = document.currentScript, todo = new Map(), kept = {}, held = 0, mute
-  let warn = why => (warn = isNaN, console.warn("lisarec dropped", why))
-  try { kept = localStorage || kept } catch {}
-  for (let name in kept) if (/^lisarec:/.test(name)) held = todo.set(name, kept[name]).size
-  let uuid = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx")
-    .replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16))
-  let user = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
-  let push = event => { try { add(event) } catch (why) { warn(why) } }
-  let add = event => {
-    if (!user()) document.cookie = `lisarec=visitor-${uuid()};Path=/;Max-Age=31536000;SameSite=Lax${/^https/.test(location) ? ";Secure" : ""}`
-    let event_id = uuid(), user_id = user(), name = "lisarec:" + event_id, text = JSON.stringify({ event_id, user_id, ...event })
-    if (!user_id || held > 99 || text[1e4]) return send(warn(user_id ? "overflow" : "no cookie"))
-    todo.set(name, text, held++)
-    try { kept[name] = text } catch {}
-    send()
-  }
-  let send = async () => {
-    let lot = [...todo].sort().slice(0, 20)
-    if (!lot[0] || mute) return
-    lot.map(one => todo.delete(one[0]))
-    let done = [], body = `[${lot.map(one => one[1])}]`
-    try {
-      let got = await fetch(new URL("v1/events", src), {
-        method: "POST", keepalive: body.length < 2e4, body,
-        headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" }
-      })
-      setTimeout(() => mute = 0, 1e3 * (mute = got.headers.get("Retry-After")))
-      if (got.ok) done = lot
-      let { error, refused } = await got.json()
-      refused && warn("unknown items")
-      if (got.status == 422) done = error.details.map(one => (warn(one), lot[one.index]))
-    } catch {}
-    lot.map(one => done.includes(one) ? delete kept[one[0]] && held-- : todo.set(...one))
-    done[0] && send()
-  }
-  self.lisarec?.forEach?.(push)
-  self.lisarec = { push }
-  setTimeout(send, 1e3)
+let { src, dataset } = document.currentScript, todo = new Map(), kept = {}, held = 0, mute = 0
+let warn = why => (warn = isNaN, console.warn("lisarec dropped", why))
+try { kept = localStorage || kept } catch {}
+for (let name in kept) if (/^lisarec:/.test(name)) held = todo.set(name, kept[name]).size
+let uuid = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx")
+	.replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16))
+let user = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
+let push = event => {
+	try {
+		if (!user()) document.cookie = `lisarec=visitor-${uuid()};Path=/;Max-Age=31536000;SameSite=Lax${/^https/.test(location) ? ";Secure" : ""}`
+		let event_id = uuid(), user_id = user(), name = "lisarec:" + event_id, text = JSON.stringify({ event_id, user_id, ...event })
+		if (!user_id || held > 99 || text[1e4]) warn(user_id ? "overflow" : "no cookie")
+		else try { todo.set(name, text, held++), kept[name] = text } catch {}
+		send()
+	} catch (why) { warn(why) }
+}
+let hush = ms => ms > mute && (setTimeout(() => mute *= mute > ms, mute = ms), kept.lisarecUntil = Date.now() + ms)
+let send = async () => {
+	let lot = [...todo].sort().slice(0, 20)
+	if (!lot[0] || mute) return
+	let done = [], body = `[${lot.map(([name, text]) => todo.delete(name) && text)}]`
+	try {
+		let got = await fetch(new URL("v1/events", src), {
+			method: "POST", keepalive: body.length < 2e4, body,
+			headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" }
+		})
+		hush(1e3 * got.headers.get("Retry-After"))
+		if (got.ok) done = lot
+		let { error, refused } = await got.json()
+		refused && warn("unknown items")
+		if (got.status == 422) done = error.details.map(one => (warn(one), lot[one.index]))
+	} catch {}
+	lot.map(one => done.includes(one) ? delete kept[one[0]] && held-- : todo.set(...one))
+	done[0] && send()
+}
+hush(Math.min(36e5, kept.lisarecUntil - Date.now()))
+self.lisarec?.forEach?.(push)
+self.lisarec = { push }
+setTimeout(send, 1e3)
 }

@@ -1,4 +1,4 @@
-"""The scripts of docs/how-to/integrate, run as they stand against the real service; see also test_client_js.py."""
+"""The scripts of docs/how-to/integrate, run as they stand against the real service; see also pages."""
 
 from __future__ import annotations
 

@@ -8,54 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from clients.lisarec_client import visitor_in
 from storage.state.event import uuid7_time_us
 from tests.clients.conftest import HOW_TO, ROOT, Exchange, Front, Service
+from tests.clients.pages.conftest import NOTE_ANSWERS, STORED, Shop, enter, push, visitor
 from tests.waiting import PATIENCE_S, wait_until
 
 YEAR_S = 365 * 86_400
-STORED = "Object.keys(localStorage).filter(name => name.startsWith('lisarec:')).map(name => name.slice(8)).sort()"
 NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
-# a timer is due when the script has done with the answer what it does at once
-NOTE_ANSWERS = """() => {
-  const own = fetch
-  fetch = (...asked) => own(...asked).finally(() => setTimeout(() => self.answersRead++))
-  self.answersRead = 0
-}"""
 NO_COOKIES = "Object.defineProperty(document, 'cookie', {get() { return '' }, set() {}})"
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A visitor who was never there."""
-    context = browser.new_context()
-    context.set_default_timeout(PATIENCE_S * 1e3)
-    yield context
-    context.close()
-
-
-class Shop:
-    """Pages of another origin than the service's."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.url = self.key = ""
-        self.pages: dict[str, str] = {}
-
-    def open_to(self, service_url: str) -> None:
-        """The page / with the script of the service at that address, and another one without it."""
-        self.pages["/"] = (
-            f'<script async src="{service_url}/client.js" data-key="{self.key}"></script><a href="/bye">bye</a>'
-        )
-        self.pages["/bye"] = "Goodbye"
 
 
 @pytest.fixture
@@ -64,48 +32,6 @@ def documented() -> Callable[[str], str]:
     pages = "".join(page.read_text() for page in sorted((HOW_TO / "integrate").glob("*.md")))
     scripts = re.findall(r"^```js\n(.*?)^```$", pages, re.DOTALL | re.MULTILINE)
     return lambda word: next(script for script in scripts if word in script)
-
-
-@pytest.fixture
-def shop(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Shop:
-    shop = Shop(service)
-
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = shop.pages.get(self.path)
-            self.send_response(200 if page else 404)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write((page or "").encode())
-
-        def log_message(self, *_: object) -> None: ...
-
-    shop.url = serve_http(Pages).replace("127.0.0.1", "localhost")
-    shop.key = service.add_key("events:write", origins=[shop.url])
-    return shop
-
-
-@pytest.fixture
-def page(shop: Shop, front: Front, context: BrowserContext) -> Page:
-    """A page of the shop, whose script reaches the service through the front."""
-    shop.open_to(front.url)
-    page = context.new_page()
-    enter(page, shop)
-    return page
-
-
-def enter(page: Page, shop: Shop) -> None:
-    page.goto(shop.url)
-    page.wait_for_function("window.lisarec?.push && !Array.isArray(window.lisarec)")
-
-
-def push(page: Page, *item_ids: str) -> None:
-    page.evaluate("ids => { for (const item_id of ids) lisarec.push({item_id}) }", list(item_ids))
-
-
-def visitor(context: BrowserContext) -> str:
-    (cookie,) = [cookie for cookie in context.cookies() if cookie["name"] == "lisarec"]
-    return cookie["value"]
 
 
 def without_service(exchange: Exchange) -> None:
@@ -303,24 +229,6 @@ def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Fro
     enter(page, shop)
     wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # several requests were on their way
-
-
-def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front) -> None:
-    def be_busy(exchange: Exchange) -> None:
-        if exchange.command == "OPTIONS":
-            exchange.forward()
-        else:
-            exchange.refuse(429, "too_many_requests", "60")
-
-    front.play = be_busy
-    page.evaluate(NOTE_ANSWERS)
-    push(page, "item-1")
-    page.wait_for_function("self.answersRead")
-    front.requests.clear()
-    push(page, "item-2")
-    page.wait_for_timeout(1_500)
-    assert front.requests == []
-    assert len(page.evaluate(STORED)) == 2
 
 
 def test_events_are_sent_where_a_page_may_store_nothing(shop: Shop, front: Front, context: BrowserContext) -> None:

@@ -1,0 +1,87 @@
+"""The script for pages sends nothing for as long as the service asks, on the next page too."""
+
+from __future__ import annotations
+
+import threading
+
+from playwright.sync_api import BrowserContext, Page
+
+from tests.clients.conftest import Exchange, Front
+from tests.clients.pages.conftest import NOTE_ANSWERS, STORED, Shop, enter, push, visitor
+from tests.waiting import PATIENCE_S
+
+
+def be_busy(exchange: Exchange) -> None:
+    """Ask pages to wait for an hour."""
+    if exchange.command == "POST":
+        exchange.refuse(429, "too_many_requests", "3600")
+    else:
+        exchange.forward()
+
+
+def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front) -> None:
+    front.play = be_busy
+    page.evaluate(NOTE_ANSWERS)
+    push(page, "item-1")
+    page.wait_for_function("self.answersRead")
+    front.requests.clear()
+    push(page, "item-2")
+    page.wait_for_timeout(1_500)
+    assert front.requests == []
+    assert len(page.evaluate(STORED)) == 2
+
+
+def test_another_answer_does_not_end_the_silence(page: Page, front: Front) -> None:
+    has_both, was_refused = threading.Event(), threading.Event()
+
+    def refuse_one(exchange: Exchange) -> None:
+        if b"item-1" in exchange.body:
+            has_both.wait(PATIENCE_S)
+            be_busy(exchange)
+        else:
+            if exchange.command == "POST":
+                has_both.set()
+                was_refused.wait(PATIENCE_S)
+            exchange.forward()
+
+    front.play = refuse_one
+    page.evaluate(NOTE_ANSWERS)
+    push(page, "item-1")
+    push(page, "item-2")
+    page.wait_for_function("self.answersRead == 1")
+    was_refused.set()
+    page.wait_for_function(f"({STORED}).length == 1")
+    push(page, "item-3")
+    assert page.evaluate("self.requests") == 2
+
+
+def test_the_next_page_leaves_the_service_alone_for_the_rest_of_the_hour(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    context.clock.install()
+    context.add_init_script(f"({NOTE_ANSWERS})()")
+    front.play = be_busy
+    enter(page, shop)
+    push(page, "item-1")
+    page.wait_for_function("self.answersRead")
+    enter(page, shop)
+    context.clock.fast_forward("58:00")
+    push(page, "item-2")
+    assert page.evaluate("self.requests") == 0
+    front.play = Exchange.forward
+    context.clock.fast_forward("02:00")
+    push(page, "item-3")
+    page.wait_for_function(f"!({STORED}).length")
+    assert len(shop.service.log(visitor(context))) == 3
+
+
+def test_a_visitor_s_clock_that_is_set_back_extends_the_silence_by_an_hour_at_most(
+    page: Page, shop: Shop, context: BrowserContext
+) -> None:
+    context.clock.install()
+    page.evaluate("localStorage.lisarecUntil = Date.now() + 864e5")
+    enter(page, shop)
+    enter(page, shop)
+    context.clock.fast_forward("01:00:00")
+    push(page, "item-1")
+    page.wait_for_function(f"!({STORED}).length")
