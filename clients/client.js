@@ -26,9 +26,9 @@ let send = async () => {
 			headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" }
 		})
 		hush(1e3 * got.headers.get("Retry-After"))
-		if (got.ok) done = lot
 		let { error, refused } = await got.json()
 		refused && warn("unknown items")
+		if (refused >= 0) done = lot
 		if (got.status == 422) done = error.details.map(one => (warn(one), lot[one.index]))
 	} catch {}
 	lot.map(one => done.includes(one) ? delete kept[one[0]] && held-- : todo.set(...one))

@@ -231,6 +231,25 @@ def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Fro
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # several requests were on their way
 
 
+def test_events_stay_until_the_service_has_counted_them(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    def be_another_site(exchange: Exchange) -> None:
+        if exchange.command == "POST":
+            exchange.answer(200, b"<!doctype html>", {"Access-Control-Allow-Origin": exchange.headers["origin"]})
+        else:
+            exchange.forward()
+
+    front.play = be_another_site
+    page.evaluate(NOTE_ANSWERS)
+    push(page, "item-1")
+    page.wait_for_function("self.answersRead")
+    front.play = Exchange.forward
+    enter(page, shop)
+    page.wait_for_function(f"!({STORED}).length")
+    assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
+
+
 def test_events_are_sent_where_a_page_may_store_nothing(shop: Shop, front: Front, context: BrowserContext) -> None:
     context.add_init_script(NO_STORAGE)
     shop.open_to(front.url)
