@@ -322,7 +322,7 @@ def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, A
     misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
     if misfit:
         raise ValueError(f"{misfit[0]} does not have the shape in {CONFIG}")
-    mistyped = [name for name, kind in ITEM_DTYPES.items() if name in shapes and tensors[name].dtype != kind]
+    mistyped = [name for name, tensor in tensors.items() if tensor.dtype != ITEM_DTYPES.get(name, torch.float32)]
     if mistyped:
         raise ValueError(f"{mistyped[0]} has the wrong type")
     beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)

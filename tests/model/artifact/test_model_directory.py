@@ -232,6 +232,11 @@ class TestDamage:
         forge_tensors(saved, lambda tensors: tensors["weights.bias"].fill_(torch.nan))
         assert "weights.bias contains NaN or infinity; train the model again" in self.refusal(saved)
 
+    @pytest.mark.parametrize("name", ["weights.query", "tables.match", "weights.bias", "codes.target"])
+    def test_tensors_of_another_type(self, saved: Path, name: str) -> None:
+        forge_tensors(saved, lambda tensors: tensors.update({name: tensors[name].double()}))
+        assert f"{name} has the wrong type" in self.refusal(saved)
+
     def test_tables_that_are_not_finite(self, saved: Path) -> None:
         forge_tensors(saved, lambda tensors: tensors["tables.match"].fill_(torch.inf))
         assert "tables.match contains NaN or infinity" in self.refusal(saved)
