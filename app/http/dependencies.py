@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Path
 from fastapi.openapi.models import Example
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType, details_of
 from app.http.access import Caller, charge
 from app.http.services import Services
-from app.schemas.fields import WITH_SLASHES, Id, unique_fields
+from app.schemas.fields import WITH_SLASHES, Id
 from app.schemas.items import StockedId
 from app.serving.lifespan import Service
 
@@ -131,13 +131,20 @@ def parse_json(body: bytes) -> object:
     raises  InvalidJson
     """
     try:
-        return json.loads(body.decode(), object_pairs_hook=unique_fields)
+        return json.loads(body.decode(), object_pairs_hook=_refuse_repeated_fields)
     except UnicodeDecodeError:
         raise InvalidJson("the body is not UTF-8") from None
     except RecursionError:
         raise InvalidJson("the body is nested too deeply") from None
     except ValueError as exc:
         raise InvalidJson(_json_problem(exc)) from None
+
+
+def _refuse_repeated_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field appears twice in one object")
+    return fields
 
 
 def _json_problem(fault: ValueError) -> str:

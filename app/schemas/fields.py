@@ -177,19 +177,18 @@ def _expressions(value: str | Sequence[object]) -> tuple[str, ...]:
     )
 
 
-def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these fields in JSON; raises ValueError if one appears twice."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("a field appears twice in one object")
-    return fields
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raises ValueError if it has a name twice."""
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name appears twice")
+    return dict(pairs)
 
 
 def parse_params(value: object) -> dict[str, Param]:
     """Return the parameters of expressions, which a query string has as JSON. An error echoes none of them."""
     if isinstance(value, str):
         try:
-            value = json.loads(value, object_pairs_hook=unique_fields)
+            value = json.loads(value, object_pairs_hook=_unique)
         except (ValueError, RecursionError):
             raise PydanticCustomError("not_json", 'is not a JSON object such as {"max_price": 50}') from None
     if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(_PARAM_NAME.fullmatch, value)):
