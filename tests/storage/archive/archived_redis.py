@@ -1,4 +1,4 @@
-"""Redis stores with an archive, the archiver's turns on them, and what must hold afterwards."""
+"""Redis stores with an archive, users with numbered events, the archiver's turns, and what must hold afterwards."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION
 
 NOW_MS = 1_700_000_000_000
+USERS = [f"user-{number}" for number in range(24)]
 
 
 @asynccontextmanager
@@ -36,6 +37,23 @@ async def opened(server: RedisServer, archive_dir: Path | Folder | None, **optio
         yield store
     finally:
         await store.close()
+
+
+def ids_of(user_id: str, count: int) -> list[str]:
+    return [f"{user_id}-{number}" for number in range(count)]
+
+
+async def append_all(store: RedisStore, begin: int, end: int) -> int:
+    """Append these events of every user; return how many were new."""
+    events = [click(f"{user_id}-{number}", user_id) for user_id in USERS for number in range(begin, end)]
+    return sum(not result.duplicate for result in await store.append("main", events))
+
+
+async def seen_of(store: RedisStore) -> dict[str, Any]:
+    """Everything that a reader sees of the users."""
+    logs = {user_id: [entry.record for entry in await store.events("main", user_id, limit=1000)] for user_id in USERS}
+    states = await store.states("main", USERS, GENERATION)
+    return {"logs": logs, "states": states}
 
 
 def turn(server: RedisServer, directory: Path | Folder, *, keep_tail_s: float = 0, **options: Any) -> TurnCounts:

@@ -13,8 +13,15 @@ from storage.errors import StorageUnavailable
 from storage.redis.scripts.corrections import APPEND, REPAIR, SET_ASIDE
 from storage.redis.session.data_loss_check import EXAMINE_EVERY_S
 from storage.redis.store import RedisStore
-from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
-from tests.storage.archive.many_users import USERS, append_all, ids_of, seen_of
+from tests.storage.archive.archived_redis import (
+    USERS,
+    append_all,
+    assert_nothing_is_missing_or_twice,
+    ids_of,
+    opened,
+    seen_of,
+    turn,
+)
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer

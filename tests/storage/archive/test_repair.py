@@ -17,13 +17,16 @@ from storage.redis.layout.keys import Keyspace, User
 from storage.redis.log import lost_users
 from tests.storage.archive.archived_redis import (
     NOW_MS,
+    USERS,
+    append_all,
     assert_nothing_is_missing_or_twice,
+    ids_of,
     move_all,
     opened,
+    seen_of,
     turn,
     uuid7,
 )
-from tests.storage.archive.many_users import USERS, append_all, ids_of, seen_of
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
