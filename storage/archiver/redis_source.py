@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 import redis
@@ -156,21 +155,33 @@ class RedisSource(LogSource):
         )
 
     def _trim(self, partition: int, position: str, before_ms: int) -> int:
-        """Trim one partition. The entry at the position stays: by it the next turn recognises the log."""
-        trimmed = 0
-        while True:
-            page = self._redis.xrange(self._keys.log(partition), "-", f"({position}", PAGE)
-            old = list(takewhile(lambda entry: _seq_and_ms(entry[0])[1] < before_ms, page))
+        """Trim one partition. The entry at the position stays: by it the next turn recognises the log.
+
+        Everything before an old entry is old, even what was logged while Redis's clock was ahead. Such entries may fill
+        pages, so the search for an old one goes on while the times are later than that of the position.
+        """
+        _, newest_ms = _seq_and_ms(position.encode())
+        trimmed, old_through, start = 0, 0, "-"
+        while page := self._redis.xrange(self._keys.log(partition), start, f"({position}", PAGE):
+            ids = [_seq_and_ms(entry_id) for entry_id, _ in page]
+            old_through = max([old_through, *(seq for seq, logged_ms in ids if logged_ms < before_ms)])
+            old = [entry for entry, (seq, _) in zip(page, ids, strict=True) if seq <= old_through]
+            if old and start != "-":
+                start = "-"
+                continue
+            if old:
+                self._trim_entries(partition, old)
+                trimmed += len(old)
+            if before_ms <= ids[-1][1] <= newest_ms:
+                break
             if not old:
-                return trimmed
-            events = [
-                (entry.tenant, entry.record) for entry in _parsed(partition, old) if isinstance(entry, EventEntry)
-            ]
-            keys, args = trim_arguments(self._keys, partition, _seq_and_ms(old[-1][0])[0], events)
-            self._redis.eval(TRIM.text, len(keys), *keys, *args)
-            trimmed += len(old)
-            if len(old) < PAGE:
-                return trimmed
+                start = f"({page[-1][0].decode()}"
+        return trimmed
+
+    def _trim_entries(self, partition: int, oldest: Sequence[StreamEntry]) -> None:
+        events = [(entry.tenant, entry.record) for entry in _parsed(partition, oldest) if isinstance(entry, EventEntry)]
+        keys, args = trim_arguments(self._keys, partition, _seq_and_ms(oldest[-1][0])[0], events)
+        self._redis.eval(TRIM.text, len(keys), *keys, *args)
 
     @override
     def scrub(self) -> None:
