@@ -156,8 +156,8 @@ class RedisItems:
 
 
 def _counts_of(replies: Sequence[Any], tenant: str, types: Collection[str]) -> ItemCounts:
-    """Count each item's events of these types among the tenant's entries that were read from streams."""
-    pages = (parse_stream_page(reply, is_complete=True) for reply in replies)
+    """Count each item's events of these types among the tenant's entries in replies of XREVRANGE."""
+    pages = (parse_stream_page(reply[::-1], is_complete=True) for reply in replies)
     records = [entry.record for page in pages for owner, entry in page.entries if owner == tenant]
     return count_items_of_records(records, types)
 

@@ -72,3 +72,14 @@ def test_counts_are_of_the_users_whose_events_count(address: str) -> None:
             await again.item_counts("main", TYPES)
 
     asyncio.run(law())
+
+
+def test_an_erased_user_who_returns_counts_with_the_new_events_alone(address: str) -> None:
+    async def law() -> None:
+        async with opened(address, GENERATION) as store:
+            await store.append("main", [click("before", "back", 1)])
+            await store.erase("main", "back")
+            await store.append("main", [click("after", "back", 2)])
+            assert await store.item_counts("main", TYPES) == {"item2": 1}
+
+    asyncio.run(law())
