@@ -36,7 +36,7 @@ class RedisGenerations(GenerationRegistry):
 
     @override
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
-        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
+        await self._set_name(generation)
         await self._call(
             "SET", self._keys.live(self._tenant, generation.tag), 1, "PX", max(1, round(live_for_s * 1000))
         )
@@ -64,8 +64,9 @@ class RedisGenerations(GenerationRegistry):
         key = self._keys.active(self._tenant)
         await self._session.require_open()
         await self._session.trust.require(key)
-        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
+        # before the name: a drop at the same time looks here after it has removed the name
         await self._call("SET", key, f"{generation.tag.hex()} {generation.name}")
+        await self._set_name(generation)
 
     @override
     async def set_experiment(self, text: str | None) -> None:
@@ -82,6 +83,9 @@ class RedisGenerations(GenerationRegistry):
             deleted = await self._delete_states(tag)
             total += deleted
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
+        active = await self.active()
+        if active is not None and active.tag == tag:
+            await self._set_name(active)
         await self._remove_tallies()
         return total
 
@@ -148,6 +152,9 @@ class RedisGenerations(GenerationRegistry):
     async def _call(self, *command: Argument) -> Any:
         await self._session.require_open()
         return await self._session.call(*command)
+
+    async def _set_name(self, generation: NamedGeneration) -> None:
+        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
 
     async def _named(self) -> list[NamedGeneration]:
         """Return the generations in order of names."""

@@ -174,3 +174,12 @@ class TestRegistry:
                 await assert_states_are_folds(store, user_ids, OLD, NEW)
 
         asyncio.run(law())
+
+    def test_a_generation_that_was_activated_before_its_name_is_dropped_keeps_it(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, OLD) as store:
+                await store.generations.activate(NAMED_OLD)
+                await store.generations.drop(OLD.tag)
+                assert [known.named for known in await store.generations.known()] == [NAMED_OLD]
+
+        asyncio.run(law())

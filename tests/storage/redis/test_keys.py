@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.records import NamedGeneration
 from storage.redis.layout.keys import Keyspace
 from tests.storage.oracles.random_events import click
+from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_of_log, opened
 
@@ -122,5 +124,25 @@ def test_a_user_whose_id_looks_like_a_key_is_no_state_of_another(any_server: Red
                 (again,) = await store.append("main", [click("e0", user)])
                 assert again.duplicate
             assert await store.generations.drop(GENERATION.tag) == len(users)
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("command", ["GET", "HDEL", "HSET", "SET"])
+def test_a_generation_that_is_activated_and_dropped_at_once_keeps_its_name(
+    any_server: RedisServer, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    named = NamedGeneration("model", GENERATION.tag)
+
+    async def law() -> None:
+        async with opened(any_server.url) as store:
+            registry = store.generations
+            if command in ("GET", "HDEL"):
+                overtake(monkeypatch, command, lambda: registry.activate(named))
+                await registry.drop(named.tag)
+            else:
+                overtake(monkeypatch, command, lambda: registry.drop(named.tag))
+                await registry.activate(named)
+            assert [known.named for known in await registry.known()] == [named]
 
     asyncio.run(law())
