@@ -20,14 +20,14 @@ import polars as pl
 
 from storage.archive.hashes import Hashes, contains, hashes_of_digests, hashes_of_table, merge_hashes, read_hashes
 from storage.archive.manifest import COLUMNS, MANIFEST, THROUGH, ArchiveFile, Manifest
+from storage.archive.pieces import ORDER, merge, pack, slices
 from storage.errors import StorageUnavailable
 from storage.folders.folder import Folder, Overtaken, Version
 from storage.folders.place import as_folder
 from storage.state.event import LogRecord, digest
 from storage.state.record_encoding import to_row
 
-ROW_GROUP = 16_384  # rows; a look-up of one user reads one or two groups of each file that has the user
-MAX_FILE_ROWS = 10_000_000  # files are merged in memory
+MAX_FILE_ROWS = 5_000_000  # a file is packed in memory, in up to about 100 B a row with its hashes
 DIGEST_DIGITS = 32  # of a file's hash, in its name
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -104,7 +104,7 @@ class ArchiveWriter:
         new = [
             file
             for (tenant, day), logged in sorted(days.items())
-            for file in self._write_rest(tenant, day, _table(logged), erasures)
+            for file in self._write_rest(tenant, day, [_table(logged)], erasures)
         ]
         positions = {**self.manifest.positions, **positions}
         if new or positions != self.manifest.positions:
@@ -117,14 +117,26 @@ class ArchiveWriter:
             return [file]
         if not np.any(contains(self._read_hashes(file), hashes_of_digests([erased.user for erased in mine]))):
             return [file]
-        return self._write_rest(file.tenant, file.day, self._read_table(file), mine)
+        return self._write_rest(file.tenant, file.day, slices(self._path(file)), mine)
 
     def _write_rest(
-        self, tenant: str, day: str, table: pl.DataFrame, erasures: Sequence[ErasureEntry]
+        self, tenant: str, day: str, pieces: Iterable[pl.DataFrame], erasures: Sequence[ErasureEntry]
     ) -> Sequence[ArchiveFile]:
-        """Write the table without the rows of erased users, if any other is left."""
-        rest = _without_erased(table, [erased for erased in erasures if erased.tenant == tenant])
-        return [] if rest.is_empty() else [self._write(tenant, day, rest, hashes_of_table(rest))]
+        """Write the rows without those of erased users, if any other is left."""
+        mine = [erased for erased in erasures if erased.tenant == tenant]
+        rows, hashes = 0, []
+
+        def rest() -> Iterator[pl.DataFrame]:
+            nonlocal rows
+            for piece in pieces:
+                left = _without_erased(piece, mine)
+                if len(left):
+                    rows += len(left)
+                    hashes.append(hashes_of_table(left))
+                    yield left
+
+        packed = pack(rest())
+        return [self._add(tenant, day, packed, rows, merge_hashes(hashes))] if rows else []
 
     def note_through(self, time_s: float) -> None:
         """Note for other processes that everything logged before that moment is archived."""
@@ -154,30 +166,28 @@ class ArchiveWriter:
 
     def _merge(self, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
         """Replace the files by one, and return the day's files."""
-        table = pl.concat([self._read_table(file) for file in files])
+        packed = pack(merge([self._path(file) for file in files]))
         hashes = merge_hashes([self._read_hashes(file) for file in files])
         tenant, day = files[0].tenant, files[0].day
-        merged = self._write(tenant, day, table, hashes)
+        merged = self._add(tenant, day, packed, sum(file.rows for file in files), hashes)
         gone = {file.path for file in files}
         kept = tuple(file for file in self.manifest.files if file.path not in gone)
         self._replace(files=(*kept, merged))
         return [file for file in self.manifest.files if (file.tenant, file.day) == (tenant, day)]
 
-    def _read_table(self, file: ArchiveFile) -> pl.DataFrame:
-        return pl.read_parquet(self._folder.path(file.path, file.sha256))
+    def _path(self, file: ArchiveFile) -> Path:
+        return self._folder.path(file.path, file.sha256)
 
     def _read_hashes(self, file: ArchiveFile) -> Hashes:
         return read_hashes(self._folder.path(file.hashes_path, file.hashes_sha256))
 
-    def _write(self, tenant: str, day: str, table: pl.DataFrame, hashes: Hashes) -> ArchiveFile:
+    def _add(self, tenant: str, day: str, packed: BytesIO, rows: int, hashes: Hashes) -> ArchiveFile:
         """Write a file that the manifest does not list yet."""
-        packed, packed_hashes = BytesIO(), BytesIO()
-        table = table.sort("user_id", "seq")
-        table.write_parquet(packed, compression="zstd", statistics=True, row_group_size=ROW_GROUP)
+        packed_hashes = BytesIO()
         np.save(packed_hashes, hashes, allow_pickle=False)
         name = f"{self.manifest.next_number:08}-{_digest(packed)}-{_digest(packed_hashes)}"
         self.manifest = replace(self.manifest, next_number=self.manifest.next_number + 1)
-        file = ArchiveFile(f"tenant={quote(tenant, safe='')}/day={day}/{name}.parquet", tenant, day, len(table))
+        file = ArchiveFile(f"tenant={quote(tenant, safe='')}/day={day}/{name}.parquet", tenant, day, rows)
         self._folder.add(file.path, packed.getbuffer())
         self._folder.add(file.hashes_path, packed_hashes.getbuffer())
         return file
@@ -222,7 +232,7 @@ def _digest(file: BytesIO) -> str:
 
 def _table(logged: Sequence[EventEntry]) -> pl.DataFrame:
     rows = [(entry.seq, entry.partition, entry.logged_ms, *to_row(entry.record)) for entry in logged]
-    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row").sort(ORDER)
 
 
 def _without_erased(table: pl.DataFrame, erasures: Sequence[ErasureEntry]) -> pl.DataFrame:

@@ -33,9 +33,9 @@ from model.evaluation.holdout_comparison import mark_for_comparison, split_for_c
 from storage.archive.item_counts import effective_events
 from storage.archive.manifest import COLUMNS as ARCHIVE_COLUMNS
 from storage.archive.manifest import MANIFEST, ArchiveFile, Manifest
+from storage.archive.pieces import ROW_GROUP
 from storage.archive.training_events import COLUMNS as EVENT_COLUMNS
 from storage.archive.training_events import TrainingEvents
-from storage.archive.writer import ROW_GROUP
 from storage.folders.local_folder import LocalFolder
 
 Way = Literal["pieces", "whole"]

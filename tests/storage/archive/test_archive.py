@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.archive import pieces
 from storage.archive.hashes import Hashes
 from storage.archive.manifest import MANIFEST, Manifest
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
@@ -152,6 +153,66 @@ class TestContents:
         assert seqs(ArchiveReader(tmp_path)) == [6, 7, 8, 9]
         assert holds(ArchiveReader(tmp_path), ("u", "e5"), ("u", "e6")) == [False, True]
         assert len(files(tmp_path)) == 1
+
+
+class TestLargeFiles:
+    """They are merged, and users are erased from them, a few rows at a time."""
+
+    @pytest.fixture(autouse=True)
+    def small_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pieces, "PIECE_ROWS", 50)
+        monkeypatch.setattr(pieces, "SAMPLED_EVERY", 5)
+
+    def fill(self, folder: Path, users: Sequence[str], rows_of_files: Sequence[int]) -> list[Path]:
+        seq = 0
+        with ArchiveWriter.open(folder) as writer:
+            for day, rows in enumerate(rows_of_files):
+                numbers = range(seq + 1, seq + rows + 1)
+                clicks = [click(f"e{n}", users[n % len(users)], n % 7) for n in numbers]
+                writer.commit(
+                    [logged(n, one, day=day) for n, one in zip(numbers, clicks, strict=True)], place(seq + rows)
+                )
+                seq += rows
+            return [folder / file.path for file in writer.manifest.files]
+
+    users = pytest.mark.parametrize(
+        "users", [["the only user"], [f"u{number}" for number in range(101)], ["often", "often", "u1", "u2"]]
+    )
+
+    @users
+    @pytest.mark.parametrize("rows_of_files", [[1], [1, 1], [400, 1, 30], [49, 50, 51, 100]])
+    def test_pieces_are_bounded_and_in_order(self, tmp_path: Path, users: list[str], rows_of_files: list[int]) -> None:
+        paths = self.fill(tmp_path, users, rows_of_files)
+        merged = list(pieces.merge(paths))
+        assert max(map(len, merged)) <= 50 + 5 * len(paths)
+        whole = pl.concat([pl.read_parquet(path) for path in paths]).sort("user_id", "seq")
+        assert pl.concat(merged).equals(whole)
+        packed = pieces.pack(merged)
+        packed.seek(0)
+        assert pl.read_parquet(packed).equals(whole)
+
+    @users
+    def test_a_user_is_erased_from_all_pieces(self, tmp_path: Path, users: list[str]) -> None:
+        self.fill(tmp_path, users, [300])
+        before = {user_id: read(ArchiveReader(tmp_path), user_id) for user_id in users}
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit([ErasureEntry("main", 0, 301, digest(users[0]))], place(302))
+            assert sum(file.rows for file in writer.manifest.files) == 300 - len(before[users[0]])
+            assert len(writer.manifest.files) == (len(users) > 1)
+        after = ArchiveReader(tmp_path)
+        assert {user_id: read(after, user_id) for user_id in users} == before | {users[0]: []}
+        assert not holds(after, *((users[0], entry.record.entry_id) for entry in before[users[0]]))[0]
+
+    def test_a_file_that_is_large_enough_is_merged_no_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("storage.archive.writer.MAX_FILE_ROWS", 50)
+        with ArchiveWriter.open(tmp_path) as writer:
+            for first, last in ((1, 100), (101, 120), (121, 140)):
+                writer.commit(some(first, last), place(last))
+            writer.compact(today="2023-11-15")
+            assert [file.rows for file in writer.manifest.files] == [100, 40]
+        assert seqs(ArchiveReader(tmp_path)) == list(range(1, 141))
 
 
 class TestDying:
