@@ -1,20 +1,26 @@
 """The number of users of each item in the log, which ranks the items until there is a model.
 
-The counts are not stored. Each request for them reads the log: a few columns of its archived part, and the newest
-entries of the rest. So the counts are right after a restart and in every process, and leave out erased users.
+The counts are not stored. Each request for them reads the log: a few columns of the newest archived files, and the
+newest entries of the rest. So the counts are right after a restart and in every process, and leave out erased users.
+
+Archived rows are counted in pieces, by user. A user whose rows are in two pieces may count twice, and an undo may be in
+another piece than its event: this concerns one user for every boundary.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from storage.archive.manifest import Manifest
+from storage.archive.pieces import merge
 from storage.archive.reader import ArchiveSnapshot
 from storage.state.event import IMPRESSION, Event, LogRecord, Undo
 from storage.state.record_encoding import EVENT, MERGE, UNDO
 
 COLUMNS = ("kind", "user_id", "event_id", "item_id", "type")
+MAX_ARCHIVED_ROWS = 2_000_000  # some 4 s of CPU and 0.4 GB to count
 MAX_NEWEST_ENTRIES = 51_200  # of those that are not archived, some 100 ms to read
 
 ItemCounts = dict[str, int]
@@ -83,7 +89,9 @@ class ArchivedItemCounts:
             snapshot.require(archive_id, 0, 0)
             if known is not None and known.manifest is snapshot.manifest:
                 return known
-            paths = snapshot.paths(tenant)
-            return cls(snapshot.manifest, count_items(pl.scan_parquet(paths), types) if paths else {})
+            counts: Counter[str] = Counter()
+            for piece in merge(snapshot.paths(tenant, MAX_ARCHIVED_ROWS), (*COLUMNS, "seq")):
+                counts.update(count_items(piece.lazy(), types))
+            return cls(snapshot.manifest, dict(counts))
 
         return read_counts

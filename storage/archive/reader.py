@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -196,9 +198,11 @@ class ArchiveSnapshot:
             held |= contains(self._hashes(file), wanted)
         return [bool(one) for one in held]
 
-    def paths(self, tenant: str) -> list[Path]:
-        """Return the paths of the tenant's Parquet files."""
-        return [self.path(file) for file in self._files(tenant)]
+    def paths(self, tenant: str, max_rows: int = FOREVER) -> list[Path]:
+        """Return the paths of the tenant's Parquet files, the newest first, until they have that many rows."""
+        newest = sorted(self._files(tenant), key=attrgetter("day"))[::-1]
+        before = accumulate((file.rows for file in newest), initial=0)
+        return [self.path(file) for file, rows in zip(newest, before, strict=False) if rows < max_rows]
 
     def _files(self, tenant: str) -> Iterator[ArchiveFile]:
         return (file for file in self.manifest.files if file.tenant == tenant)

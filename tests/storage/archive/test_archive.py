@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from storage.archive import pieces
 from storage.archive.hashes import Hashes
+from storage.archive.item_counts import ArchivedItemCounts
 from storage.archive.manifest import MANIFEST, Manifest
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
@@ -156,7 +158,7 @@ class TestContents:
 
 
 class TestLargeFiles:
-    """They are merged, and users are erased from them, a few rows at a time."""
+    """They are merged, users are erased from them, and items counted in them, a few rows at a time."""
 
     @pytest.fixture(autouse=True)
     def small_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +215,18 @@ class TestLargeFiles:
             writer.compact(today="2023-11-15")
             assert [file.rows for file in writer.manifest.files] == [100, 40]
         assert seqs(ArchiveReader(tmp_path)) == list(range(1, 141))
+
+    @pytest.mark.parametrize(("most_rows", "counted"), [(100, 120), (120, 120), (121, 320)])
+    def test_items_are_counted_in_the_newest_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int, counted: int
+    ) -> None:
+        monkeypatch.setattr("storage.archive.item_counts.MAX_ARCHIVED_ROWS", most_rows)
+        self.fill(tmp_path, [f"u{number}" for number in range(100_003)], [200, 120])
+        query = ArchivedItemCounts.query(
+            None, ArchiveReader(tmp_path).read(lambda snapshot: snapshot.manifest.archive_id), "main", {"click"}
+        )
+        counts = ArchiveReader(tmp_path).read(query).counts
+        assert counts == Counter(f"item{n % 7}" for n in range(321 - counted, 321))
 
 
 class TestDying:
