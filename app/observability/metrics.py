@@ -7,7 +7,6 @@ not. A single process keeps its numbers in memory.
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,13 +19,13 @@ from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.instruments import DeclaredMetric, Instruments
 from app.observability.multiprocess import WorkerNumbers, WorkerProcesses, living_workers
 from storage.errors import FAILURE_CAUSES, StorageError
-from storage.records import OTHER, Tally
+from storage.records import Tally
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
 COMPUTE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-MAX_NAMED_SERIES = 100  # scenarios, and pairs of generation and experiment, of a tenant that this process names
+MAX_SCENARIO_SERIES = 100  # scenarios of a tenant that this process counts by name
 
 logger = logging.getLogger(__name__)
 
@@ -257,10 +256,7 @@ class RecommendationMetrics:
         self._by_source: dict[str, BufferedCounter] = {}
         of_list = ["tenant", "generation", "experiment"]
         self._shown = instruments.counter(
-            "lisarec_shown_lists",
-            "Lists by length; 21 stands for all longer lists. A process counts 100 pairs of generation and experiment "
-            "per tenant by name, and further ones as other",
-            [*of_list, "length"],
+            "lisarec_shown_lists", "Lists by length; 21 stands for all longer lists", [*of_list, "length"]
         )
         self._chosen = instruments.counter(
             "lisarec_chosen_items",
@@ -288,7 +284,7 @@ class RecommendationMetrics:
             "Sum of the value of events with the recommendation_id of a scenario's list",
             ["tenant", "scenario", "type"],
         )
-        self._names = defaultdict[tuple[str, str], set[tuple[str, ...]]](set)
+        self._scenarios: dict[str, set[str]] = {}
 
     def count(self, source: str) -> None:
         """Count one list."""
@@ -308,19 +304,18 @@ class RecommendationMetrics:
             "scenario-event": self._scenario_events,
             "scenario-value": self._scenario_values,
         }
-        for (what, name, experiment, *labels), amount in tallies.items():
+        for (what, *labels), amount in tallies.items():
             if str(what).startswith("scenario-"):
-                named = self._series_of(tenant, "scenario", str(name))
-            else:
-                named = self._series_of(tenant, "list", str(name), str(experiment))
-            counters[str(what)].labels(tenant, *named, *labels).inc(amount)
+                scenario, _, label = labels
+                labels = [self._series_of(tenant, str(scenario)), label]
+            counters[str(what)].labels(tenant, *labels).inc(amount)
 
-    def _series_of(self, tenant: str, kind: str, *named: str) -> tuple[str, ...]:
-        """Return the labels with these names; each is `other` if the tenant has too many series of the kind already."""
-        known = self._names[tenant, kind]
-        if len(known) < MAX_NAMED_SERIES:
-            known.add(named)
-        return named if named in known else (OTHER,) * len(named)
+    def _series_of(self, tenant: str, scenario: str) -> str:
+        """Return the label of the scenario: its name, or `other` if the tenant has too many series already."""
+        names = self._scenarios.setdefault(tenant, set())
+        if len(names) < MAX_SCENARIO_SERIES:
+            names.add(scenario)
+        return scenario if scenario in names else "other"
 
 
 class GenerationMetrics:

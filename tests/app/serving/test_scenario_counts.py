@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.events.recommendation_ids import PLACES
-from app.observability.metrics import MAX_NAMED_SERIES, Metrics
+from app.observability.metrics import MAX_SCENARIO_SERIES, Metrics
 from app.recommendation.experiments import arm_of
 from app.schemas.operations import Experiment
 from storage.records import Tally
@@ -97,23 +97,9 @@ def test_an_experiment_splits_users_between_scenarios(shop: Shop) -> None:
 
 def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
     metrics = Metrics()
-    tallies: dict[Tally, float] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_NAMED_SERIES)}
+    tallies: dict[Tally, float] = {("scenario-list", f"s{n}", "", "full"): 1 for n in range(3 * MAX_SCENARIO_SERIES)}
     metrics.recommendations.count_places("main", tallies)
     metrics.recommendations.count_places("main", tallies)
     text = metrics.exposition().decode()
-    assert text.count("lisarec_scenario_lists_total{") == MAX_NAMED_SERIES + 1
-    assert f'scenario="other",tenant="main"}} {4 * MAX_NAMED_SERIES}.0' in text
-
-
-def test_of_many_generations_and_experiments_only_some_have_series_of_their_own() -> None:
-    metrics = Metrics()
-    lists = [(f"g{n}", experiment) for n in range(MAX_NAMED_SERIES) for experiment in ("", "june")]
-    tallies: dict[Tally, float] = {("shown", *one, 3): 1 for one in lists}
-    metrics.recommendations.count_places("main", tallies | {("chosen", *one, 1, "click"): 1 for one in lists})
-    metrics.recommendations.count_places("shop", {("shown", "last", "", 3): 1})
-    text = metrics.exposition().decode()
-    for name in ("shown_lists", "chosen_items"):
-        assert text.count(f"lisarec_{name}_total{{") == MAX_NAMED_SERIES + 1 + (name == "shown_lists")
-    others = 'lisarec_shown_lists_total{experiment="other",generation="other",length="3",tenant="main"}'
-    assert f"{others} {MAX_NAMED_SERIES}.0" in text
-    assert 'generation="last",length="3",tenant="shop"} 1.0' in text
+    assert text.count("lisarec_scenario_lists_total{") == MAX_SCENARIO_SERIES + 1
+    assert f'scenario="other",tenant="main"}} {4 * MAX_SCENARIO_SERIES}.0' in text
