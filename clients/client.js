@@ -1,10 +1,10 @@
 {
-let { src, dataset } = document.currentScript, todo = new Map(), kept = {}, held = 0, mute = 0
+let { src, dataset } = document.currentScript, { now } = Date, todo = new Map(), kept = {}, held = 0, until = 0
 let warn = why => (warn = isNaN, console.warn("lisarec dropped", why))
 try { kept = localStorage || kept } catch {}
-for (let name in kept) if (/^lisarec:/.test(name)) held = todo.set(name, kept[name]).size
-let uuid = () => `0${Date.now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx")
-	.replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16))
+for (let name in kept) if (/^lisarec:/.test(name)) kept[name][1e4] ? delete kept[name] : held = todo.set(name, kept[name]).size
+let uuid = () => `0${now().toString(16)}`.replace(/....$/, "-$&-7xxx-8xxx-xxxxxxxxxxxx")
+	.replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1)) & 15).toString(16))
 let user = () => /(^|; )lisarec=([^;]+)/.exec(document.cookie)?.[2]
 let push = event => {
 	try {
@@ -15,27 +15,27 @@ let push = event => {
 		send()
 	} catch (why) { warn(why) }
 }
-let hush = ms => ms > mute && (setTimeout(() => mute *= mute > ms, mute = ms), kept.lisarecUntil = Date.now() + ms)
 let send = async () => {
 	let lot = [...todo].sort().slice(0, 20)
-	if (!lot[0] || mute) return
+	if (!lot[0] || now() < until) return
 	let done = [], body = `[${lot.map(([name, text]) => todo.delete(name) && text)}]`
 	try {
 		let got = await fetch(new URL("v1/events", src), {
 			method: "POST", keepalive: body.length < 2e4, body,
 			headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" }
 		})
-		hush(1e3 * got.headers.get("Retry-After"))
+		until = Math.max(until, now() + 1e3 * (got.headers.get("Retry-After") | 0))
 		let { error, refused } = await got.json()
 		refused && warn("unknown items")
 		if (refused >= 0) done = lot
 		if (got.status == 422) done = error.details.map(one => (warn(one), lot[one.index]))
+		kept.lisarecEnd = until
 	} catch {}
 	lot.map(one => done.includes(one) ? delete kept[one[0]] && held-- : todo.set(...one))
 	done[0] && send()
 }
-hush(Math.min(36e5, kept.lisarecUntil - Date.now()))
+until = kept.lisarecEnd - now() < 4e6 ? +kept.lisarecEnd : 0
 self.lisarec?.forEach?.(push)
-self.lisarec = { push }
+lisarec = { push }
 setTimeout(send, 1e3)
 }

@@ -164,6 +164,16 @@ def test_a_large_event_does_not_hold_up_the_others(
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
 
 
+def test_a_large_event_that_an_earlier_script_has_kept_is_dropped(
+    page: Page, shop: Shop, context: BrowserContext
+) -> None:
+    page.evaluate("localStorage['lisarec:0'] = JSON.stringify({item_id: 'x'.repeat(2e6)})")
+    enter(page, shop)
+    push(page, "item-1")
+    wait_until(lambda: page.evaluate(STORED) == [])
+    assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-1"]
+
+
 def test_an_event_that_is_no_json_does_not_hold_up_the_others(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:

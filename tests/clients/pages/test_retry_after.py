@@ -55,6 +55,42 @@ def test_another_answer_does_not_end_the_silence(page: Page, front: Front) -> No
     assert page.evaluate("self.requests") == 2
 
 
+def test_of_two_waits_the_one_that_ends_later_counts(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    has_both, nine_seconds_passed = threading.Event(), threading.Event()
+
+    def refuse_both(exchange: Exchange) -> None:
+        if exchange.command != "POST":
+            exchange.forward()
+        elif b"item-1" in exchange.body:
+            has_both.wait(PATIENCE_S)
+            exchange.refuse(429, "too_many_requests", "10")
+        else:
+            has_both.set()
+            nine_seconds_passed.wait(PATIENCE_S)
+            exchange.refuse(429, "too_many_requests", "9")
+
+    context.clock.install()
+    context.add_init_script(f"({NOTE_ANSWERS})()")
+    front.play = refuse_both
+    enter(page, shop)
+    push(page, "item-1")
+    push(page, "item-2")
+    page.wait_for_function("self.answersRead == 1")
+    context.clock.fast_forward("00:09")
+    nine_seconds_passed.set()
+    page.wait_for_function("self.answersRead == 2")
+    context.clock.fast_forward("00:07")
+    push(page, "item-3")
+    assert page.evaluate("self.requests") == 2
+    front.play = Exchange.forward
+    context.clock.fast_forward("00:03")
+    push(page, "item-4")
+    page.wait_for_function(f"!({STORED}).length")
+    assert len(shop.service.log(visitor(context))) == 4
+
+
 def test_the_next_page_leaves_the_service_alone_for_the_rest_of_the_hour(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
@@ -79,7 +115,7 @@ def test_a_visitor_s_clock_that_is_set_back_extends_the_silence_by_an_hour_at_mo
     page: Page, shop: Shop, context: BrowserContext
 ) -> None:
     context.clock.install()
-    page.evaluate("localStorage.lisarecUntil = Date.now() + 864e5")
+    page.evaluate("localStorage.lisarecEnd = Date.now() + 864e5")
     enter(page, shop)
     enter(page, shop)
     context.clock.fast_forward("01:00:00")
