@@ -308,10 +308,10 @@ class KnownGeneration:
     is_live: bool
 
 
-def tallies_of_dropped(tallies: Iterable[Tally], known: Collection[str]) -> list[Tally]:
-    """Return the tallies of lists of generations that are not among the known ones."""
-    kept = {*known, OTHER}
-    return [tally for tally in tallies if tally[0] in LIST_TALLIES and tally[1] not in kept]
+def tallies_of_dropped(tallies: Iterable[Tally], tag: bytes, named: Collection[NamedGeneration]) -> list[Tally]:
+    """Return the tallies of lists of the generation with this tag, unless another one has its name, too."""
+    names = {one.name for one in named if one.tag == tag} - {one.name for one in named if one.tag != tag} - {OTHER}
+    return [tally for tally in tallies if tally[0] in LIST_TALLIES and tally[1] in names]
 
 
 def property_type(value: PropertyValue) -> PropertyType:

@@ -82,19 +82,17 @@ class RedisGenerations(GenerationRegistry):
         while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was already scanned
             deleted = await self._delete_states(tag)
             total += deleted
+        await self._remove_tallies(tag)  # while its name is known, so that a drop that was cut off can be repeated
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
         active = await self.active()
         if active is not None and active.tag == tag:
             await self._set_name(active)
-        await self._remove_tallies()
         return total
 
-    async def _remove_tallies(self) -> None:
-        """Remove the tallies of generations that are no longer known."""
+    async def _remove_tallies(self, tag: bytes) -> None:
         key = self._keys.items(self._tenant).tallies
         counted = [tuple(json.loads(name)) for name in await self._call("HKEYS", key)]
-        known = [one.name for one in await self._named()]
-        dropped = tallies_of_dropped(counted, known)
+        dropped = tallies_of_dropped(counted, tag, await self._named())
         for start in range(0, len(dropped), REMOVED_AT_ONCE):
             await self._call("HDEL", key, *map(compact_json, dropped[start : start + REMOVED_AT_ONCE]))
 

@@ -92,5 +92,7 @@ def _known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
 
 
 def _drop_name(db: sqlite3.Connection, tenant: str, tag: bytes) -> None:
-    db.execute("DELETE FROM generations WHERE tenant = ? AND tag = ? AND NOT is_active", (tenant, tag))
-    remove_tallies(db, tenant, tallies_of_dropped(tallies(db, tenant), [one.named.name for one in _known(db, tenant)]))
+    named = [one.named for one in _known(db, tenant)]
+    dropped = db.execute("DELETE FROM generations WHERE tenant = ? AND tag = ? AND NOT is_active", (tenant, tag))
+    if dropped.rowcount:
+        remove_tallies(db, tenant, tallies_of_dropped(tallies(db, tenant), tag, named))
