@@ -28,13 +28,10 @@ class ClickThrough:
     ("chosen", generation, experiment, place, event type) for events. For a scenario there are also ("scenario-list",
     scenario, experiment, ListOutcome) and ("scenario-event", scenario, experiment, event type). Tallies with "value"
     instead of "chosen" and "scenario-value" instead of "scenario-event" contain the sums of event values.
-
-    generations  how many the store had at the last `sync`
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
         self.ids = RecommendationIds(tenant)
-        self.generations = 0
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
@@ -43,6 +40,7 @@ class ClickThrough:
         self._values = defaultdict[tuple[Place, str], float](float)
         self._types: Collection[str] = ()
         self._generations: dict[bytes, str] = {}
+        self._known: Collection[bytes] = ()  # those that the store had at the last `sync`
         self._experiments: dict[int, str] = {0: ""}
         self._scenarios: dict[bytes, str] = {}
         self._has_secret = False
@@ -78,15 +76,20 @@ class ClickThrough:
                     if event.value:
                         self._values[place, event.type] += event.value
 
+    @property
+    def generations(self) -> int:
+        """How many the store had at the last `sync`."""
+        return len(self._known)
+
     async def sync(self) -> None:
         """Read what decoding ids requires, then flush; raise StorageError if the store cannot be used."""
         if not self._has_secret:
             self.ids.set_secret(await self._store.secret())
             self._has_secret = True
-        known = await self._store.generations.known()
-        self.generations = len(known)
-        for one in known:
-            self._generations.setdefault(one.named.tag[:4], one.named.name)
+        known = {one.named.tag[:4]: one.named.name for one in await self._store.generations.known()}
+        dropped = {*self._known} - known.keys()
+        self._generations = known | {tag: name for tag, name in self._generations.items() if tag not in dropped}
+        self._known = known.keys()
         await self.flush()
 
     async def flush(self) -> None:
