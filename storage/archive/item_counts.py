@@ -20,7 +20,7 @@ from storage.state.event import IMPRESSION, Event, LogRecord, Undo
 from storage.state.record_encoding import EVENT, MERGE, UNDO
 
 COLUMNS = ("kind", "user_id", "event_id", "item_id", "type")
-MAX_ARCHIVED_ROWS = 2_000_000  # some 4 s of CPU and 0.4 GB to count
+MAX_ARCHIVED_ROWS = 2_000_000  # and the rest of the last file: some 4 s of CPU and 0.4 GB for two million to count
 MAX_NEWEST_ENTRIES = 51_200  # of those that are not archived, some 100 ms to read
 
 ItemCounts = dict[str, int]

@@ -84,7 +84,11 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         _take_name(path, unfinished)
     finally:
         unfinished.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def _take_name(path: Path, unfinished: Path) -> None:
