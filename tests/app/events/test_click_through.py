@@ -24,7 +24,7 @@ from app.jobs import generations
 from app.recommendation.cost import statistics_charge
 from app.schemas.fields import is_id
 from app.schemas.operations import Stats
-from storage.records import NamedGeneration, Tally
+from storage.records import OTHER, NamedGeneration, Tally
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
 from tests.storage.redis.servers import RedisServer
@@ -198,6 +198,20 @@ def test_statistics_of_a_model_end_when_it_is_dropped(any_client: Client) -> Non
     client.runner.run(generations.drop(client.settings, "old"))
     assert stats(client) == {("tiny", 1): (1, {})}
     assert client.get("/v1/stats").json()["scenarios"][0]["lists"] == 2
+
+
+def test_a_late_event_does_not_bring_a_dropped_model_back(any_client: Client) -> None:
+    client, store = any_client, any_client.service.store
+    client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
+    client.runner.run(client.service.signals.sync())
+    made = client.service.signals.click_through.ids.make(b"old one\0", 0, ["item-1"])
+    event = {"user_id": "ada", "item_id": "item-1", "recommendation_id": made}
+    client.post("/v1/events", json=event)
+    assert stats(client) == {("old", 1): (0, {"click": 1})}
+    client.runner.run(generations.drop(client.settings, "old"))
+    client.runner.run(client.service.signals.sync())
+    client.post("/v1/events", json=event)
+    assert stats(client) == {(OTHER, 1): (0, {"click": 1})}
 
 
 def test_statistics_cost_more_the_more_models_there_are_and_no_other_request_waits(
