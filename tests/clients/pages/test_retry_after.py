@@ -19,6 +19,13 @@ def be_busy(exchange: Exchange) -> None:
         exchange.forward()
 
 
+def enter_with_a_clock(page: Page, shop: Shop, context: BrowserContext) -> None:
+    """Enter with a clock that the test moves, and with notes on requests on every page."""
+    context.clock.install()
+    context.add_init_script(f"({NOTE_ANSWERS})()")
+    enter(page, shop)
+
+
 def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front) -> None:
     front.play = be_busy
     page.evaluate(NOTE_ANSWERS)
@@ -71,10 +78,8 @@ def test_of_two_waits_the_one_that_ends_later_counts(
             nine_seconds_passed.wait(PATIENCE_S)
             exchange.refuse(429, "too_many_requests", "9")
 
-    context.clock.install()
-    context.add_init_script(f"({NOTE_ANSWERS})()")
     front.play = refuse_both
-    enter(page, shop)
+    enter_with_a_clock(page, shop, context)
     push(page, "item-1")
     push(page, "item-2")
     page.wait_for_function("self.answersRead == 1")
@@ -94,10 +99,8 @@ def test_of_two_waits_the_one_that_ends_later_counts(
 def test_the_next_page_leaves_the_service_alone_for_the_rest_of_the_hour(
     page: Page, shop: Shop, front: Front, context: BrowserContext
 ) -> None:
-    context.clock.install()
-    context.add_init_script(f"({NOTE_ANSWERS})()")
     front.play = be_busy
-    enter(page, shop)
+    enter_with_a_clock(page, shop, context)
     push(page, "item-1")
     page.wait_for_function("self.answersRead")
     enter(page, shop)
