@@ -158,7 +158,7 @@ class Recommender(BaseRecommender):
         self._executor = AdaptiveExecutor(self.ranker.rank, threads, len(context.catalogue), max_running)
         self._metrics = metrics
         self._clicks = clicks
-        self._preparing_distances = asyncio.Lock()
+        self._preparing_similarity = asyncio.Lock()
         self._batcher: MicroBatcherByLane[Lane, BatchEntry, Recommendations] = MicroBatcherByLane(
             self._answer_each,
             attrgetter("cost"),
@@ -175,8 +175,8 @@ class Recommender(BaseRecommender):
         engine = self._context.engine
         if any(request.model_fields_set - PLAIN_FIELDS for request in requests):
             has_because = any(request.because is not None for request in requests)
-            if has_because and not (engine.has_distances or engine.is_lost):
-                return self._prepare_distances_and_recommend(requests, requester)
+            if has_because and not (engine.has_similarity or engine.is_lost):
+                return self._prepare_similarity_and_recommend(requests, requester)
             if any(map(_needs_reading, requests)):
                 return self._read_and_recommend(requests, requester)
         states = self._readers.states
@@ -226,14 +226,14 @@ class Recommender(BaseRecommender):
             return NOTHING_SEEN
         return carried_rows(request, self._context.generation, self._context.catalogue)
 
-    async def _prepare_distances_and_recommend(
+    async def _prepare_similarity_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
         engine = self._context.engine
-        async with self._preparing_distances:  # slow, and done only once
-            if not engine.has_distances:
+        async with self._preparing_similarity:  # slow, and done only once
+            if not engine.has_similarity:
                 try:
-                    await asyncio.to_thread(engine.prepare_distances)
+                    await asyncio.to_thread(engine.prepare_similarity)
                 except RuntimeError:
                     if not engine.has_lost_device():
                         raise

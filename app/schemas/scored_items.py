@@ -40,7 +40,9 @@ class Explanation(TypedDict):
     """
 
     codewords: Annotated[list[TargetCodeword], Field(description="The three target codewords that add most.")]
-    other_codewords: Annotated[float, Field(description="What the other codewords add.")]
+    other_codewords: Annotated[
+        float, Field(description="What the other codewords add. Of history codewords only in lists of similar items.")
+    ]
     bias: Annotated[float, Field(description="The item's bias, the same for every user.")]
     follows: Annotated[float, Field(description="What is added because the item has often followed recent items.")]
     history: Annotated[

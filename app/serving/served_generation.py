@@ -131,8 +131,8 @@ class ServedGeneration:
         cold_items = assignments.where(lambda one: codes_fit(self.artifact, one.item_id, one.codes))
         extended = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
         engine = open_engine(extended, self.context.settings.device)
-        if self.engine.has_distances:  # requests have needed them, and should not wait for them again
-            engine.prepare_distances()
+        if self.engine.has_similarity:  # requests have needed them, and should not wait for them again
+            engine.prepare_similarity()
         return replace(
             self,
             assignments=assignments,

@@ -26,11 +26,11 @@ from model.inference.query_products import BestOfStates, CompiledStages, QueryPr
 from model.inference.scan import Array, Boosts, Lifted, Ranked, Scan
 from model.inference.scan_torch import TorchScan
 from model.inference.step import Step
-from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini, follower_decay, sum_of_codewords
+from model.lisa.item_similarity import Similarity
+from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini, follower_decay
 
 logger = logging.getLogger(__name__)
 
-ITEMS_PER_CHUNK = 1 << 16
 OLDEST_OF_TRITON = 8, 0  # compute capability
 CAPTURED_K = 16  # list length for which graphs are captured before the first request
 
@@ -42,15 +42,15 @@ Products = tuple[Any, Lifted[Any]]
 class Queries:
     """Queries for items, made from states or from other items: in arrays, or tensors on the engine's device or the CPU.
 
-    vectors   (Q, D)  float32
-    recent    (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
-    nearest   whether the best items are those nearest to the vectors
-    products  the engine's products of these queries, once computed
+    vectors     (Q, D)  float32
+    recent      (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
+    similarity  whether the scores are similarities to other items, of vectors (Q, 2 D)
+    products    the engine's products of these queries, once computed
     """
 
     vectors: Array
     recent: Array
-    nearest: bool = False
+    similarity: bool = False
     products: Products | None = None
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Queries:
 
     def __getitem__(self, rows: Sequence[int]) -> Queries:
         products = self.products and (self.products[0][rows], Lifted(*(part[rows] for part in self.products[1])))
-        return Queries(self.vectors[rows], self.recent[rows], self.nearest, products)
+        return Queries(self.vectors[rows], self.recent[rows], self.similarity, products)
 
     def one(self, place: int) -> Queries:
         """Return the query at that position, without copying."""
@@ -71,18 +71,21 @@ class Queries:
             return self
         row = slice(place, place + 1)
         products = self.products and (self.products[0][row], Lifted(*(part[row] for part in self.products[1])))
-        return Queries(self.vectors[row], self.recent[row], self.nearest, products)
+        return Queries(self.vectors[row], self.recent[row], self.similarity, products)
 
 
 class ScoreParts(NamedTuple):
     """The terms of the scores of k items, up to rounding.
 
     codewords  (k, B')  float32, one term for the item's codeword of each target codebook
+    history    (k, B)   float32, one term for the item's codeword of each history codebook; (k, 0) unless the scores
+                        are similarities
     bias       (k,)     float32
     lifts      (k, K)   float32, one term for each of the query's newest items that this item has followed before
     """
 
     codewords: NDArray[np.float32]
+    history: NDArray[np.float32]
     bias: NDArray[np.float32]
     lifts: NDArray[np.float32]
 
@@ -143,7 +146,7 @@ class Engine:
                 self._compiled = CompiledStages(self._step, self._query_products, scan)
         else:
             with _within_memory(device, self.items):
-                self._catalogue = gpu_scan_class(self.device)(self._model.target_codes, self._model.bias)
+                self._catalogue = self._scan_of(self._model.target_codes, self._model.bias)
         # on a CPU no torch code runs between step and scan, and entering the mode takes microseconds
         self._inference_mode: Callable[[], AbstractContextManager[Any]] = (
             nullcontext if self.device.type == "cpu" else torch.inference_mode
@@ -234,28 +237,26 @@ class Engine:
         return BestOfStates(found.ranked, found.step_s, found.device_s)
 
     def neighbours_of(self, items: Sequence[int]) -> Queries:
-        """Return queries for the items nearest to each of the given ones.
+        """Return queries for the items most similar to each of the given ones, as ``Similarity`` defines it.
 
-        Their scores are minus half the squared distance between the items' sums of codewords. The first call to score
-        them takes 2 s per ten million items, unless ``prepare_distances`` was called before.
+        The first call takes seconds per ten million items, unless ``prepare_similarity`` was called before.
         """
-        nobody = np.empty((len(items), 0), np.int64)
+        rows, (similarity, _) = np.array(items, np.int64), self._similarity
+        vectors = similarity.vectors(self.target_codes[rows], self.history_codes[rows])
+        nobody, no_gains = np.empty((len(rows), 0), np.int64), np.empty((len(rows), 0), np.float32)
+        parts: list[Array] = [similarity.products(vectors), nobody, no_gains]
         if self.device.type != "cpu":
-            with torch.inference_mode():
-                vectors = self._model.item_vectors(torch.tensor(items, device=self.device))
-            return Queries(vectors, nobody, nearest=True)
-        codebooks = self._model.target_codebooks.numpy(force=True)
-        words = codebooks[np.arange(len(codebooks)), self.target_codes[np.array(items, np.int64)]]  # (Q, B', D)
-        return Queries(words.sum(axis=1), nobody, nearest=True)
+            parts = [torch.as_tensor(part, device=self.device) for part in parts]
+        return Queries(vectors, nobody, similarity=True, products=(parts[0], Lifted(*parts[1:])))
 
     @property
-    def has_distances(self) -> bool:
-        """Whether queries of ``neighbours_of`` can be scored without preparation."""
-        return "_distances" in self.__dict__
+    def has_similarity(self) -> bool:
+        """Whether ``neighbours_of`` needs no preparation."""
+        return "_similarity" in self.__dict__
 
-    def prepare_distances(self) -> None:
-        """Prepare for scoring queries of ``neighbours_of``, in any thread."""
-        _ = self._distances
+    def prepare_similarity(self) -> None:
+        """Prepare for ``neighbours_of``, in any thread."""
+        _ = self._similarity
 
     @torch.inference_mode()
     def scores(self, queries: Queries) -> Tensor:
@@ -293,11 +294,14 @@ class Engine:
         products, lifted = self.products(query)
         tables, followers, gains = (_on_host(part)[0] for part in (products, *lifted))
         newest = min(query.recent.shape[1], self._lifting_items)
-        codewords = np.empty((len(items), products.shape[1]), np.float32)
+        books = self.target_codes.shape[1]
+        codewords = np.empty((len(items), books), np.float32)
+        history = np.empty((len(items), len(tables) - books), np.float32)
         lifts = np.zeros((len(items), newest), np.float32)
-        scan_kernel.look_up_products(tables, self.target_codes, items, codewords)
+        scan_kernel.look_up_products(tables[:books], self.target_codes, items, codewords)
+        scan_kernel.look_up_products(tables[books:], self.history_codes, items, history)
         scan_kernel.add_lifts(followers, gains, self._model.config.followers, items, lifts)
-        return ScoreParts(codewords, self._scorer_of(query).bias_of(items), lifts)
+        return ScoreParts(codewords, history, self._scorer_of(query).bias_of(items), lifts)
 
     def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
         """Score k distinct items for one query, in their order: (k,)."""
@@ -336,23 +340,18 @@ class Engine:
 
     def _scorer_of(self, queries: Queries) -> Scan | TorchScan:
         """Return the scan that scores these queries."""
-        return self._distances if queries.nearest else self._catalogue
+        return self._similarity[1] if queries.similarity else self._catalogue
 
     @cached_property
-    def _distances(self) -> Scan | TorchScan:
-        """The same items, with minus half an item's squared length as its bias.
-
-        A score is then minus half the squared distance, plus half the query's own squared length.
-        """
+    def _similarity(self) -> tuple[Similarity, Scan | TorchScan]:
         with torch.inference_mode():
-            bias = torch.empty(self.items, device=self.device)
-            for begin in range(0, self.items, ITEMS_PER_CHUNK):
-                part = slice(begin, begin + ITEMS_PER_CHUNK)
-                codes = self._model.target_codes[part]
-                bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
-            if isinstance(self._catalogue, Scan):  # its lanes contain bias levels next to the codes
-                return Scan(self.target_codes, bias.numpy())
-            return self._catalogue.with_bias(bias)
+            similarity, codes, bias = Similarity.of(self._model)
+            return similarity, self._scan_of(codes, bias)
+
+    def _scan_of(self, codes: Tensor, bias: Tensor) -> Scan | TorchScan:
+        if self.device.type == "cpu":
+            return Scan(codes.numpy(), bias.numpy())
+        return gpu_scan_class(self.device)(codes, bias)
 
 
 def _on_host(part: Array) -> NDArray[Any]:

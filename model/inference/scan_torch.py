@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,12 +29,6 @@ class TorchScan:
         """Return the bias of some items: (len(items),)."""
         bias: NDArray[np.float32] = self.bias[torch.from_numpy(items).to(self.bias.device)].cpu().numpy()
         return bias
-
-    def with_bias(self, bias: Tensor) -> TorchScan:
-        """Return a scan of the same items with another bias."""
-        other = copy.copy(self)
-        other.bias = bias
-        return other
 
     def scores(self, products: Tensor, lifted: Lifted[Tensor]) -> Tensor:
         """Score every item: (Q, B', W') -> (Q, N), on the CPU.

@@ -78,7 +78,8 @@ class Explainer:
         self._slowest = int(np.argmin(generation.decay_rates))
         self._catalogue = catalogue
         self._engine = engine
-        no_parts = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
+        nothing, no_bias = np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+        no_parts = ScoreParts(nothing, nothing, no_bias, nothing)
         no_query = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None)
         self._encoded(NO_ROWS, no_parts, no_query)  # compile before the first request
 
@@ -106,6 +107,7 @@ class Explainer:
         numbers = [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
         inputs = _Inputs._make((self._engine.target_codes, self._history_codes, *integers, *numbers))
         _fill_contributions(inputs, indices, amounts, sums, ends)
+        sums[0] += parts.history.sum(axis=1)
         names = self._catalogue.encoded_names(indices[4, : ends[2, -1]])
         name_ends = np.array([*accumulate(map(len, names), initial=0)], np.int64)
         amounts_text = _numbers(np.concatenate([amounts.ravel(), sums.ravel(), parts.bias]))

@@ -98,15 +98,15 @@ def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
     assert NEW not in everything(client)
 
 
-def test_no_request_waits_for_the_distances_again_because_an_item_has_got_codes(client: Client) -> None:
+def test_no_request_waits_for_similarities_again_because_an_item_has_got_codes(client: Client) -> None:
     before = client.service.switcher.current.engine
     put(client, categories=["tea"])
-    assert not client.service.switcher.current.engine.has_distances  # nobody has needed them
+    assert not client.service.switcher.current.engine.has_similarity  # nobody has needed them
     client.get("/v1/items/item-1/similar")
     put(client, "new-2", categories=["cup"])
     after = client.service.switcher.current.engine
     assert after is not before
-    assert after.has_distances
+    assert after.has_similarity
     found = client.get("/v1/items/item-1/similar", params={"k": 99}).json()["items"]
     assert {NEW, "new-2"} <= {item["item_id"] for item in found}
 

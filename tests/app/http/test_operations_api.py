@@ -72,14 +72,14 @@ def lose_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> No
     monkeypatch.setattr(engine, "has_lost_device", lose)
 
 
-@pytest.mark.parametrize("method", ["top_k", "explain", "prepare_distances"])
+@pytest.mark.parametrize("method", ["top_k", "explain", "prepare_similarity"])
 def test_a_gpu_that_is_lost_at_any_step_fails_no_request(
     client: Client, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     client.click("ada", "item-1")
     lose_gpu(client, monkeypatch, method)
     for _ in range(2):
-        if method == "prepare_distances":
+        if method == "prepare_similarity":
             response = client.get("/v1/items/item-1/similar")
             assert (response.status_code, response.json()["source"]) == (200, "popular")
         else:

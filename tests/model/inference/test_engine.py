@@ -199,38 +199,22 @@ def test_ranked_candidates_equal_the_top_k_of_nothing_else(
         assert scores.tolist() == expected_scores[row, :shown].tolist()
 
 
-@pytest.mark.parametrize("k", [1, 7, ITEMS])
-def test_neighbours_are_the_nearest_of_all(engine: Engine, model: LisaMini, k: int) -> None:
-    wanted = [0, 17, 17, ITEMS - 1]
-    excluded = np.random.default_rng(k).random((len(wanted), ITEMS)) < 0.3
-    items, scores = engine.top_k(engine.neighbours_of(wanted), k, from_mask(excluded))
-    every_score = engine.scores(engine.neighbours_of(wanted)).cpu().numpy()
-    vectors = model.cpu().item_vectors().detach().double()
-    for row, item in enumerate(wanted):
-        distances = (vectors - vectors[item]).square().sum(dim=1)
-        # of equal codes are many: what is left out of half the squared distance is the same for all
-        np.testing.assert_allclose(every_score[row], (vectors[item].square().sum() - distances) / 2, atol=1e-4)
-        expected = sorted_best(every_score[row], np.flatnonzero(~excluded[row]).tolist(), k)
-        assert items[row, : len(expected)].tolist() == expected
-        assert scores[row, : len(expected)].tolist() == every_score[row, expected].tolist()
-    ((narrow, _),) = engine.rank_candidates(engine.neighbours_of([3]), [np.array([9, 3, 5])], 1)
-    assert every_score.shape == (4, ITEMS)
-    assert narrow.tolist() == [3]
-
-
 def test_a_score_is_the_sum_of_its_parts(engine: Engine, model: LisaMini) -> None:
     state = random_states(engine, 4)
     for queries in (engine.step(*state), random_queries(engine, 4), engine.neighbours_of([1, 2, 3, 4])):
         every_score = engine.scores(queries).cpu().numpy()
         for row in range(4):
             parts = engine.explain(queries[[row]], np.arange(ITEMS))
-            total = parts.codewords.sum(axis=1) + parts.bias + parts.lifts.sum(axis=1)
+            total = parts.codewords.sum(axis=1) + parts.history.sum(axis=1) + parts.bias + parts.lifts.sum(axis=1)
             np.testing.assert_allclose(total, every_score[row], atol=1e-5)
+            assert parts.lifts.shape == (ITEMS, 0 if queries.similarity else 5)
+            assert parts.history.shape == (ITEMS, 3 if queries.similarity else 0)
+            if queries.similarity:  # of other codewords
+                continue
             words = model.cpu().target_codebooks[torch.arange(2), model.target_codes.long()]  # (N, B', D)
             np.testing.assert_allclose(
                 parts.codewords, words.detach().numpy() @ queries.vectors_on_cpu[row].detach().numpy(), atol=1e-5
             )
-            assert parts.lifts.shape == (ITEMS, 0 if queries.nearest else 5)
     assert engine.explain(queries[[0]], np.arange(0)).codewords.shape == (0, 2)
 
 

@@ -22,6 +22,7 @@ from model.artifact import model_directory
 from model.lisa.lisa_mini import LisaMini
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import item_ids, recommend, same_items
+from tests.model.lisa.naive_similarity import similarities
 from tests.waiting import PATIENCE_S
 
 CLICKS = [4, 9, 4, 30, 17, 55, 23, 9]
@@ -169,31 +170,29 @@ def test_an_explanation_changes_nothing_else(followed: Client) -> None:
         assert all(("explanation" in item) == request["explain"] for item in answer["items"])
 
 
-def nearest(model: LisaMini, row: int) -> list[str]:
-    """The other items by the distance of their sums of codewords, in float64."""
-    vectors = model.item_vectors().double()
-    distances = (vectors - vectors[row]).square().sum(dim=1)
-    order = torch.sort(distances, stable=True).indices.tolist()
+def most_similar(model: LisaMini, row: int) -> list[str]:
+    """The other items, the most similar first."""
+    order = np.argsort(-similarities(model)[row], kind="stable").tolist()
     return [item_id(other) for other in order if other != row]
 
 
 class TestSimilar:
-    def test_they_are_the_nearest_of_all(self, followed: Client, model: LisaMini) -> None:
+    def test_they_are_the_most_similar_of_all(self, followed: Client, model: LisaMini) -> None:
         for row in range(ITEMS):
             for k in (1, 7, ITEMS):
                 answer = followed.get(f"/v1/items/{item_id(row)}/similar", params={"k": k}).json()
-                assert item_ids(answer) == nearest(model, row)[:k]
+                assert item_ids(answer) == most_similar(model, row)[:k]
             assert (answer["source"], answer["because"]["item_id"]) == ("similar", item_id(row))
             scores = [item["score"] for item in answer["items"]]
             assert scores == sorted(scores, reverse=True)
 
     def test_filters_hold(self, followed: Client, model: LisaMini) -> None:
         put = {"available": False}
-        gone = nearest(model, 8)[0]
+        gone = most_similar(model, 8)[0]
         followed.request("PUT", f"/v1/items/{gone}", json=put)
-        query = {"k": 60, "categories": "tea", "exclude": nearest(model, 8)[1]}
+        query = {"k": 60, "categories": "tea", "exclude": most_similar(model, 8)[1]}
         answer = followed.get("/v1/items/item-8/similar", params=query).json()
-        left = [one for one in nearest(model, 8)[2:] if "tea" in categories_of(int(one.removeprefix("item-")))]
+        left = [one for one in most_similar(model, 8)[2:] if "tea" in categories_of(int(one.removeprefix("item-")))]
         assert item_ids(answer) == left
         followed.request("PUT", f"/v1/items/{gone}", json={"available": True})
 
@@ -213,16 +212,16 @@ class TestSimilar:
         for query in ("k=0", "k=1&k=2", "explain=1", "user_id=ada"):
             assert followed.get(f"/v1/items/item-1/similar?{query}").status_code == 422
 
-    def test_requests_at_once_compute_the_distances_once(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_requests_at_once_prepare_similarity_once(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         current, may_go, begun = client.service.switcher.current, threading.Event(), list[int]()
-        prepare = current.engine.prepare_distances
+        prepare = current.engine.prepare_similarity
 
         def prepare_later() -> None:
             begun.append(1)
             may_go.wait(PATIENCE_S)
             prepare()
 
-        monkeypatch.setattr(current.engine, "prepare_distances", prepare_later)
+        monkeypatch.setattr(current.engine, "prepare_similarity", prepare_later)
 
         async def law() -> None:
             similar, request = current.recommender.similar, RecommendationRequest(history=[])
@@ -241,17 +240,17 @@ class TestBecause:
         for wish in ({"because": ""}, {"because": item_id(CLICKS[-1])}):
             answer = followed.recommend("ada", k=ITEMS, **wish)
             assert (answer["source"], answer["because"]["item_id"]) == ("similar", item_id(CLICKS[-1]))
-            assert item_ids(answer) == [one for one in nearest(model, CLICKS[-1]) if one not in seen]
+            assert item_ids(answer) == [one for one in most_similar(model, CLICKS[-1]) if one not in seen]
             assert item_ids(recommend(followed, user_id="ada", k=ITEMS, **wish)) == item_ids(answer)
         again = recommend(followed, user_id="ada", k=ITEMS, because="item-30", exclude_seen="none")
-        assert item_ids(again) == nearest(model, 30)
+        assert item_ids(again) == most_similar(model, 30)
 
     def test_a_row_for_each_of_several_items_takes_one_request(self, followed: Client, model: LisaMini) -> None:
         rows = [{"user_id": "ada"}, {"user_id": "ada", "because": ""}, {"user_id": "bob", "because": "item-3"}]
         plain, newest, other = recommend(followed, requests=rows)["results"]
         assert item_ids(plain) == item_ids(followed.recommend("ada"))
         assert item_ids(newest) == item_ids(followed.recommend("ada", because=""))
-        assert item_ids(other) == nearest(model, 3)[:10]
+        assert item_ids(other) == most_similar(model, 3)[:10]
 
     def test_without_such_an_item_the_answer_is_the_plain_one(self, followed: Client) -> None:
         for request in ({"user_id": "bob", "because": ""}, {"history": [], "because": ""}):
