@@ -9,9 +9,9 @@ import polars as pl
 from model.data.delimited_text import COMPACT_DAY, are_compact_days
 
 DecimalSign = Literal[".", ","]
+DECIMAL_SIGNS: tuple[DecimalSign, DecimalSign] = (",", ".")
 
 CURRENCIES = r"(?i)[€$£¥]|EUR|USD|GBP|CHF"
-WITH_DECIMAL_COMMA = r",\d{1,2}\D*$"
 
 _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
 _CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
@@ -111,13 +111,13 @@ def looks_like_clock(cells: pl.Series) -> bool:
 
 
 def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
-    """Read numbers such as 1.299,00 € as Float64; null for cells that are not numbers.
+    """Read numbers such as 1.299,00 € as Float64; null for cells that are not numbers, such as 0.250.
 
     decimal  the decimal separator; the other sign, or an apostrophe, separates thousands
     """
-    group = "." if decimal == "," else ","
+    group = _thousands_sign(decimal)
     plain = cells.fill_null("").str.replace_all(rf"{CURRENCIES}|\s", "")
-    grouped = rf"\d{{1,3}}(?:[{group}']\d{{3}})+"
+    grouped = rf"[1-9]\d{{0,2}}(?:[{group}']\d{{3}})+"
     fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?$")
     digits = plain.str.replace_all(rf"[{group}']", "").str.replace(decimal, ".", literal=True)
     numbers = digits.cast(pl.Float64, strict=False)
@@ -125,9 +125,38 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
 
 
 def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
-    """Return whether all cells are numbers, and one of them has decimals or a currency, so that they are not codes."""
+    """Return whether all cells are numbers, and one has decimals, a currency or thousands, so that they are not codes.
+
+    A sign separates thousands if it does so wherever the column has it.
+    """
     known = cells.filter(cells.fill_null("") != "")
+    group = _thousands_sign(decimal)
     has_sign = known.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d").any()
-    with_spaces = known.filter(known.str.contains(r"\d\s+\d"))
-    is_grouped = len(with_spaces) > 0 and with_spaces.str.contains(r"^\s*-?[1-9]\d{0,2}(\s\d{3})+\s*$").all()
+    with_groups = known.filter(known.str.contains(rf"\d[\s{group}']\d"))
+    thousands = rf"^\s*-?[1-9]\d{{0,2}}([\s{group}']\d{{3}})+\s*$"
+    is_grouped = len(with_groups) > 0 and with_groups.str.contains(thousands).all()
     return bool(has_sign or is_grouped) and not amounts_in(known, decimal).null_count()
+
+
+def likely_decimal(cells: pl.Series) -> DecimalSign:
+    """Return the decimal separator with which most cells are numbers; if both are alike, no cell has it."""
+    with_comma, with_point = (amounts_in(cells, sign).count() for sign in DECIMAL_SIGNS)
+    if with_comma != with_point:
+        return "," if with_comma > with_point else "."
+    return "." if cells.str.contains(",", literal=True).any() else ","
+
+
+def perhaps_thousands(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
+    """Return which cells, such as 1.299, are thousands only because this is the decimal separator.
+
+    No cell of a column is, if another one, such as 12,50 or 1.000.000, tells thousands from decimals.
+    """
+    group = _thousands_sign(decimal)
+    with_group = cells.str.contains(rf"\d[{group}]\d")
+    tells = cells.str.contains(rf"\d[{decimal}]\d|[{group}]\d{{3}}[{group}]")
+    is_decimal = with_group & amounts_in(cells, decimal).is_null()
+    return with_group & (not (tells | is_decimal).any())
+
+
+def _thousands_sign(decimal: DecimalSign) -> DecimalSign:
+    return "." if decimal == "," else ","

@@ -7,10 +7,11 @@ import time
 import polars as pl
 
 from model.data.exports.cells import (
-    WITH_DECIMAL_COMMA,
     DecimalSign,
     amounts_in,
+    likely_decimal,
     looks_like_amounts,
+    perhaps_thousands,
     times_in,
 )
 from model.data.exports.examination import Examination
@@ -75,16 +76,17 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
 def read_values(found: Examination, mapping: TableMapping) -> None:
     """Read the values as the mapping says, and find cells that are none, or negative."""
     cells = found.frame["value"].fill_null("")
-    if mapping.decimal is None:
+    decimal = mapping.decimal
+    if decimal is None:
         numbers = cells.cast(pl.Float64, strict=False)
         numbers = numbers.set(~numbers.is_finite(), None)
-        sign: DecimalSign = "," if cells.str.contains(WITH_DECIMAL_COMMA).any() else "."
+        sign = likely_decimal(cells)
         is_odd = (cells != "") & numbers.is_null()
         is_amount = is_odd & amounts_in(cells, sign).is_not_null()
         fix = f"pass the decimal separator: --decimal '{sign}', which also removes currencies and thousands separators"
         found.find(is_amount, "value is not a plain number", fix, column="value")
     else:
-        numbers = amounts_in(cells, mapping.decimal)
+        numbers = amounts_in(cells, decimal)
     is_bad = (cells != "") & numbers.is_null()
     found.find(is_bad, "value is not a number", found.remedy, column="value")
     found.find(
@@ -94,30 +96,49 @@ def read_values(found: Examination, mapping: TableMapping) -> None:
         column="value",
         stops=False,
     )
-    if mapping.decimal is not None:
+    _find_thousands(found, "value", decimal)
+    if decimal is not None:
         found.set_column("value", numbers.cast(pl.String))
 
 
 def read_property(found: Examination, column: str, mapping: TableMapping) -> None:
-    """Read a column that has only numbers or only times, as the mapping says."""
+    """Read a column of numbers or times as the mapping says, and find cells because of which it becomes a text."""
     cells = found.frame[column]
     known = (cells.fill_null("") != "") & ~found.bad  # a line that is left out decides nothing
     readable = cells.filter(known)
-    if mapping.decimal is not None and looks_like_amounts(readable, mapping.decimal):
-        found.set_column(column, amounts_in(cells, mapping.decimal).cast(pl.String))
-    elif mapping.decimal is None and (looks_like_amounts(readable, ",") or looks_like_amounts(readable, ".")):
-        numbers = cells.cast(pl.Float64, strict=False)
-        sign = "," if looks_like_amounts(readable, ",") else "."
-        problem = f"{column} becomes a text, because it has no plain numbers"
-        found.find(
-            known & numbers.is_null(),
-            problem,
-            f"pass the decimal separator: --decimal '{sign}'",
-            column=column,
-            stops=False,
-        )
+    if looks_like_amounts(readable, mapping.decimal or likely_decimal(readable)):
+        _read_amounts(found, column, known, mapping.decimal)
     elif (cells.cast(pl.Float64, strict=False).is_null() & known).any():
         _read_property_times(found, column, known, mapping)
+    else:
+        _find_thousands(found, column, None)
+
+
+def _read_amounts(found: Examination, column: str, known: pl.Series, decimal: DecimalSign | None) -> None:
+    cells = found.frame[column]
+    is_text = known & cells.cast(pl.Float64, strict=False).is_null()
+    if decimal is None and is_text.any():
+        problem = f"{column} becomes a text, because it has no plain numbers"
+        fix = f"pass the decimal separator: --decimal '{likely_decimal(cells.filter(known))}'"
+        found.find(is_text, problem, fix, column=column, stops=False)
+        return
+    _find_thousands(found, column, decimal)
+    if decimal is not None:
+        found.set_column(column, amounts_in(cells, decimal).cast(pl.String))
+
+
+def _find_thousands(found: Examination, column: str, decimal: DecimalSign | None) -> None:
+    """Find cells such as 1.299 that may be thousands or have decimals, and say how they are read."""
+    other: DecimalSign = decimal or ","
+    sign = "," if other == "." else "."
+    cells = found.frame[column].set(found.bad, None)
+    if decimal is None:
+        problem = f"{column} has {sign!r} only before three digits, and is read with decimals"
+        fix = f"if it separates thousands, pass --decimal '{other}'"
+    else:
+        problem = f"{column} has {sign!r} only before three digits, so it separates thousands"
+        fix = f"if it separates decimals, export them with {other!r}"
+    found.find(perhaps_thousands(cells, other), problem, fix, column=column, stops=False)
 
 
 def _read_property_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:

@@ -1,0 +1,96 @@
+"""Numbers in shops' tables: thousands are told from decimals, and `lisarec check` says where nothing tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from model.data.exports.cells import DecimalSign
+from model.data.exports.checks import examine, examine_items
+from model.data.exports.examination import Examination
+from model.data.exports.mapping import TableMapping
+
+Check = Callable[[Path, Sequence[str], DecimalSign | None], Examination]
+
+
+def items(directory: Path, cells: Sequence[str], decimal: DecimalSign | None) -> Examination:
+    """Check a table of items with these prices."""
+    table = directory / "items.csv"
+    table.write_text("item_id;price\n" + "".join(f"i{row};{cell}\n" for row, cell in enumerate(cells)))
+    return examine_items(table, TableMapping(decimal=decimal))
+
+
+def events(directory: Path, cells: Sequence[str], decimal: DecimalSign | None) -> Examination:
+    """Check a table of events with these values."""
+    table = directory / "interactions.csv"
+    lines = [f"u;i;{row};purchase;{cell}\n" for row, cell in enumerate(cells)]
+    table.write_text("user_id;item_id;timestamp;type;value\n" + "".join(lines))
+    return examine(table, TableMapping(decimal=decimal))["interactions"]
+
+
+def problems(found: Examination) -> list[str]:
+    return [one.problem for one in found.findings if "1990" not in one.problem]
+
+
+@pytest.mark.parametrize(
+    ("cells", "decimal", "expected"),
+    [
+        (["1.299", "990", "2.490"], ",", [1299, 990, 2490]),
+        (["1,299", "990", "2,490"], ".", [1299, 990, 2490]),
+        (["1.000.000", "990"], ",", [1_000_000, 990]),
+        (["0.250", "1.500"], ",", [0.25, 1.5]),
+        (["12.5", "1.299", "990"], ",", [12.5, 1.299, 990]),
+        (["1.299", "12,50"], ",", [1299, 12.5]),
+        (["1.299", "990"], None, [1.299, 990]),
+    ],
+)
+def test_a_sign_separates_thousands_if_it_does_so_in_all_cells(
+    tmp_path: Path, cells: list[str], decimal: DecimalSign | None, expected: list[float]
+) -> None:
+    found = items(tmp_path, cells, decimal)
+    assert found.frame["price"].cast(pl.Float64).to_list() == expected
+
+
+@pytest.mark.parametrize("of", [items, events])
+@pytest.mark.parametrize(
+    ("cells", "decimal", "expected"),
+    [
+        (["1.299", "990"], ",", "has '.' only before three digits, so it separates thousands"),
+        (["1.299 €", "990 €"], ",", "has '.' only before three digits, so it separates thousands"),
+        (["1,299", "990"], ".", "has ',' only before three digits, so it separates thousands"),
+        (["1.299", "990"], None, "has '.' only before three digits, and is read with decimals"),
+        (["1.299", "12,50"], ",", ""),
+        (["1.299", "1.299.000"], ",", ""),
+        (["1.299", "12.5"], None, ""),
+        (["1.299", "0.250"], None, ""),
+        (["1299", "990"], None, ""),
+    ],
+)
+def test_what_may_be_thousands_or_decimals_is_noted(
+    tmp_path: Path, of: Check, cells: list[str], decimal: DecimalSign | None, expected: str
+) -> None:
+    found = of(tmp_path, cells, decimal)
+    (name,) = {"price", "value"} & {*found.frame.columns}
+    assert problems(found) == [f"{name} {expected}"] * bool(expected)
+    assert not found.bad.any()
+
+
+@pytest.mark.parametrize(
+    ("cells", "decimal"),
+    [(["1.299 €", "990 €"], ","), (["$1,299", "$990"], "."), (["12,50", "7"], ","), (["1,299.00", "1,299"], ".")],
+)
+def test_the_separator_that_is_suggested_reads_thousands(
+    tmp_path: Path, cells: list[str], decimal: DecimalSign
+) -> None:
+    for of in (items, events):
+        fixes = [one.fix for one in of(tmp_path, cells, None).findings]
+        assert [f"--decimal '{decimal}'" in fix for fix in fixes if "--decimal" in fix] == [True]
+
+
+def test_a_number_that_begins_with_0_has_no_thousands(tmp_path: Path) -> None:
+    found = events(tmp_path, ["12,50", "0.250"], ",")
+    assert problems(found) == ["value is not a number"]
+    assert found.findings[-1].examples == ["line 3: '0.250'"]
