@@ -76,7 +76,8 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
 def read_values(found: Examination, mapping: TableMapping) -> None:
     """Read the values as the mapping says, and find cells that are none, or negative."""
     cells = found.frame["value"].fill_null("")
-    decimal = mapping.decimal
+    is_numeric = _is_numeric(found, "value")
+    decimal = None if is_numeric else mapping.decimal
     if decimal is None:
         numbers = cells.cast(pl.Float64, strict=False)
         numbers = numbers.set(~numbers.is_finite(), None)
@@ -96,13 +97,16 @@ def read_values(found: Examination, mapping: TableMapping) -> None:
         column="value",
         stops=False,
     )
-    _find_thousands(found, "value", decimal)
+    if not is_numeric:
+        _find_thousands(found, "value", decimal)
     if decimal is not None:
         found.set_column("value", numbers.cast(pl.String))
 
 
 def read_property(found: Examination, column: str, mapping: TableMapping) -> None:
     """Read a column of numbers or times as the mapping says, and find cells because of which it becomes a text."""
+    if _is_numeric(found, column):
+        return
     cells = found.frame[column]
     known = (cells.fill_null("") != "") & ~found.bad  # a line that is left out decides nothing
     readable = cells.filter(known)
@@ -139,6 +143,12 @@ def _find_thousands(found: Examination, column: str, decimal: DecimalSign | None
         problem = f"{column} has {sign!r} only before three digits, so it separates thousands"
         fix = f"if it separates decimals, export them with {other!r}"
     found.find(perhaps_thousands(cells, other), problem, fix, column=column, stops=False)
+
+
+def _is_numeric(found: Examination, column: str) -> bool:
+    """Return whether the column has numbers, not texts, in its Parquet file."""
+    dtype = found.dtypes.get(column)
+    return dtype is not None and dtype.is_numeric()
 
 
 def _read_property_times(found: Examination, column: str, known: pl.Series, mapping: TableMapping) -> None:

@@ -94,3 +94,15 @@ def test_a_number_that_begins_with_0_has_no_thousands(tmp_path: Path) -> None:
     found = events(tmp_path, ["12,50", "0.250"], ",")
     assert problems(found) == ["value is not a number"]
     assert found.findings[-1].examples == ["line 3: '0.250'"]
+
+
+def test_numbers_of_parquet_stay_as_they_are(tmp_path: Path) -> None:
+    numbers = [1.125, 465.21, None]
+    pl.DataFrame({"item_id": ["a", "b", "c"], "price": numbers}).write_parquet(tmp_path / "items.parquet")
+    usual = {"user_id": ["u"] * 3, "item_id": ["a"] * 3, "timestamp": [2e9, 2e9, 2e9]}
+    pl.DataFrame({**usual, "value": numbers}).write_parquet(tmp_path / "interactions.parquet")
+    for decimal in (",", ".", None):
+        found = examine(tmp_path, TableMapping(timezone="UTC", decimal=decimal))
+        for name, table in zip(("value", "price"), found.values(), strict=True):
+            assert table.frame[name].cast(pl.Float64).to_list() == numbers
+            assert not [one for one in problems(table) if name in one]
