@@ -14,6 +14,7 @@ import polars as pl
 
 from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, require_http_url
 from app.schemas.properties import NAME_RULE, is_property_name
+from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts
 from model.data.interactions import DataError
 from model.data.item_vectors import vectors_in
 from model.data.readers import YES_OR_NO, categories_in, read_item_table
@@ -111,11 +112,17 @@ def _add_property(items: list[ItemJson], table: Table, name: str, declared: Prop
 
 
 def _warn_of_numbers(table: Table, name: str) -> None:
-    """Warn if most cells of a column are numbers, but not all."""
+    """Warn if most cells of a column are numbers, but not all are, or not as JSON writes them."""
     cells = table.frame[name]
     known = cells.is_not_null() & (cells != "")
     is_odd = known & ~cells.str.contains(JSON_NUMBER)
-    if 2 * is_odd.sum() < known.sum():
+    decimal = likely_decimal(cells)
+    if looks_like_amounts(cells, decimal):
+        is_no_amount = known & amounts_in(cells, decimal).is_null()
+        _warn(table, name, is_no_amount, "not a number", "correct the cells")
+        if not is_no_amount.any():
+            _warn(table, name, is_odd, "not a number", f"pass --decimal '{decimal}'")
+    elif 2 * is_odd.sum() < known.sum():
         _warn(table, name, is_odd, "not a number", "correct the cells")
 
 

@@ -125,17 +125,18 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
 
 
 def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
-    """Return whether all cells are numbers, and one has decimals, a currency or thousands, so that they are not codes.
+    """Return whether most cells are numbers, and one has decimals, a currency or thousands, so that they are not codes.
 
     A sign separates thousands if it does so wherever the column has it.
     """
     known = cells.filter(cells.fill_null("") != "")
+    amounts = known.filter(amounts_in(known, decimal).is_not_null())
     group = _thousands_sign(decimal)
-    has_sign = known.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d").any()
+    has_sign = amounts.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d").any()
     with_groups = known.filter(known.str.contains(rf"\d[\s{group}']\d"))
     thousands = rf"^\s*-?[1-9]\d{{0,2}}([\s{group}']\d{{3}})+\s*$"
     is_grouped = len(with_groups) > 0 and with_groups.str.contains(thousands).all()
-    return bool(has_sign or is_grouped) and not amounts_in(known, decimal).null_count()
+    return bool(has_sign or is_grouped) and 2 * len(amounts) > len(known)
 
 
 def likely_decimal(cells: pl.Series) -> DecimalSign:

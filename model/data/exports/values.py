@@ -120,15 +120,20 @@ def read_property(found: Examination, column: str, mapping: TableMapping) -> Non
 
 def _read_amounts(found: Examination, column: str, known: pl.Series, decimal: DecimalSign | None) -> None:
     cells = found.frame[column]
-    is_text = known & cells.cast(pl.Float64, strict=False).is_null()
-    if decimal is None and is_text.any():
-        problem = f"{column} becomes a text, because it has no plain numbers"
-        fix = f"pass the decimal separator: --decimal '{likely_decimal(cells.filter(known))}'"
-        found.find(is_text, problem, fix, column=column, stops=False)
+    sign = decimal or likely_decimal(cells.filter(known))
+    numbers = amounts_in(cells, sign)
+    plain = cells.cast(pl.Float64, strict=False) if decimal is None else numbers
+    is_odd = known & numbers.is_null() & plain.is_null()
+    is_formatted = known & numbers.is_not_null() & plain.is_null()
+    problem = f"{column} becomes a text, because it has no plain numbers"
+    found.find(is_formatted, problem, f"pass the decimal separator: --decimal '{sign}'", column=column, stops=False)
+    problem = f"{column} becomes a text, because not all of its cells are numbers"
+    found.find(is_odd, problem, "correct these cells, or empty them", column=column, stops=False)
+    if is_odd.any() or is_formatted.any():
         return
     _find_thousands(found, column, decimal)
     if decimal is not None:
-        found.set_column(column, amounts_in(cells, decimal).cast(pl.String))
+        found.set_column(column, numbers.cast(pl.String))
 
 
 def _find_thousands(found: Examination, column: str, decimal: DecimalSign | None) -> None:

@@ -197,7 +197,14 @@ def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
             ["4.5", "1,299.00", "", "22"],
             "column price is not a number, because row 2 has '1,299.00' (1 such cells of 3)",
         ),
+        (
+            ["2,91 €", "on request", "1.113,50 €", ""],
+            "column price is not a number, because row 2 has 'on request' (1 such cells of 3)",
+        ),
+        (["2,91 €", "1.113,50 €"], "because row 1 has '2,91 €' (2 such cells of 2)"),
+        (["2,91 €", "1.113,50 €"], "to /v1/admin/properties, pass --decimal ',' and import again"),
         (["4.5", "22"], None),
+        (["007", "0815"], None),
         (["red", "blue", "7"], None),
         (
             ["15.07.2025", "", "16.07.2025"],

@@ -90,6 +90,36 @@ def test_the_separator_that_is_suggested_reads_thousands(
         assert [f"--decimal '{decimal}'" in fix for fix in fixes if "--decimal" in fix] == [True]
 
 
+@pytest.mark.parametrize(
+    ("cells", "decimal"),
+    [
+        (["2,91 €", "on request", "1.113,50 €", ""], ","),
+        (["2.91", "on request", "1,113.50"], "."),
+        (["12,50", "12.50", "7"], ","),
+        (["12,50", "0.250", "7"], ","),
+        (["4.50", "on request", "7"], None),
+    ],
+)
+def test_a_cell_that_keeps_a_column_from_being_a_number_is_named(
+    tmp_path: Path, cells: list[str], decimal: DecimalSign | None
+) -> None:
+    found = items(tmp_path, cells, decimal)
+    assert problems(found) == ["price becomes a text, because not all of its cells are numbers"]
+    assert found.findings[0].examples == [f"line 3: {cells[1]!r}"]
+    assert found.frame["price"].fill_null("").to_list() == cells
+
+
+def test_an_odd_cell_does_not_hide_the_option_that_the_others_need(tmp_path: Path) -> None:
+    plain, odd = items(tmp_path, ["2,91 €", "on request", "1.113,50 €"], None).findings
+    assert (plain.count, "--decimal ','" in plain.fix) == (2, True)
+    assert odd.examples == ["line 3: 'on request'"]
+
+
+@pytest.mark.parametrize("cells", [["38", "38,5", "M", "L"], ["12", "13", "Euro pallet"], ["a", "b", "1,5"]])
+def test_texts_are_not_called_numbers(tmp_path: Path, cells: list[str]) -> None:
+    assert not items(tmp_path, cells, ",").findings
+
+
 def test_a_number_that_begins_with_0_has_no_thousands(tmp_path: Path) -> None:
     found = events(tmp_path, ["12,50", "0.250"], ",")
     assert problems(found) == ["value is not a number"]
