@@ -59,7 +59,7 @@ def check(
     """
     from app.jobs.datasets.mapped_copy import blocking, in_words, warnings
     from model.data.exports.checks import examine
-    from model.data.exports.event_types import unknown_types
+    from model.data.exports.event_types import weights_of_unknown_types
     from model.data.interactions import weight_options
 
     mapping = options.mapping()
@@ -78,7 +78,7 @@ def check(
         raise typer.Exit(1)
     for line in warnings(tables.values()):
         say(line)
-    weights = weight_options(unknown_types(tables["interactions"]))
+    weights = weight_options(weights_of_unknown_types(tables["interactions"]))
     arguments = f"--data {quote(str(data))}{options.arguments()} {weights}".rstrip()
     say(f"these tables are ready for training. Next: 'lisarec train {arguments} --out models/shop'")
 

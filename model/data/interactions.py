@@ -89,7 +89,7 @@ class Interactions:
         missing = sorted(set(self.type_names) - set(event_weights))
         if missing and not self.is_log:
             named, known = ", ".join(map(repr, missing[:MAX_NAMED_TYPES])), ", ".join(sorted(event_weights))
-            options = weight_options(missing[:MAX_NAMED_TYPES])
+            options = weight_options(dict.fromkeys(missing[:MAX_NAMED_TYPES], 1))
             raise DataError(
                 f"event types without a weight: {named}{_and_others(missing)}; pass {options}, or 0 to ignore a type. "
                 f"Known weights: {known}"
@@ -148,9 +148,9 @@ class Interactions:
         )
 
 
-def weight_options(types: Sequence[str]) -> str:
-    """Return the options of a training that give weight 1 to these types."""
-    return " ".join(f"--event-weight {name}=1" for name in types)
+def weight_options(weights: Mapping[str, int]) -> str:
+    """Return the options of a training that give types these weights."""
+    return " ".join(f"--event-weight {name}={weight}" for name, weight in weights.items())
 
 
 def _and_others(types: Sized) -> str:

@@ -35,25 +35,42 @@ def read_types(found: Examination, mapping: TableMapping) -> None:
 
 def find_unknown_types(found: Examination) -> None:
     """Find the types that need a weight for training."""
-    names = unknown_types(found)
-    if names:
-        found.find(
-            ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
-            f"type is none of {', '.join(EVENT_WEIGHTS)}",
-            f"translate what is one of these, such as --types '{names[0]}=purchase', and pass weights of the others "
-            f"for training, 0 to ignore a type: {weight_options(names[:MAX_NAMED_TYPES])}",
-            column="type",
-            stops=False,
-        )
+    weights = weights_of_unknown_types(found)
+    if not weights:
+        return
+    counted = [name for name, weight in weights.items() if weight]
+    fix = "pass their weights"
+    if counted:
+        fix = f"translate what is one of these, such as --types '{counted[0]}=purchase', and pass weights of the others"
+    named = dict(list(weights.items())[:MAX_NAMED_TYPES])
+    found.find(
+        ~found.frame["type"].is_in([*EVENT_WEIGHTS]),
+        f"type is none of {', '.join(EVENT_WEIGHTS)}",
+        f"{fix} for training, 0 to ignore a type: {weight_options(named)}",
+        column="type",
+        stops=False,
+    )
 
 
-def unknown_types(found: Examination) -> list[str]:
-    """Return the types of readable lines that need a weight for training, the most frequent first."""
+def weights_of_unknown_types(found: Examination) -> dict[str, int]:
+    """Return a weight for each type of readable lines that needs one for training, the most frequent first.
+
+    It is 0 for a type whose values are all negative, as those of returns are, and 1 for others.
+    """
     if "type" not in found.frame.columns:
-        return []
+        return {}
     types = found.good["type"]
     names: list[str] = types.filter(~types.is_in([*EVENT_WEIGHTS])).value_counts(sort=True)["type"].to_list()
-    return names
+    returns = _types_of_returns(found)
+    return {name: 0 if name in returns else 1 for name in names}
+
+
+def _types_of_returns(found: Examination) -> set[str]:
+    """Return the types of readable lines that have values, all of them negative."""
+    if "value" not in found.frame.columns:
+        return set()
+    values = found.good.select("type", value=pl.col("value").cast(pl.Float64, strict=False)).drop_nulls("value")
+    return {*values["type"]} - {*values.filter(pl.col("value") >= 0)["type"]}
 
 
 def _translate(found: Examination, types: Mapping[str, str]) -> None:

@@ -114,6 +114,21 @@ def test_the_next_command_has_the_weight_of_every_type(tmp_path: Path, capsys: p
     assert all(f"--event-weight own-{row}=1" in options for row in range(30))
 
 
+def test_a_type_whose_values_are_all_negative_is_not_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "interactions.csv"
+    returns = "u;i;3;Retoure;-5,00\nu;i;4;Retoure;-2,50\nu;i;5;Retoure;\n"
+    table.write_text(f"{HEADER.strip().replace(',', ';')};value\nu;i;1;Kauf;5,00\nu;i;2;Storno;-1\n{returns}")
+    code, said = checked(capsys, table, "--decimal", ",")
+    assert code == 0
+    assert "such as --types 'Kauf=purchase', and pass weights of the others" in said
+    options = said.rpartition("Next: ")[2]
+    assert all(f"--event-weight {option} " in options for option in ("Retoure=0", "Storno=0", "Kauf=1"))
+    said = checked(capsys, table, "--decimal", ",", "--types", "Kauf=purchase")[1]
+    assert "-> pass their weights for training, 0 to ignore a type: --event-weight Retoure=0" in said
+
+
 def test_the_python_api_takes_the_same_types(tmp_path: Path) -> None:
     (tmp_path / "interactions.csv").write_text(HEADER + "u,i,1,Kauf\nu,j,2,\n")
     with directory_of(tmp_path, {"types": {"Kauf": "purchase", "*": "view"}}) as directory:
