@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -19,6 +20,7 @@ from model.data.interactions import Interactions
 
 EventJson = dict[str, str | float]
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 EVENTS = uuid5(NAMESPACE_URL, "lisarec/replay")  # the namespace of the events' ids
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 60.0  # how long a service may be unreachable before the replay gives up
@@ -52,6 +54,22 @@ class ReplayCounts:
     unknown_items: int = 0
     requests: int = 0
     retries: int = 0
+
+
+def without_negative_values(interactions: Interactions, *, skips_bad_lines: bool) -> Interactions:
+    """Return the events whose values the service takes; raises ReplayError if others may not be skipped."""
+    is_negative = interactions.value < 0
+    count = int(is_negative.sum())
+    if not count or skips_bad_lines:
+        return interactions.where(~is_negative) if count else interactions
+    row = int(is_negative.argmax())
+    event = _event(interactions, row, Counter())
+    moment = EPOCH + timedelta(microseconds=int(interactions.timestamp_us[row]))
+    raise ReplayError(
+        f"{count:,} events have a negative value, which the service rejects, such as that of user "
+        f"{event['user_id']!r}, item {event['item_id']!r} at {moment:%Y-%m-%d %H:%M:%S} UTC, {event['value']:g}; "
+        "remove these lines, or skip them with --skip-bad-lines"
+    )
 
 
 def histories(interactions: Interactions, hold_out: int = 0) -> Iterator[list[EventJson]]:

@@ -93,7 +93,8 @@ def read_values(found: Examination, mapping: TableMapping) -> None:
     found.find(
         numbers < 0,
         "value is negative",
-        "remove returns: training counts them as purchases, and the service rejects them",
+        "remove returns: training counts them like other events of their type, and 'lisarec replay' stops, or leaves "
+        "them out with --skip-bad-lines",
         column="value",
         stops=False,
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from app.cli.main import main
 from app.jobs.datasets.writer import write_interactions
 from app.jobs.replay import EventJson, ReplayCounts, ReplayError, histories, replay, wait_for_service
 from model.data.interactions import Interactions
@@ -313,6 +314,35 @@ def test_types_values_and_orders_of_the_table_are_posted(tmp_path: Path) -> None
     assert (first["type"], first["value"], first["order_id"]) == ("purchase", 4.5, "o-17")
     assert second["type"] == "click"
     assert not {"value", "order_id"} & {*second}
+
+
+@pytest.fixture
+def returns(tmp_path: Path) -> Path:
+    """A data directory with a purchase and two returns."""
+    lines = ["v\ta\t1766601000\tpurchase\t4.5", "u\ta\t1766601001\tpurchase\t-2.5", "u\tb\t1766601002\treturn\t-1"]
+    (tmp_path / "interactions.tsv").write_text("\n".join(["user_id\titem_id\ttimestamp\ttype\tvalue", *lines, ""]))
+    return tmp_path
+
+
+class TestReturns:
+    def test_are_refused_before_anything_is_sent(
+        self, service: Service, returns: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as exit_:
+            main(["replay", "--data", str(returns), "--url", service.url])
+        said = capsys.readouterr().err
+        assert (exit_.value.code, service.requests) == (1, [])
+        assert "2 events have a negative value, which the service rejects, such as that of user 'u'" in said
+        assert "item 'a' at 2025-12-24 18:30:01 UTC, -2.5; remove these lines, or skip them" in said
+
+    def test_are_skipped_as_bad_lines(
+        self, service: Service, returns: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as exit_:
+            main(["replay", "--data", str(returns), "--url", service.url, "--skip-bad-lines"])
+        assert exit_.value.code in (0, None)
+        assert [event["value"] for event in service.acknowledged.values()] == [4.5]
+        assert "2 events with a negative value are skipped" in capsys.readouterr().out
 
 
 class TestWaiting:
