@@ -36,7 +36,7 @@ MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives t
 MAX_LOST_OF_ITEMS = 0.5
 MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
-INTEGER, INTEGER_AS_FLOAT = r"^-?\d+$", r"^-?\d+(\.0|([.,]\d+)?[eE]\+\d+)$"  # such as 1.0 and 1.23457E+15
+INTEGER, INTEGER_AS_FLOAT, ROUNDED_INTEGER = r"^-?\d+$", r"^-?\d+[.,]0$", r"^-?\d+([.,]\d+)?[eE]\+\d+$"
 
 
 def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
@@ -226,15 +226,15 @@ def _find_bad_ids(found: Examination, column: str) -> None:
     is_bad = ~cells.str.contains(rf"\A{pattern}\z") | cells.is_in([".", ".."])
     found.find(is_bad, f"{column} is not a valid id", f"use {rule}; {found.remedy}", column=column)
     _find_inexact_ids(found, column)
-    is_float = cells.str.contains(INTEGER_AS_FLOAT)
-    if (found.bad | is_float | cells.str.contains(INTEGER)).all():
-        found.find(
-            is_float,
-            f"{column} looks like an integer that was exported as a float",
-            "export integers, such as with astype('Int64') in pandas: to the service, 1 and 1.0 are different ids",
-            column=column,
-            stops=False,
+    is_float, is_rounded = cells.str.contains(INTEGER_AS_FLOAT), cells.str.contains(ROUNDED_INTEGER)
+    if (found.bad | is_float | is_rounded | cells.str.contains(INTEGER)).all():
+        problem = f"{column} looks like an integer that was exported as a float"
+        fix = "export integers, such as with astype('Int64') in pandas: to the service, 1 and 1.0 are different ids"
+        found.find(is_float, problem, fix, column=column, stops=False)
+        fix = (
+            f"export {column} anew, as text: this table no longer has the digits, and different ids may be equal in it"
         )
+        found.find(is_rounded, f"{problem}, and has lost digits", fix, column=column, stops=False)
 
 
 def _find_inexact_ids(found: Examination, column: str) -> None:
@@ -251,12 +251,26 @@ def _compare_items(interactions: Examination, items: Examination) -> None:
     """Find events of items that are missing from the other table, unless too little of that table is readable."""
     if interactions.stops or items.stops or items.lost_share > MAX_LOST_OF_ITEMS:
         return
-    is_unknown = ~interactions.frame["item_id"].is_in(items.frame["item_id"].to_list())
+    ids, known = interactions.frame["item_id"], items.frame["item_id"]
+    is_unknown = ~ids.is_in(known.to_list())
+    lacks_zeros = is_unknown & _without_zeros(ids).is_in(_without_zeros(known).to_list())
     interactions.find(
-        is_unknown,
+        lacks_zeros,
+        f"the item is in {items.path.name} with other leading zeros",
+        "export item_id as text in both tables: to the service, 007 and 7 are different ids",
+        column="item_id",
+        stops=False,
+    )
+    interactions.find(
+        is_unknown & ~lacks_zeros,
         f"the item is not in {items.path.name}",
         "such items are learned and recommended without a title: add them there, with available=false where they are "
         "no longer sold, and tell the service with 'lisarec items import'",
         column="item_id",
         stops=False,
     )
+
+
+def _without_zeros(ids: pl.Series) -> pl.Series:
+    """Return ids of digits as a spreadsheet shows them: 7 for 007."""
+    return ids.str.replace(r"^0+(\d+)$", "$1")

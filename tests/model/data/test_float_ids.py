@@ -90,6 +90,7 @@ def test_short_floats_are_neither_ids_nor_times(arrays: Arrays, tmp_path: Path) 
         (["1", "1.0"], 1),
         (["17", "1.2345678901234568e+16"], 1),  # of pandas
         (["4006380000000", "4,00638E+12"], 1),  # of a spreadsheet
+        (["1,0", "2,0"], 2),
         (["1", "2"], 0),
         (["1.0", "1.1"], 0),
         (["1.0", "u"], 0),
@@ -103,3 +104,26 @@ def test_ids_in_texts_stay_as_they_are_and_are_noted(user_ids: list[str], noted:
     found = examine(table, TableMapping())["interactions"].findings
     assert [(finding.count, finding.stops) for finding in found] == [(noted, False)] * bool(noted)
     assert all("user_id looks like an integer that was exported as a float" in finding.problem for finding in found)
+
+
+def test_an_id_that_has_lost_digits_has_to_be_exported_anew(tmp_path: Path) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(f"user_id;item_id;timestamp\n1;7,10E+11;{NOW}\n2;7;{NOW}\n3,0;8;{NOW}\n")
+    float_, rounded = examine(table, TableMapping())["interactions"].findings
+    assert (float_.examples, "astype('Int64')" in float_.fix) == (["line 4: '3,0'"], True)
+    assert (rounded.examples, "lost digits" in rounded.problem) == (["line 2: '7,10E+11'"], True)
+    assert rounded.fix.startswith("export item_id anew, as text")
+
+
+@pytest.mark.parametrize(
+    ("of_events", "of_items"), [(["007", "a", "7x"], ["7", "x"]), (["7", "a", "07x"], ["007", "7x"])]
+)
+def test_leading_zeros_that_one_table_lost_are_named(of_events: list[str], of_items: list[str], tmp_path: Path) -> None:
+    lines = "".join(f"u,{item_id},{NOW}\n" for item_id in of_events)
+    (tmp_path / "interactions.csv").write_text(f"user_id,item_id,timestamp\n{lines}")
+    (tmp_path / "items.csv").write_text("item_id\n" + "\n".join(of_items) + "\n")
+    zeros, unknown = examine(tmp_path, TableMapping())["interactions"].findings
+    assert zeros.problem == "the item is in items.csv with other leading zeros"
+    assert zeros.examples == [f"line 2: {of_events[0]!r}"]
+    assert unknown.problem == "the item is not in items.csv"
+    assert unknown.examples == [f"line {row}: {of_events[row - 2]!r}" for row in (3, 4)]
