@@ -139,6 +139,8 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
     else:
         found.find(empty, "the line is empty", "remove these lines, or skip them with --skip-bad-lines")
     _find_repeated_headers(found)
+    if text.separator == "\t":
+        _find_quoted_cells(found)
     return found
 
 
@@ -169,3 +171,15 @@ def _find_repeated_headers(found: Examination) -> None:
         for name in found.frame.columns
     ]
     found.find(found.frame.select(same=pl.all_horizontal(same))["same"], "the header is repeated", found.remedy)
+
+
+def _find_quoted_cells(found: Examination) -> None:
+    """Find cells in quotes, which belong to the cells of a tab-separated table."""
+    for name in found.frame.columns:
+        found.find(
+            found.frame[name].str.contains(r'^".*"$'),
+            f"{name} has quotes around the cell, and keeps them",
+            "export tab-separated tables without quotes, or with commas or semicolons as .csv",
+            column=name,
+            stops=False,
+        )

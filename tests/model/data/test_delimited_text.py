@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.data.delimited_text import DelimitedText, delimited_text
+from model.data.exports.checks import examine_items
+from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_items
 
@@ -101,3 +103,15 @@ def test_spaces_around_times_and_values_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "interactions.csv").write_text("\n".join(lines) + "\n")
     found = read_interactions(tmp_path)
     assert found.timestamp_us.tolist() == [5_000_000, 6_000_000]
+
+
+def test_quotes_that_stay_in_cells_are_noted(tmp_path: Path) -> None:
+    rows = 'item_id,title\na,"Tea"\nb,"12"" pan"\nc,\nd,Cup "to go"\n'
+    for name, separator in (("items.csv", ","), ("items.tsv", "\t")):
+        (tmp_path / name).write_text(rows.replace(",", separator))
+    assert not examine_items(tmp_path / "items.csv", TableMapping()).findings
+    found = examine_items(tmp_path / "items.tsv", TableMapping())
+    (quoted,) = found.findings
+    assert (quoted.problem, quoted.stops) == ("title has quotes around the cell, and keeps them", False)
+    assert quoted.examples == ["line 2: '\"Tea\"'", 'line 3: \'"12"" pan"\'']
+    assert found.frame["title"][0] == '"Tea"'
