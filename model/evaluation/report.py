@@ -21,8 +21,6 @@ from model.metrics import (
     Bucket,
     beyond_accuracy,
     buckets,
-    difference,
-    difference_interval_95,
     interval_95,
     metrics,
 )
@@ -119,11 +117,12 @@ class Report:
         if self.others:
             numbers["other_models"] = {variant.name: self._compared(variant) for variant in self.others}
         if self.baselines or self.skipped:
+            model = Variant(self.first.name, [first])
             numbers["baselines"] = {
                 result.name: {
                     "settings": result.settings,
                     **self._numbers(result),
-                    "model_minus_baseline": self._differences(result),
+                    "model_minus_baseline": self._differences(Comparison.of(model, Variant(result.name, [result]))),
                 }
                 for result in self.baselines
             }
@@ -138,11 +137,10 @@ class Report:
 
     def _compared(self, variant: Variant) -> dict[str, Any]:
         comparison = Comparison.of(self.first, variant)
-        differences = {name: difference._asdict() for name, difference in comparison.differences.items()}
         return {
             "metrics": self._named(variant.metrics()),
             "models": self._each_of(variant),
-            "first_minus_it": self._named(differences),
+            "first_minus_it": self._differences(comparison),
             "verdict": comparison.verdict,
         }
 
@@ -155,16 +153,8 @@ class Report:
             numbers["recommended"] = beyond_accuracy(result.recommended, self.trial.counts)
         return numbers
 
-    def _differences(self, result: Result) -> dict[str, Any]:
-        return self._named(
-            {
-                name: {
-                    "difference": difference(self.ranks, result.ranks, name),
-                    "interval_95": difference_interval_95(self.ranks, result.ranks, name),
-                }
-                for name in HEADLINES
-            }
-        )
+    def _differences(self, comparison: Comparison) -> dict[str, Any]:
+        return self._named({name: difference._asdict() for name, difference in comparison.differences.items()})
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         return {f"{name}_{METRIC_SUFFIXES[self.trial.protocol]}": value for name, value in values.items()}

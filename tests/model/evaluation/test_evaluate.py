@@ -24,6 +24,7 @@ from model.data.interactions import DataError, Histories
 from model.data.readers import read_interactions
 from model.data.splits import split
 from model.evaluation import baselines, evaluate
+from model.evaluation.comparison import Variant
 from model.evaluation.neural_baselines import Gru4Rec
 from model.evaluation.report import Report
 from model.metrics import metrics
@@ -176,6 +177,19 @@ class TestBaselines:
             expected = metrics(report.ranks)["ndcg_at_10"] - metrics(result.ranks)["ndcg_at_10"]
             assert margin["difference"] == pytest.approx(expected)
             assert margin["interval_95"][0] <= margin["difference"] <= margin["interval_95"][1]
+
+    def test_differ_from_the_model_as_in_the_verdict(self, report: Report) -> None:
+        rng = np.random.default_rng(0)
+        model, baseline = (
+            replace(result, ranks=rng.integers(1, 12, len(result.ranks)))
+            for result in (report.models[0], report.baselines[0])
+        )
+        drawn = replace(report, first=Variant("shop", [model]), baselines=[baseline])
+        found = drawn.to_json()["baselines"]["popularity"]["model_minus_baseline"]["ndcg_at_10_full"]
+        rival = drawn.leaderboard.rival
+        assert rival is not None
+        assert rival.best_minus is not None
+        assert found == rival.best_minus["ndcg_at_10"]._asdict()
 
     def test_that_do_not_fit_are_left_out_with_the_reason(
         self, shop: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
