@@ -180,16 +180,24 @@ def mcp(
 class TargetOptions:
     """Options that name what to measure."""
 
-    model: Annotated[Path | None, typer.Option(help="Model to measure.", metavar="DIR")] = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model whose weights to measure, with a synthetic catalogue in place of its own.", metavar="DIR"
+        ),
+    ] = None
     items: Annotated[
-        list[int] | None, typer.Option(min=1, help="Size of a synthetic catalogue, in items. Repeatable.")
+        list[int] | None,
+        typer.Option(min=1, help="Size of the synthetic catalogue, in items; 100,000 if not given. Repeatable."),
     ] = None
     codes: Annotated[
         Literal["trained", "random"], typer.Option(help="Codes of the synthetic items: like the model's, or random.")
     ] = "trained"
     url: Annotated[
         str | None,
-        typer.Option(help="Running service to measure instead of a model. The events of the test stay in its store."),
+        typer.Option(
+            help="Running service to measure, with its own catalogue. The events of the test stay in its store."
+        ),
     ] = None
     redis: Annotated[
         bool, typer.Option("--redis", help="Start a Redis for the measurement, instead of using SQLite.")
