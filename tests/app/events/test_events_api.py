@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from app.schemas.events import MAX_EVENTS
 from storage.errors import PartlyApplied, StorageBusy, StorageUnavailable
 from storage.records import AppendResult
 from tests.app.conftest import Client
+from tests.app.support import same_items
 
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"  # made in November 2024
 UUID7_US = int("01932c075e00", 16) * 1_000
@@ -239,6 +241,20 @@ def test_events_survive_a_restart(start: Callable[..., Client], tmp_path: Path) 
     second = start(tmp_path)
     assert second.get("/v1/users/ada").json() == before
     second.close()
+
+
+def test_events_of_one_request_count_in_its_order_whatever_their_times(client: Client) -> None:
+    def events(user_id: str) -> list[dict[str, Any]]:
+        return [{"user_id": user_id, "item_id": f"item-{n}", "timestamp": 1_000 + n} for n in (4, 1, 3, 2)]
+
+    client.post("/v1/events", json=events("at-once"))
+    for event in events("one-by-one"):
+        client.post("/v1/events", json=event)
+    client.post("/v1/events", json=sorted(events("by-time"), key=itemgetter("timestamp")))
+    at_once, one_by_one, by_time = map(client.recommend, ("at-once", "one-by-one", "by-time"))
+    assert [event.item_id for event in client.log("at-once")] == ["item-4", "item-1", "item-3", "item-2"]
+    assert same_items(at_once, one_by_one)
+    assert not same_items(at_once, by_time)
 
 
 def test_a_closed_store_answers_503_and_says_when_to_come_back(client: Client) -> None:
