@@ -59,16 +59,15 @@ class ReplayCounts:
 def without_negative_values(interactions: Interactions, *, skips_bad_lines: bool) -> Interactions:
     """Return the events whose values the service takes; raises ReplayError if others may not be skipped."""
     is_negative = interactions.value < 0
-    count = int(is_negative.sum())
-    if not count or skips_bad_lines:
-        return interactions.where(~is_negative) if count else interactions
+    if skips_bad_lines or not is_negative.any():
+        return interactions.where(~is_negative)
     row = int(is_negative.argmax())
     event = _event(interactions, row, Counter())
     moment = EPOCH + timedelta(microseconds=int(interactions.timestamp_us[row]))
     raise ReplayError(
-        f"{count:,} events have a negative value, which the service rejects, such as that of user "
-        f"{event['user_id']!r}, item {event['item_id']!r} at {moment:%Y-%m-%d %H:%M:%S} UTC, {event['value']:g}; "
-        "remove these lines, or skip them with --skip-bad-lines"
+        f"the service rejects negative values, and {is_negative.sum():,} of {len(interactions):,} events have one, "
+        f"such as that of user {event['user_id']!r}, item {event['item_id']!r} at {moment:%Y-%m-%d %H:%M:%S} UTC, "
+        f"{event['value']:g}; remove these lines, or skip them with --skip-bad-lines"
     )
 
 

@@ -332,7 +332,7 @@ class TestReturns:
             main(["replay", "--data", str(returns), "--url", service.url])
         said = capsys.readouterr().err
         assert (exit_.value.code, service.requests) == (1, [])
-        assert "2 events have a negative value, which the service rejects, such as that of user 'u'" in said
+        assert "the service rejects negative values, and 2 of 3 events have one, such as that of user 'u'" in said
         assert "item 'a' at 2025-12-24 18:30:01 UTC, -2.5; remove these lines, or skip them" in said
 
     def test_are_skipped_as_bad_lines(
