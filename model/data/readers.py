@@ -135,8 +135,8 @@ def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
 
 
 def categories_in(text: str) -> tuple[str, ...]:
-    """Split a cell into its distinct categories."""
-    return tuple(dict.fromkeys(part for part in text.split("|") if part))
+    """Split a cell into its distinct categories, without the spaces around them."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split("|") if part.strip()))
 
 
 def is_parquet_of_events(path: Path) -> bool:

@@ -17,7 +17,8 @@ from app.cli.main import main
 from app.jobs.import_items import BATCH, BATCH_BYTES, _batches, column_type, held_types, read, send
 from app.jobs.replay import ReplayError
 from model.data.interactions import DataError
-from tests.app.conftest import Client
+from model.data.readers import read_items
+from tests.app.conftest import Client, item_id
 
 TABLE = """item_id,title,price,brand,organic,made,tags,code,empty,available_until
 tea,Tea,4.50,Hill,TRUE,2026-05-01T08:00:00Z,loose|green,007,,2026-12-24T12:00:00+01:00
@@ -165,6 +166,19 @@ def test_requests_stay_within_a_body(client: Client, url: str, tmp_path: Path) -
     assert max(len(str(batch)) for _, batch in _batches(items)) < 1.1 * BATCH_BYTES
     assert send(items, url) == 120
     assert properties(client, "i119")["p19"] == text
+
+
+def test_spaces_around_the_bars_of_categories_and_sets_are_removed(client: Client, url: str, tmp_path: Path) -> None:
+    tea, categories = item_id(0), ["Tee", "Tee > Grün", "Geschenke"]
+    cells = "Tee | Tee > Grün || Geschenke ,loose | green"
+    (tmp_path / "items.csv").write_text(f"item_id,categories,tags\n{tea},{cells}\n")
+    assert imported(tmp_path / "items.csv", url) == 0
+    assert client.get(f"/v1/items/{tea}").json()["categories"] == categories
+    assert properties(client, tea)["tags"] == ["green", "loose"]
+    assert read_items(tmp_path).categories[tea] == tuple(categories)
+    for wanted in ({"categories": ["Geschenke"]}, {"filter": 'item.categories.exists(c, c.startsWith("Tee"))'}):
+        found = client.request("POST", "/v1/recommendations", json={"history": [], "k": 5, **wanted}).json()
+        assert [item["item_id"] for item in found["items"]] == [tea]
 
 
 CELLS = st.sampled_from(["", "true", "False", "1", "-2.5e3", "007", "a|b", "a", "2026-05-01T08:00:00Z", "2026-05-01"])
