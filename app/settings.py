@@ -86,7 +86,10 @@ class StoreSettings(BaseSettings):
         False, description="Wait until the server and these replicas have synced to disk. Needs Redis 7.2 or later."
     )
     archive_dir: PlaceSetting | None = Field(None, description="Archive of older events, written by `lisarec archive`.")
-    cache_dir: Path = Field(Path("cache"), description="Directory for local copies of files from a bucket.")
+    cache_dir: Path = Field(
+        Path("cache"),
+        description="Directory for local copies of files from a bucket, and of mapped tables while a command runs.",
+    )
     keys_file: Path | None = Field(
         None, description="File of the API keys. Default: no keys; then only this machine can reach the service."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import os
@@ -42,7 +43,7 @@ def local_copy(url: ObjectUrl, cache: Path) -> Path:
 
 
 def own_directory(parent: Path) -> Path:
-    """Make a directory that this process holds until it ends, and remove those of processes that have ended."""
+    """Make a directory that goes with this process, and remove those of processes that were killed."""
     parent.mkdir(parents=True, exist_ok=True)
     making = os.open(parent, os.O_RDONLY)
     try:
@@ -51,19 +52,21 @@ def own_directory(parent: Path) -> Path:
             _remove_unless_held(other)
         directory = Path(mkdtemp(dir=parent))
         fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX)  # open as long as the process
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
     finally:
         os.close(making)
     return directory
 
 
 def _remove_unless_held(directory: Path) -> None:
-    other = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory)
-    finally:
-        os.close(other)
+    with suppress(FileNotFoundError):  # its process has removed it just now
+        other = os.open(directory, os.O_RDONLY)
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory)
+        finally:
+            os.close(other)
 
 
 def _link(directory: Path, copies: Mapping[str, Path]) -> None:
