@@ -47,13 +47,18 @@ def import_items(
     from app.jobs.import_items import held_types, read, send
     from app.jobs.replay import wait_for_service
     from app.settings import StoreSettings
+    from model.data.interactions import DataError
 
     key = read_key(key_file)
-    table, left_out = table_of_items(file, options.mapping(), StoreSettings().cache_dir)
+    mapping = options.mapping()
+    table, left_out = table_of_items(file, mapping, StoreSettings().cache_dir)
     for line in left_out:
         say(line)
     wait_for_service(url, say)
-    items = read(table, held_types(url, key))
+    try:
+        items = read(table, held_types(url, key), mapping)
+    except DataError as exc:
+        raise DataError(str(exc).replace(str(table), str(file))) from None  # which is a copy that the user cannot see
     with JobProgress(TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeLeftColumn(), console=console) as bar:
         task = bar.add_task("items", total=len(items))
         unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import httpx
 import polars as pl
 
 from app.jobs.replay import RETRY_FOR_S, TIMEOUT_S, Retries, require_http_url
-from app.schemas.properties import NAME_RULE, is_property_name
+from app.schemas.properties import NAME_RULE, is_property_name, similar_property_name
 from model.data.exports.cells import amounts_in, likely_decimal, looks_like_amounts
+from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 from model.data.item_vectors import vectors_in
 from model.data.readers import YES_OR_NO, categories_in, read_item_table
@@ -35,6 +36,8 @@ LOCAL_TIME = (
     r"([Tt ]+[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)?( ?[AaPp][Mm])?$"
 )
 
+AS_IT_IS = TableMapping()
+
 ItemJson = dict[str, Any]
 
 logger = logging.getLogger(__name__)
@@ -52,20 +55,20 @@ def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
     return dict(answer.json()["items"]) if answer.status_code == httpx.codes.OK else {}
 
 
-def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
+def read(path: Path, types: Mapping[str, PropertyType], mapping: TableMapping = AS_IT_IS) -> list[ItemJson]:
     """Return the items of a table as ``POST /v1/items`` takes them; an empty cell changes nothing.
 
     The cells of `vector` are lists, or JSON arrays, of numbers. Columns that are not FIELDS are properties.
 
-    types  of properties; the cells of a column determine any other type, see `column_type`
+    types    of properties; the cells of a column determine any other type, see `column_type`
+    mapping  which was applied to the table
 
     raises  DataError  which names the line
     """
     table = read_item_table(path, has_properties=True)
     items: list[ItemJson] = [{"item_id": item_id} for item_id in table.frame["item_id"].to_list()]
-    for name in table.frame.columns:
-        if name not in FIELDS:
-            _add_property(items, table, name, "time" if name in ITEM_TIMES else types.get(name))
+    for name in _properties(table.frame.columns, mapping):
+        _add_property(items, table, name, "time" if name in ITEM_TIMES else types.get(name))
     parse: Mapping[str, Callable[[str], Any]] = {
         "title": str,
         "categories": lambda cell: list(categories_in(cell)),
@@ -77,6 +80,34 @@ def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
                 item[name] = parse[name](cell)
     _add_vectors(items, path)
     return items
+
+
+def _properties(header: Sequence[str], mapping: TableMapping) -> list[str]:
+    """Return the columns that are properties or times. Warn of others, unless the mapping names them.
+
+    raises  DataError  when the mapping names a column that can be neither
+    """
+    names = [name for name in header if name not in FIELDS]
+    valid = [name for name in names if name in ITEM_TIMES or is_property_name(name)]
+    skipped = [name for name in names if name not in valid]
+    for name in skipped:
+        if name in mapping.columns.values():
+            raise DataError(f"--columns names a column {name!r}, which is not valid: {NAME_RULE}")
+    if skipped:
+        way_out = _mapping_option(skipped, header, mapping)
+        logger.warning(
+            "skipping columns whose names properties cannot have: %s%s", ", ".join(map(repr, skipped)), way_out
+        )
+    return valid
+
+
+def _mapping_option(skipped: Sequence[str], header: Sequence[str], mapping: TableMapping) -> str:
+    """Return what to add to a warning: the option that imports those of the columns that an option can name."""
+    own_names: dict[str, str] = {}
+    for own in skipped:
+        if own.strip() and not {",", "="} & {*own}:
+            own_names[similar_property_name(own, {*header, *own_names})] = own
+    return f"; to import them, pass {mapping.option_with(**own_names)}" if own_names else ""
 
 
 def _add_vectors(items: list[ItemJson], path: Path) -> None:
@@ -92,10 +123,6 @@ def _add_vectors(items: list[ItemJson], path: Path) -> None:
 
 def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:
     """Add the column of a property to the items."""
-    if not is_property_name(name) and name not in ITEM_TIMES:
-        raise DataError(
-            f"{table.path}, line 1: column {name!r} is not a valid property name; rename or remove it: {NAME_RULE}"
-        )
     cells = table.frame[name]
     type_ = column_type(cells) if declared is None else declared
     if declared is None and type_ in ("text", "set"):

@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping, MutableMapping
+import unicodedata
+from collections.abc import Container, Mapping, MutableMapping
 from datetime import datetime, timedelta
+from itertools import chain, count
 from math import isfinite
 from typing import Annotated, Any
 
@@ -27,6 +29,9 @@ RESERVED_WORDS = frozenset(
 )
 """Reserved words of expressions, which cannot be names in them."""
 
+UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue"})
+MAX_SIMILAR_CHARS = 32  # of a name that is suggested, before its number
+
 matches_name = re.compile(NAME_PATTERN).fullmatch
 NAME_RULE = (
     "a property's name has letters of English, digits and _, begins with no digit, has at most 64 characters, and is"
@@ -40,6 +45,14 @@ TypesSoFar = MutableMapping[str, PropertyType]
 def is_property_name(name: str) -> bool:
     """Return whether a property may have this name."""
     return matches_name(name) is not None and name not in NO_NAMES and name not in RESERVED_WORDS
+
+
+def similar_property_name(name: str, taken: Container[str]) -> str:
+    """Return a valid name like this one, such as groesse_cm for "Größe (cm)", which is not taken."""
+    plain = unicodedata.normalize("NFKD", name.casefold().translate(UMLAUTS)).encode("ascii", "ignore").decode()
+    similar = re.sub(r"\W+", "_", plain).strip("_")[:MAX_SIMILAR_CHARS]
+    valid = similar if is_property_name(similar) else f"_{similar}"
+    return next(one for one in chain([valid], (f"{valid}_{number}" for number in count(2))) if one not in taken)
 
 
 def shown(value: PropertyValue) -> Any:

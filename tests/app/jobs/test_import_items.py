@@ -36,9 +36,9 @@ def url(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
     return "http://service"
 
 
-def imported(file: Path, url: str) -> int:
+def imported(file: Path, url: str, *options: str) -> int:
     with pytest.raises(SystemExit) as exit_:
-        main(["items", "import", str(file), "--url", url])
+        main(["items", "import", str(file), "--url", url, *options])
     return int(exit_.value.code or 0)
 
 
@@ -96,8 +96,6 @@ def test_parquet_has_the_same_types(client: Client, url: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("table", "declared", "says"),
     [
-        ("item_id\tList price\na\t1\n", {}, "line 1: column 'List price' is not a valid property name"),
-        ("item_id\tin\na\t1\n", {}, "column 'in' is not a valid property name"),
         ("item_id\tp\tp\na\t1\t2\n", {}, "column 'p' appears twice"),
         ("item_id\tprice\na\t1\nb\tmuch\n", {"price": "number"}, "line 3: price 'much' is not a finite number"),
         (
@@ -123,6 +121,34 @@ def test_what_is_wrong_is_named(
     assert imported(tmp_path / "items.tsv", url) == 1
     assert says in " ".join(capsys.readouterr().err.split())
     assert client.get("/v1/items/a").status_code == 404
+
+
+def test_columns_that_cannot_be_properties_are_skipped_with_the_option_that_imports_them(
+    client: Client, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "Artikel.csv"
+    own.write_text("Nummer;Art.-Nr.;art_nr;Größe (cm);in;2;中;文;a,b\ntea;7;5;6;x;y;z;!;n\n")
+    assert imported(own, url, "--columns", "Nummer=item_id") == 0
+    assert properties(client, "tea") == {"art_nr": 5}
+    (warning,) = caplog.messages
+    assert "'Art.-Nr.', 'Größe (cm)', 'in', '2', '中', '文', 'a,b'; to import them, pass --columns '" in warning
+    option = warning.rpartition("--columns '")[2].removesuffix("'")
+    assert option == "Nummer=item_id,Art.-Nr.=art_nr_2,Größe (cm)=groesse_cm,in=_in,2=_2,中=_,文=__2"
+    assert imported(own, url, "--columns", option) == 0
+    others = {"art_nr_2": 7, "groesse_cm": 6, "_in": "x", "_2": "y", "_": "z", "__2": "!"}
+    assert properties(client, "tea") == {"art_nr": 5, **others}
+
+
+def test_errors_of_a_mapped_table_name_the_options_and_the_own_file(
+    client: Client, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "Artikel.csv"
+    own.write_text("Nummer,price\ntea,much\n")
+    assert imported(own, url, "--columns", "Nummer=item_id,price=List price") == 1
+    assert "--columns names a column 'List price', which is not valid" in " ".join(capsys.readouterr().err.split())
+    client.request("PUT", "/v1/admin/properties", json={"items": {"price": "number"}})
+    assert imported(own, url, "--columns", "Nummer=item_id") == 1
+    assert f"{own}, line 2: price 'much' is not a finite number" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
