@@ -17,6 +17,10 @@ from model.data.interactions import DataError
 SEPARATORS = ("\t", ";", ",", "|")
 QUOTED = re.compile(r'"[^"]*"')
 CHUNK = 1 << 20
+SPREADSHEET = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the beginnings of .xlsx and .ods, and of .xls
+JSON = re.compile(rb"(\xef\xbb\xbf)?\s*(\[\s*)?\{")
+SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([\t;,|])"?\r?\n(?=\s*\S)', re.IGNORECASE)  # for spreadsheets
+SAVE_OTHERWISE = "save it as CSV (UTF-8) or Parquet"
 COMPACT_DAY = r"^((?:19|20)\d{2})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
 
 
@@ -24,15 +28,17 @@ COMPACT_DAY = r"^((?:19|20)\d{2})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
 class DelimitedText:
     """A text of lines with separated fields, the first of which is a header.
 
-    raw        the text, in UTF-8 whatever the encoding of the file
-    separator  between fields; with tabs, fields cannot be quoted
-    encoding   of the file, for messages
+    raw         the text, in UTF-8 whatever the encoding of the file
+    separator   between fields; with tabs, fields cannot be quoted
+    encoding    of the file, for messages
+    first_line  the number of the header's line in the file
     """
 
     path: Path
     raw: bytes
     separator: str
     encoding: str = "UTF-8"
+    first_line: int = 1
 
     def frame(self) -> pl.DataFrame:
         """Return the columns as texts; raises DataError, which names the first broken line."""
@@ -97,7 +103,7 @@ class DelimitedText:
         try:
             lines = self._lines()
             width = len(next(lines))
-            for number, fields in enumerate(lines, start=2):
+            for number, fields in enumerate(lines, start=self.first_line + 1):
                 if len(fields) != width:
                     return DataError(f"{self.path}, line {number}: {len(fields)} fields, but the header has {width}")
         except (UnicodeDecodeError, csv.Error) as exc:
@@ -107,18 +113,22 @@ class DelimitedText:
     def _unreadable(self, exc: UnicodeDecodeError | csv.Error) -> DataError:
         if isinstance(exc, csv.Error):
             return DataError(f"{self.path}: {exc}")
-        number = next(number for number, line in enumerate(io.BytesIO(self.raw), start=1) if not _is_utf8(line))
-        return DataError(f"{self.path}, line {number}: not UTF-8 text")
+        lines = enumerate(io.BytesIO(self.raw), start=self.first_line)
+        number = next(number for number, line in lines if not _is_utf8(line))
+        or_rename = "" if ".csv" in self.path.name else ", or name it .csv if it is Windows-1252"
+        return DataError(f"{self.path}, line {number}: not UTF-8 text; save it as UTF-8{or_rename}")
 
 
 def delimited_text(path: Path, raw: bytes) -> DelimitedText:
-    """Return the text in UTF-8, with the separator of its header; raises DataError for an empty text.
+    """Return the text in UTF-8, with the separator of its header; raises DataError if it is empty or no table.
 
     A byte order mark marks UTF-16. A .csv file most of whose non-ASCII bytes are not UTF-8 is read as Windows-1252,
     which spreadsheets write. A text with a few broken characters stays unchanged.
     """
     if not raw.strip():
         raise DataError(f"{path} is empty; it needs a header and at least one line")
+    if raw.startswith(SPREADSHEET):
+        raise DataError(f"{path} is a spreadsheet; {SAVE_OTHERWISE}")
     encoding = "UTF-8"
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
@@ -127,6 +137,10 @@ def delimited_text(path: Path, raw: bytes) -> DelimitedText:
             raise DataError(f"{path} is truncated UTF-16 text; export it again") from None
     elif ".csv" in path.name and not raw.isascii() and not _is_utf8(raw) and _is_mostly_broken(raw):
         raw, encoding = raw.decode("cp1252", errors="replace").encode(), "Windows-1252"
+    if JSON.match(raw):
+        raise DataError(f"{path} is JSON; {SAVE_OTHERWISE}")
+    if named := SEPARATOR_LINE.match(raw):
+        return DelimitedText(path, raw[named.end() :], named[1].decode(), encoding, first_line=2)
     return DelimitedText(path, raw, _separator_of(path, raw), encoding)
 
 

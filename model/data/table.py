@@ -15,10 +15,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.config import ID_PATTERN, ID_RULE, NAME_PATTERN, NAME_RULE
-from model.data.delimited_text import are_compact_days, delimited_text
+from model.data.delimited_text import SAVE_OTHERWISE, are_compact_days, delimited_text
 from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
+OTHER_SUFFIXES = (".xlsx", ".xls", ".ods", ".json", ".jsonl")
 VECTOR = "vector"  # the only column that may have lists, not texts
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
@@ -31,7 +32,7 @@ INEXACT_TIMES, INEXACT_TIMES_FIX = "float32, in which times up to 128 s apart ar
 class Table:
     """A table of text columns; row i is line i + 2 of a text file.
 
-    first_row  the number of its first row, if it is a piece of a table
+    first_row  the number of its first row, if it is a piece of a table, or if a line is before the header
     left_out   other columns of a Parquet file that were wanted, but have neither numbers nor texts
     dtypes     of its columns in a Parquet file
     """
@@ -114,12 +115,18 @@ def inexact_ids(cells: pl.Series, dtype: pl.DataType | None) -> pl.Series:
 
 
 def find_table(directory: Path, stem: str) -> Path | None:
-    """Return the path of the directory's table of that name, None without one; raises DataError for two of them."""
+    """Return the path of the directory's table of that name, None without one.
+
+    raises  DataError  for two of them, or for one that has to be converted
+    """
     if not directory.is_dir():
         raise DataError(f"data directory {str(directory)!r} does not exist; download one with 'lisarec data NAME'")
     files = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
     if len(files) > 1:
         raise DataError(f"data directory {str(directory)!r} has {files[0].name} and {files[1].name}; keep one of them")
+    others = [directory / f"{stem}{suffix}" for suffix in OTHER_SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
+    if others and not files:
+        raise DataError(f"{others[0]} cannot be read; {SAVE_OTHERWISE}")
     return files[0] if files else None
 
 
@@ -134,8 +141,12 @@ def read_table(
 
     Lists in the column ``vector`` of a Parquet file become lists of floats. They are not among the others.
     """
-    raw = uncompressed(path)
-    frame = _parquet(path, raw) if path.suffix == ".parquet" else delimited_text(path, raw).frame().lazy()
+    raw, first_row = uncompressed(path), 0
+    if path.suffix == ".parquet":
+        frame = _parquet(path, raw)
+    else:
+        text = delimited_text(path, raw)
+        frame, first_row = text.frame().lazy(), text.first_line - 1
     schema = frame.collect_schema()
     others = [name for name in schema if has_others and name not in (*required, *optional)]
     others = [name for name in others if name != VECTOR or not schema[name].is_nested()]
@@ -149,7 +160,7 @@ def read_table(
             if column.name not in others:
                 raise
             left_out.append(column.name)
-    return Table(path, pl.DataFrame(columns), hashlib.sha256(raw).hexdigest(), left_out=left_out, dtypes=schema)
+    return Table(path, pl.DataFrame(columns), hashlib.sha256(raw).hexdigest(), first_row, left_out, schema)
 
 
 class TableInPieces:
@@ -183,7 +194,8 @@ class TableInPieces:
         """Iterate over the rows in chunks, in order."""
         for begin in range(0, self.rows, rows):
             if self._whole is not None:
-                yield Table(self.path, self._whole.frame.slice(begin, rows), self.sha256, begin)
+                frame, first_row = self._whole.frame.slice(begin, rows), self._whole.first_row + begin
+                yield Table(self.path, frame, self.sha256, first_row)
                 continue
             yield Table(self.path, self._texts(begin, rows), self.sha256, begin, dtypes=self._dtypes)
 

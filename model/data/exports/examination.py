@@ -128,7 +128,7 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
         frame, is_ragged = text.frame(), False
     except DataError:
         frame, is_ragged = text.ragged_frame(), True
-    found = Examination(Table(path, frame, ""), skips_bad_lines=skips_bad_lines)
+    found = Examination(Table(path, frame, "", text.first_line - 1), skips_bad_lines=skips_bad_lines)
     if text.encoding != "UTF-8":
         found.note(f"the encoding is {text.encoding}")
     if is_ragged:

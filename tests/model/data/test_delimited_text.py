@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.arrays import IN_MEMORY, MappedArrays
 from model.data.delimited_text import DelimitedText, delimited_text
-from model.data.exports.checks import examine_items
+from model.data.exports.checks import examine, examine_items
 from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_items
@@ -115,3 +117,54 @@ def test_quotes_that_stay_in_cells_are_noted(tmp_path: Path) -> None:
     assert (quoted.problem, quoted.stops) == ("title has quotes around the cell, and keeps them", False)
     assert quoted.examples == ["line 2: '\"Tea\"'", 'line 3: \'"12"" pan"\'']
     assert found.frame["title"][0] == '"Tea"'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "SEP=;"])
+def test_a_first_line_may_name_the_separator(tmp_path: Path, line: str, encoding: str) -> None:
+    text = f"{line}\r\nitem_id;title, a, b\r\nk;1\r\n"
+    (tmp_path / "items.csv").write_bytes(text.replace("title, a, b", "title").encode(encoding))
+    assert read_items(tmp_path).titles == {"k": "1"}
+    assert delimited_text(Path("items.csv"), text.encode(encoding)).frame().columns == ["item_id", "title, a, b"]
+
+
+def test_errors_count_a_line_that_names_the_separator(tmp_path: Path) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text("sep=;\nuser_id;item_id;timestamp\nu;i;1\n;i;1\n")
+    for arrays in (IN_MEMORY, MappedArrays(tmp_path / "arrays", 1)):
+        with pytest.raises(DataError, match="line 4: user_id"):
+            read_interactions(tmp_path, arrays)
+    assert examine(table, TableMapping())["interactions"].findings[0].examples == ["line 4"]
+    table.write_text("sep=;\nuser_id;item_id;timestamp\nu;i;1\nu;i\n")
+    with pytest.raises(DataError, match="line 4: 2 fields"):
+        read_interactions(tmp_path)
+    table.write_text("sep=;\n")
+    with pytest.raises(DataError, match="column 'user_id' is missing"):
+        read_interactions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04" + b"\0" * 30, "is a spreadsheet; save it as CSV (UTF-8) or Parquet"),
+        (b"\xd0\xcf\x11\xe0" + b"\0" * 30, "is a spreadsheet; save it"),
+        (b'{"item_id": "a"}\n', "is JSON; save it as CSV (UTF-8) or Parquet"),
+        (b'\xef\xbb\xbf[\n {"item_id": "a"}]', "is JSON; save it"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_what_to_save(tmp_path: Path, content: bytes, says: str) -> None:
+    for name in ("items.csv", "items.tsv", "items.xlsx"):
+        with pytest.raises(DataError, match=re.escape(f"{name} {says}")):
+            delimited_text(tmp_path / name, content)
+    (tmp_path / "interactions.xlsx").write_bytes(content)
+    with pytest.raises(DataError, match=re.escape("interactions.xlsx cannot be read; save it as CSV (UTF-8) or Parqu")):
+        read_interactions(tmp_path)
+
+
+def test_text_in_another_encoding_says_how_it_can_be_read(tmp_path: Path) -> None:
+    content = "item_id\ttitle\nk\tKäse\n".encode("cp1252")
+    (tmp_path / "items.tsv").write_bytes(content)
+    with pytest.raises(DataError, match=r"line 2: not UTF-8 text; save it as UTF-8, or name it \.csv"):
+        read_items(tmp_path)
+    (tmp_path / "items.tsv").rename(tmp_path / "items.csv")
+    assert read_items(tmp_path).titles == {"k": "Käse"}
