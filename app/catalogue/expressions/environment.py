@@ -37,6 +37,7 @@ _KNOWN = cel.FunctionDecl(
         for name, type_ in _CEL_TYPES.items()
     ],
 )
+NUMBERS_HAVE_A_POINT = "numbers have a point: 50.0"
 _OUR_WORDS = {
     "double": "number",
     "int": "whole number",
@@ -62,6 +63,7 @@ _WRITTEN: Mapping[str, str] = {
 """Operators of other languages, and their equivalents in CEL."""
 
 _SYMBOL = re.compile(r"[A-Za-z]+|[&|=<>]+")
+_DECIMAL_COMMA = re.compile(r"\d,\d")
 _HAS = re.compile(r"\bhas\s*\(")
 _FAULT = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
@@ -149,7 +151,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _misspelt(text: str, position: int) -> InvalidExpression | None:
-    """Return the error for an operator of another language at or before that position; None if there is none."""
+    """Return the error for a decimal comma, or an operator of another language at or before that position, or None."""
+    if _DECIMAL_COMMA.fullmatch(text[position - 1 : position + 2]):
+        return InvalidExpression(position, NUMBERS_HAVE_A_POINT)
     before = text[:position].rstrip()
     for found in _SYMBOL.finditer(text):
         if found.start() <= position <= found.end() or found.end() == len(before):
@@ -165,7 +169,7 @@ def _mismatch(function: str, types: str) -> str:
     if "duration" in found:
         return f"{reason}; double(d.getHours()) makes a number of a duration d"
     if "whole number" in found:
-        return f"{reason}; numbers have a point: 50.0"
+        return f"{reason}; {NUMBERS_HAVE_A_POINT}"
     return reason
 
 
