@@ -30,6 +30,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 MAX_RETRY_AFTER_S = 3600.0  # the longest window of a quota
 HINTS = {
+    "unauthenticated": "; pass a file with a valid key, with --key-file",
     "too_many_requests": "; a key with a higher --rate is faster",
     "too_many_new_users": "; to continue sooner, raise LISAREC_NEW_USERS_PER_HOUR, or the key's --new-users",
     "too_many_new_users_at_once": "; send fewer events at once, with --batch",

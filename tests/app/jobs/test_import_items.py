@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.main import main
+from app.http.auth.keys import add, make
 from app.jobs.import_items import BATCH, BATCH_BYTES, _batches, column_type, held_types, read, send
 from app.jobs.replay import ReplayError
+from app.settings import Settings
 from model.data.interactions import DataError
 from model.data.readers import read_items
 from tests.app.conftest import Client, item_id
@@ -27,13 +29,17 @@ pot,Pot,12,Hill,false,2026-05-01 08:00:00.5+02:00,iron,12,,
 """
 
 
-@pytest.fixture
-def url(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the command finds the service of this test."""
-
+def reached(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return where the command finds this service."""
     monkeypatch.setattr(httpx.Client, "post", lambda _self, path, **options: client.request("POST", path, **options))
     monkeypatch.setattr(httpx.Client, "get", lambda _self, path, **options: client.request("GET", path, **options))
     return "http://service"
+
+
+@pytest.fixture
+def url(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the command finds the service of this test."""
+    return reached(client, monkeypatch)
 
 
 def imported(file: Path, url: str, *options: str) -> int:
@@ -155,6 +161,17 @@ def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeyp
     monkeypatch.setattr(httpx.Client, "get", lambda *_args, **_options: httpx.Response(403))
     assert held_types("http://service", "key") == {}
     assert held_types("http://127.0.0.1:9") == {}
+
+
+def test_an_import_without_a_key_says_how_to_pass_one(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(tmp_path / "keys", make("main", scopes=["catalogue:write"])[1])
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state", keys_file=tmp_path / "keys"))
+    (tmp_path / "items.csv").write_text("item_id\ntea\n")
+    assert imported(tmp_path / "items.csv", reached(client, monkeypatch)) == 1
+    assert "pass a file with a valid key, with --key-file" in " ".join(capsys.readouterr().err.split())
+    client.close()
 
 
 def test_a_used_up_quota_is_waited_for_as_long_as_the_service_asks(
