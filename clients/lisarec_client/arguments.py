@@ -42,7 +42,9 @@ def require_positive(name: str, value: float) -> None:
 
 def require_id(name: str, value: object) -> None:
     """Raise ValueError unless the value is a valid id."""
-    if not isinstance(value, str) or not ID.fullmatch(value) or value in (".", ".."):
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text (str), not {type(value).__name__}")
+    if not ID.fullmatch(value) or value in (".", ".."):
         raise ValueError(f"{name} must be 1 to 128 characters, not . or .., without control characters")
 
 

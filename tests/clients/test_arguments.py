@@ -57,6 +57,11 @@ def test_addresses_with_a_path_or_a_port_are_taken() -> None:
         Client(url, "lisarec_key").close()
 
 
+def test_an_id_that_is_a_number_is_refused_as_no_text() -> None:
+    with Client("https://recs.shop.example") as client, pytest.raises(ValueError, match="item_id must be a text"):
+        client.event("ann", 42)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("odd", ODD_IDS)
 def test_users_items_and_events_may_have_any_ids(service: Service, connect: Connect, odd: str) -> None:
     client, visitor = connect(), odd[::-1] + odd[:2]

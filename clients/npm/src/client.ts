@@ -1,10 +1,12 @@
 import { isTransient, LisarecError, notLisarec, parsed, unreachable, waitMs } from "./errors.js"
-import { addressOf, newEventId, requireId } from "./ids.js"
+import { addressOf, newEventId, requireFields, requireId, requireType } from "./ids.js"
 import { Outbox } from "./outbox.js"
 import type { EventToPost, FoundItem, RecommendationRequest, Recommendations, ScoredItem } from "./schemas.js"
 
 const RETRY_FOR_MS = 10_000 // for everything but recommendations
 const FIRST_PAUSE_MS = 100
+const OF_IMPRESSIONS = ["recommendationId"]
+const OF_EVENTS = ["type", "value", "recommendationId", "orderId", "at", "eventId"]
 
 export interface ClientOptions {
   /** An API key, made by `lisarec keys add`. In a browser, restrict it to `events:write` or `portable` and to your origins: everyone can read it. */
@@ -94,12 +96,16 @@ export class LisarecClient {
 
   /** Queues an event and returns its id at once. If the queue is full, drops the event and returns null. */
   event(userId: string, itemId: string, options: EventOptions = {}): string | null {
+    requireFields(options, OF_EVENTS)
     requireId("itemId", itemId)
-    return this.#put({ user_id: userId, item_id: itemId, type: options.type ?? "click" }, options)
+    const type = options.type ?? "click"
+    requireType(type)
+    return this.#put({ user_id: userId, item_id: itemId, type }, options)
   }
 
   /** Queues an impression: the items that the user has actually seen, for `rotation`. Returns its id, as `event` does. */
   impression(userId: string, items: readonly string[], options: ImpressionOptions = {}): string | null {
+    requireFields(options, OF_IMPRESSIONS)
     if (items.length < 1 || items.length > 50 || new Set(items).size < items.length) {
       throw new TypeError("an impression must have 1 to 50 different items")
     }

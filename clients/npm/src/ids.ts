@@ -1,3 +1,4 @@
+const NAME = /^(?!\.{1,2}$)[A-Za-z0-9_.:@-]{1,128}$/
 const ID = /^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}$/u
 
 /** Returns a UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits. */
@@ -15,9 +16,23 @@ export function newEventId(): string {
 
 /** Throws a TypeError unless the value is a valid id. */
 export function requireId(name: string, value: unknown): void {
-  if (typeof value !== "string" || !ID.test(value) || value === "." || value === "..") {
+  if (typeof value !== "string") throw new TypeError(`${name} must be a string, not ${typeof value}`)
+  if (!ID.test(value) || value === "." || value === "..") {
     throw new TypeError(`${name} must be 1 to 128 characters, not . or .., without control characters`)
   }
+}
+
+/** Throws a TypeError unless the value is a valid type of events. */
+export function requireType(value: unknown): void {
+  if (typeof value !== "string" || !NAME.test(value)) {
+    throw new TypeError("type must be 1 to 128 letters, digits or characters of _.:@-, not . or ..")
+  }
+}
+
+/** Throws a TypeError if an object has other fields, such as recommendation_id for recommendationId. */
+export function requireFields(given: object, known: readonly string[]): void {
+  const unknown = Object.keys(given).find((name) => !known.includes(name))
+  if (unknown !== undefined) throw new TypeError(`${unknown} is not an option; the options are ${known.join(", ")}`)
 }
 
 /** Returns the base URL without a trailing slash; throws a TypeError if it is invalid. */

@@ -39,12 +39,12 @@ const refusal = await shop.call("POST", "/v1/events", [
 assert.ok(refusal instanceof LisarecError)
 assert.deepEqual([refusal.status, refusal.code, refusal.details[0].index], [422, "invalid_events", 1])
 assert.match(refusal.message, /; \[1\] item_id /)
-shop.event(user, "item-4", { type: "no such type!" })
+shop.event(user, "item-4", { orderId: "no such order\n" })
 shop.event(user, "item-5")
 assert.equal(await shop.flush(60_000), false)
 assert.equal(shop.outbox.refused, 1)
 assert.match(said.pop(), /the service rejected 1 events: 422 invalid_events/)
-shop.event(user, "item-4", { type: "no such type!" })
+shop.event(user, "item-4", { orderId: "no such order\n" })
 while (shop.outbox.refused < 2) await new Promise((resolve) => setTimeout(resolve, 10)) // refused before the flush
 assert.equal(await shop.flush(60_000), false)
 assert.equal(await shop.flush(60_000), true)
@@ -90,6 +90,12 @@ for (const wrong of ["recs.shop.example", "ftp://shop.example", `${url}/v1`, ""]
 assert.throws(() => new LisarecClient(url, { key: "not\na key" }), TypeError)
 assert.throws(() => shop.event("no such user\n", "item-1"), TypeError)
 assert.throws(() => shop.event("half \ud83d", "item-1"), TypeError)
+assert.throws(() => shop.event(user, 42), { name: "TypeError", message: "itemId must be a string, not number" })
+assert.throws(() => shop.event(user, "item-1", { type: "no such type!" }), TypeError)
+for (const unknown of [{ recommendation_id: "x" }, { recommendationID: undefined }]) {
+  assert.throws(() => shop.event(user, "item-1", unknown), /TypeError: recommendation_?id is not an option/i)
+  assert.throws(() => shop.impression(user, ["item-1"], unknown), TypeError)
+}
 await assert.rejects(new LisarecClient(url, { ...patient, key: "lisarec_no-key" }).check(), { status: 401 })
 const begin = Date.now()
 await assert.rejects(new LisarecClient("http://no-such-host.invalid", patient).call("GET", "/v1/model"), { code: "unreachable" })
