@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypedDict
+
+OPTION = re.compile(
+    r"--(?P<name>skip-bad-lines|columns|types|decimal|timezone)"
+    r"( '(?P<quoted>[^']*)'| (?P<pair>[^\s=,;]+=[^\s,;]+)|(?<=--timezone) (?P<zone>[\w/]+))?"
+)
 
 
 class TableSettings(TypedDict, total=False):
@@ -41,6 +47,7 @@ def directory_of(data: Path, settings: Mapping[str, Any]) -> Iterator[Path]:
     """
     from app.jobs.datasets.mapped_copy import data_directory
     from model.data.exports.mapping import TableMapping, known_timezone, parse_columns, parse_types
+    from model.data.interactions import DataError
 
     columns = parse_columns([f"{own}={name}" for own, name in settings.get("columns", {}).items()])
     types = parse_types([f"{own}={name}" for own, name in settings.get("types", {}).items()])
@@ -48,5 +55,19 @@ def directory_of(data: Path, settings: Mapping[str, Any]) -> Iterator[Path]:
     skips_bad_lines = settings.get("skip_bad_lines", False)
     mapping = TableMapping(columns, timezone, settings.get("decimal"), skips_bad_lines, types)
     with TemporaryDirectory(prefix="lisarec-") as cache:
-        directory, _ = data_directory(data, mapping, Path(cache))
-        yield directory
+        try:
+            directory, _ = data_directory(data, mapping, Path(cache))
+            yield directory
+        except DataError as exc:
+            raise DataError(OPTION.sub(_argument, str(exc))) from None
+
+
+def _argument(option: re.Match[str]) -> str:
+    """Return the argument that is equivalent to an option of the command line."""
+    name, value = option["name"].replace("-", "_"), option["quoted"] or option["pair"] or option["zone"]
+    if name == "skip_bad_lines":
+        return f"{name}=True"
+    if value is None:
+        return name
+    is_mapping = name in ("columns", "types")
+    return f"{name}={dict(pair.rpartition('=')[::2] for pair in value.split(',')) if is_mapping else value!r}"

@@ -201,6 +201,26 @@ class TestTraining:
         with pytest.raises(TypeError, match="epoch"):
             lisarec.train(shop, tmp_path / "none", epoch=1)  # type: ignore[call-arg]
 
+    @pytest.mark.parametrize(
+        ("table", "settings", "argument"),
+        [
+            ("Kunde,Artikel,Datum\n", {}, "columns={'Kunde': 'user_id', 'Artikel': 'item_id', 'Datum': 'timestamp'}"),
+            ("user_id,item_id,timestamp\nu,i,24.12.2025 18:30\n", {}, "timezone='Europe/Berlin' or timezone='UTC'"),
+            ("user_id,item_id,timestamp\nu,i,20251224\n", {}, "timezone='Europe/Berlin'"),
+            ('user_id,item_id,timestamp,value\nu,i,1,"1,5"\n', {"timezone": "UTC"}, "decimal=','"),
+            ("user_id,item_id,timestamp\nu,i,1\n,i,1\n", {"timezone": "UTC"}, "skip_bad_lines=True"),
+            ("user_id,item_id,timestamp,type\nu,i,1,a\n", {"types": {"aa": "view"}}, "which types names"),
+        ],
+    )
+    def test_errors_of_tables_name_arguments(
+        self, tmp_path: Path, table: str, settings: dict[str, Any], argument: str
+    ) -> None:
+        (tmp_path / "events.csv").write_text(table)
+        with pytest.raises(ValueError, match=r"\.csv") as refused:
+            lisarec.train(tmp_path / "events.csv", tmp_path / "model", **settings)
+        assert argument in str(refused.value)
+        assert "--" not in str(refused.value)
+
 
 RUN = """
 import sys
