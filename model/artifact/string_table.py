@@ -96,7 +96,7 @@ class StringTable(Sequence[str]):
 
         If the text has a rare pair of letters, its occurrences are found without scanning the strings one by one.
         """
-        folded, text = self.folded, wanted.casefold().encode()
+        folded, text = self.folded, fold(wanted).encode()
         found = folded.pairs.occurrences(text)
         if found is None:
             return folded.match_levels_folded(wanted)
@@ -111,7 +111,7 @@ class StringTable(Sequence[str]):
 
     def match_levels_folded(self, wanted: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
         """Do what `match_levels` does, for strings that are case-folded already: all, or those in these rows."""
-        text = np.frombuffer(wanted.casefold().encode(), np.uint8)
+        text = np.frombuffer(fold(wanted).encode(), np.uint8)
         shifts = np.full(256, max(len(text), 1))
         shifts[text[:-1]] = np.arange(len(text) - 1, 0, -1)
         found = np.empty(len(self) if rows is None else len(rows), np.uint8)
@@ -128,10 +128,10 @@ class StringTable(Sequence[str]):
 
     @cached_property
     def folded(self) -> StringTable:
-        """The case-folded strings."""
+        """The case-folded strings, see `fold`."""
         plain = self.buffer.tobytes()
         if not plain.isascii():
-            return StringTable.of(name.casefold() for name in self)
+            return StringTable.of(map(fold, self))
         lower = plain.lower()
         return self if lower == plain else StringTable(np.frombuffer(lower, np.uint8), self.ends)
 
@@ -252,6 +252,11 @@ class Labels(Sequence[tuple[str, ...]]):
     def items_of(self, number: int) -> NDArray[np.int32]:
         """Return the rows of the items that have the label of this number."""
         return self.items[self._first[number] : self._first[number + 1]]
+
+
+def fold(text: str) -> str:
+    """Return the text as searches compare it: case-folded, and umlauts as the two letters that stand for them, too."""
+    return text.casefold().replace("ä", "ae").replace("ö", "oe").replace("ü", "ue")
 
 
 def joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact.growing_table import GrowingTable
-from model.artifact.string_table import EACH_SUBSTRING, EACH_WORD_PREFIX, EXACT, NO_MATCH, StringTable
+from model.artifact.string_table import EACH_SUBSTRING, EACH_WORD_PREFIX, EXACT, NO_MATCH, StringTable, fold
 from model.artifact.word_matching import (
     ANY_TURN,
     AT_BEGINNING,
@@ -91,7 +91,7 @@ class Search(NamedTuple):
     @classmethod
     def of(cls, query: str) -> Self:
         """Return the search for a query text."""
-        text = query.strip().casefold()
+        text = fold(query.strip())
         return cls(text, tuple(map(SearchWord.of, WORD.findall(text.encode())[:MAX_WORDS])))
 
     @property

@@ -18,6 +18,11 @@ from model.artifact.string_table import (
 WORD, DIGIT = re.compile("[0-9A-Za-z\u0080-\U0010ffff]+"), re.compile("[0-9]")
 
 
+def folded(text: str) -> str:
+    """The text in small letters, in which German umlauts are two letters."""
+    return "".join({"ä": "ae", "ö": "oe", "ü": "ue"}.get(letter, letter) for letter in text.casefold())
+
+
 def edits(one: str, other: str) -> int:
     """How many letters are inserted, deleted, replaced, or swapped with a neighbour."""
     rows: list[list[int]] = [[*range(len(other) + 1)]]
@@ -38,12 +43,12 @@ def may_have_typo(word: str) -> bool:
 
 def whole_level(query: str, text: str) -> int:
     """How the search as a whole matches a title or an id."""
-    wanted, folded = query.strip().casefold(), text.casefold()
-    if folded == wanted:
+    wanted, found = folded(query.strip()), folded(text)
+    if found == wanted:
         return EXACT
-    if folded.startswith(wanted):
+    if found.startswith(wanted):
         return PREFIX
-    return WORD_PREFIX if f" {wanted}" in folded else SUBSTRING if wanted in folded else NO_MATCH
+    return WORD_PREFIX if f" {wanted}" in found else SUBSTRING if wanted in found else NO_MATCH
 
 
 def word_level(word: str, other: str, *, with_typos: bool) -> int:
@@ -59,9 +64,9 @@ def word_level(word: str, other: str, *, with_typos: bool) -> int:
 
 def title_level(query: str, title: str, *, with_typos: bool) -> int:
     """How the search matches a title, as a whole or by its first eight words."""
-    whole, words = whole_level(query, title), WORD.findall(query.strip().casefold())[:8]
+    whole, words = whole_level(query, title), WORD.findall(folded(query.strip()))[:8]
     if not words:
         return whole
-    of_title = WORD.findall(title.casefold())
+    of_title = WORD.findall(folded(title))
     each = [min((word_level(word, one, with_typos=with_typos) for one in of_title), default=NO_MATCH) for word in words]
     return min(whole, max(each))

@@ -67,9 +67,25 @@ def test_levels_are_those_of_the_definition(found: tuple[list[str], str]) -> Non
         assert levels_of(titles, query, with_typos=with_typos) == expected
 
 
+@pytest.mark.parametrize(
+    ("title", "query", "level"),
+    [
+        ("Grüner Tee", "gruener tee", EXACT),
+        ("Gruener Tee", "Grün", PREFIX),
+        ("Fußstütze", "FUSSSTUETZE", EXACT),
+        ("Fussstuetze", "fußstütze", EXACT),
+        ("ÖL", "oel", EXACT),
+        ("Käse", "kaes", PREFIX),
+    ],
+)
+def test_umlauts_match_the_two_letters_that_are_written_for_them(title: str, query: str, level: int) -> None:
+    assert levels_of(["Tasse", title], query, with_typos=False) == [NO_MATCH, level]
+    assert StringTable.of(["Tasse", title]).match_levels(query).tolist() == [NO_MATCH, level]
+
+
 @given(
-    st.lists(st.text("abB é1-ßİ—日", max_size=14), max_size=12),
-    st.text("abB é1-ßİ—日", min_size=1, max_size=9).filter(str.strip),
+    st.lists(st.text("abB é1-ßİ—日eoöÖ", max_size=14), max_size=12),
+    st.text("abB é1-ßİ—日eoöÖ", min_size=1, max_size=9).filter(str.strip),
 )
 def test_any_letters_may_be_searched_for(titles: list[str], query: str) -> None:
     for with_typos in (False, True):
