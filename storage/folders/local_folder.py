@@ -47,7 +47,7 @@ class LocalFolder(Folder):
     def add(self, name: str, data: bytes | memoryview) -> None:
         """Write a file that appears on disk with all of its content, or not at all."""
         path = self._directory / name
-        self._make_folder(path.parent)
+        _make_folder(path.parent)
         replace_file(path, data)
 
     @override
@@ -77,7 +77,7 @@ class LocalFolder(Folder):
     @override
     @contextmanager
     def writing(self) -> Iterator[None]:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        _make_folder(self._directory)
         with (self._directory / LOCK).open("wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,12 +87,13 @@ class LocalFolder(Folder):
                 path.unlink()
             yield
 
-    def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            while folder != self._directory:
-                folder = folder.parent
-                sync_directory(folder)
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, whose names are durable afterwards."""
+    missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync_directory(one.parent)
 
 
 def replace_file(path: Path, data: bytes | memoryview, mode: int | None = None) -> None:

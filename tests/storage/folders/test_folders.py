@@ -122,6 +122,33 @@ def test_a_file_for_which_a_directory_lacks_room_leaves_nothing(
     assert data(folder, "day=1/a") == b"1"
 
 
+def test_a_file_is_durable_before_its_name_and_so_are_the_names_of_new_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(("fsync", os.fstat(descriptor).st_ino))
+
+    def renamed(unfinished: Path, path: Path) -> None:
+        rename(unfinished, path)
+        calls.append(("rename", path.stat().st_ino))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    folder = LocalFolder(tmp_path / "new" / "archive")
+    with folder.writing():
+        folder.add("tenant=a/day=1/file", b"1")
+    day = tmp_path / "new" / "archive" / "tenant=a" / "day=1"
+    *of_folders, content, name, of_name = calls
+    above = list(day.parents)[: -len(tmp_path.parents)]
+    assert set(of_folders) == {("fsync", one.stat().st_ino) for one in above}
+    number = (day / "file").stat().st_ino
+    assert [content, name, of_name] == [("fsync", number), ("rename", number), ("fsync", day.stat().st_ino)]
+
+
 def test_a_replaced_file_has_its_permissions_from_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
