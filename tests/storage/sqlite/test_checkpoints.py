@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import storage.sqlite.connections.checkpoints
 import storage.sqlite.database
 from storage.errors import StorageBusy
 from storage.sqlite import corrections
-from storage.sqlite.database import FILE_NAME, Database
+from storage.sqlite.connections.checkpoints import CheckpointThread
+from storage.sqlite.connections.open_files import OpenFiles
+from storage.sqlite.database import FILE_NAME, Database, connect
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 from tests.storage.oracles.random_events import click, make_generation
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 GENERATION = make_generation()
 SECRET = b"SECRET-"
@@ -128,6 +131,30 @@ def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_after_
         await store.close()
 
     asyncio.run(law())
+
+
+def test_a_request_while_the_log_is_emptied_is_answered_after_the_next_time(tmp_path: Path) -> None:
+    """What was committed just before the request may still be in the log after this time."""
+    connection = connect(tmp_path / FILE_NAME)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE any_table (value)")
+    files = OpenFiles(tmp_path / FILE_NAME)
+    checkpoints = CheckpointThread(connection, files)
+    turns: list[str] = []
+    requests: list[Future[None]] = []
+
+    def request(statement: str) -> None:
+        if statement.endswith("(TRUNCATE)"):
+            turns.append(statement)
+            if len(turns) == 1:
+                requests.append(checkpoints.empty_log())
+
+    connection.set_trace_callback(request)
+    checkpoints.empty_log().result(PATIENCE_S)
+    requests[0].result(PATIENCE_S)
+    assert len(turns) > 1
+    checkpoints.close()
+    files.close()
 
 
 class TestErasingInSteps:
