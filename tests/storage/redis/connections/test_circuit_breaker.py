@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
+from itertools import pairwise
 
 import pytest
 
 import storage.redis.connections.circuit_breaker
 from storage.redis.connections.circuit_breaker import CircuitBreaker
 
+REQUEST: ContextVar[str | None] = ContextVar("REQUEST", default=None)
+
 
 class Server:
     """A server that is asked by a circuit breaker's probe, and answers when it may."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.probes = 0
+        self.probed_at_s: list[float] = []
+        self.requests: list[str | None] = []  # of each probe
         self.answers = asyncio.Event()
         self.fails = fails
         self.circuit = CircuitBreaker("the server", self._probe)
 
     async def _probe(self) -> None:
-        self.probes += 1
+        self.probed_at_s.append(asyncio.get_running_loop().time())
+        self.requests.append(REQUEST.get())
         if self.fails:
             raise ConnectionError
         await self.answers.wait()
+
+    @property
+    def probes(self) -> int:
+        return len(self.probed_at_s)
 
     def is_open(self) -> bool:
         return not self.circuit.allows_call()
@@ -55,7 +65,7 @@ def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> No
 
 
 def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.redis.connections.circuit_breaker, "PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr(storage.redis.connections.circuit_breaker, "PROBE_EVERY_S", 0.05)
 
     async def law() -> None:
         server = Server(fails=True)
@@ -63,10 +73,26 @@ def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyP
         while server.probes < 3:
             assert server.is_open()
             await asyncio.sleep(0.001)
+        assert min(later_s - earlier_s for earlier_s, later_s in pairwise(server.probed_at_s)) > 0.04
         server.fails = False
         server.answers.set()
         while server.is_open():
             await asyncio.sleep(0.001)
+
+    asyncio.run(law())
+
+
+def test_a_probe_does_not_belong_to_the_request_that_triggers_it() -> None:
+    """Else its trace or its log lines would be those of one request of many."""
+
+    async def law() -> None:
+        server = Server()
+        server.circuit.open()
+        REQUEST.set("the first")
+        assert server.is_open()
+        await asyncio.sleep(0)
+        assert server.requests == [None]
+        await server.circuit.close()
 
     asyncio.run(law())
 
