@@ -60,6 +60,16 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Pat
     asyncio.run(law())
 
 
+def test_an_empty_queue_accepts_more_at_once_than_may_wait(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+        await store.append("main", [click(f"e{number}") for number in range(11)])
+        assert len(await store.events("main", "u")) == 11
+        await store.close()
+
+    asyncio.run(law())
+
+
 def test_visits_of_many_users_leave_room_for_events(tmp_path: Path) -> None:
     """A flush of trends may have ten times as many visits as events may wait."""
 
