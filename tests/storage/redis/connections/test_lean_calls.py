@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from hashlib import sha1
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from storage.redis.connections.lean_calls import LeasedConnections
+from storage.redis.connections.lean_calls import MAX_LEASED, PLAIN, LeanConnection, LeasedConnections
 from storage.redis.connections.nodes import CONNECTION_ERRORS, NodeClients, ReplicaAcks
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, until
@@ -51,11 +55,16 @@ def test_each_call_gets_its_own_answer(any_server: RedisServer) -> None:
         async with clients(any_server) as nodes, Redis.from_url(any_server.url, protocol=2) as plain:
             calls: list[tuple[str | bytes | int, ...]] = [("MGET", *KEYS[n : n + 3]) for n in range(30)]
             calls += [("EVALSHA", SHA, 1, key, f"argument-{key}") for key in KEYS]
+            assert {command for command, *_ in calls} == PLAIN
             found = await asyncio.gather(*(nodes.call(any_server.url, *call) for call in calls))
             assert found == [await plain.execute_command(*call) for call in calls]
             assert found[4] == [value_of(n) for n in (4, 5, 6)]
 
     run(law())
+
+
+def test_no_command_whose_reply_the_client_rewrites_is_plain() -> None:
+    assert PLAIN.isdisjoint(Redis(protocol=2).response_callbacks)
 
 
 def test_a_refusal_costs_no_connection(any_server: RedisServer) -> None:
@@ -80,6 +89,36 @@ def test_large_values_pass(any_server: RedisServer) -> None:
             large = bytes(range(256)) * (1 << 16)
             ((argument, *_),) = await asyncio.gather(nodes.call(any_server.url, "EVALSHA", SHA, 1, KEYS[2], large))
             assert argument == large
+
+    run(law())
+
+
+def test_a_large_write_to_a_server_that_hangs_ends_after_the_timeout(any_server: RedisServer) -> None:
+    async def law() -> None:
+        pool = BlockingConnectionPool.from_url(any_server.url, protocol=2, client_name="large")
+        pool.connection_class = type("LeanConnection", (LeanConnection, Connection), {})
+        connection = await pool.get_connection()
+        any_server.freeze()
+        try:
+            connection.socket_timeout = 0.1
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(RedisTimeoutError, match="writing"):
+                    await connection.send_command("EVALSHA", SHA, 1, KEYS[2], bytes(50 << 20))
+        finally:
+            any_server.thaw()
+        assert not connection.is_connected
+        await until(lambda: all(one["name"] != "large" for one in any_server.client.client_list()))
+
+    run(law())
+
+
+def test_calls_that_could_not_connect_hold_no_connection(tmp_path: Path) -> None:
+    async def law() -> None:
+        leased = LeasedConnections(BlockingConnectionPool.from_url(f"unix://{tmp_path}/nobody"))
+        for _ in range(MAX_LEASED + 1):
+            assert leased.takes("MGET")
+            with pytest.raises(RedisConnectionError):
+                await leased.call("MGET", KEYS[4])
 
     run(law())
 
