@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from storage.archive.item_events import events_on_items
 from storage.archive.manifest import Manifest
 from storage.archive.pieces import merge
 from storage.archive.reader import ArchiveSnapshot
-from storage.state.event import IMPRESSION, Event, LogRecord, Undo
+from storage.state.event import Event, LogRecord, Undo
 from storage.state.record_encoding import EVENT, MERGE, UNDO
 
 COLUMNS = ("kind", "user_id", "event_id", "item_id", "type")
@@ -26,24 +27,9 @@ MAX_NEWEST_ENTRIES = 51_200  # of those that are not archived, some 100 ms to re
 ItemCounts = dict[str, int]
 
 
-def effective_events(log: pl.LazyFrame) -> pl.LazyFrame:
-    """Return the events on items, without undone events and without those of merged users.
-
-    The users that they were merged into have copies of these. An impression is not about a single item.
-    """
-    undone = log.filter(pl.col("kind") == UNDO).select("user_id", "event_id").collect()
-    merged = log.filter(pl.col("kind") == MERGE).select("user_id").collect()
-    events = log.filter((pl.col("kind") == EVENT) & (pl.col("type") != IMPRESSION))
-    if len(undone):
-        events = events.join(undone.lazy(), on=["user_id", "event_id"], how="anti")
-    if len(merged):
-        events = events.join(merged.lazy(), on="user_id", how="anti")
-    return events
-
-
 def count_items(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
     """Return how many users have events of these types on each item."""
-    events = effective_events(log).filter(pl.col("type").is_in(list(types)))
+    events = events_on_items(log).filter(pl.col("type").is_in(list(types)))
     return dict(events.group_by("item_id").agg(pl.col("user_id").n_unique()).collect().iter_rows())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
-from storage.archive.item_counts import effective_events
+from storage.archive.item_events import events_on_items
 from storage.archive.manifest import ArchiveFile
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.folders.folder import Folder
@@ -73,7 +73,7 @@ class TrainingEvents:
             paths = [snapshot.path(file) for file in self._files(snapshot) if file.day in newest.days]
             if not paths:  # all were dropped meanwhile
                 return pl.DataFrame(schema=_schema())
-            events = effective_events(pl.scan_parquet(paths).filter(users, newest.includes()))
+            events = events_on_items(pl.scan_parquet(paths).filter(users, newest.includes()))
             return events.sort("user_id", "timestamp_us", "seq").select(*COLUMNS).collect()
 
         return self._reader.read(read)

@@ -30,7 +30,7 @@ from benchmarks.harness.compose import ROOT
 from benchmarks.machine import cpu
 from model.data.table import write_parquet
 from model.evaluation.holdout_comparison import mark_for_comparison, split_for_comparison
-from storage.archive.item_counts import effective_events
+from storage.archive.item_events import events_on_items
 from storage.archive.manifest import COLUMNS as ARCHIVE_COLUMNS
 from storage.archive.manifest import MANIFEST, ArchiveFile, Manifest
 from storage.archive.pieces import ROW_GROUP
@@ -97,7 +97,7 @@ def prepare(way: Way, archive: Path, out: Path) -> dict[str, Any]:
         data.write_directories(past, LocalFolder(archive), {})
     else:
         log = pl.scan_parquet(sorted(archive.glob("tenant=main/*/*.parquet")), hive_partitioning=False)
-        found = effective_events(log).sort("user_id", "timestamp_us", "seq").select(*EVENT_COLUMNS).collect()
+        found = events_on_items(log).sort("user_id", "timestamp_us", "seq").select(*EVENT_COLUMNS).collect()
         events = found.filter(pl.col("type").is_in(TRAINED_TYPES))
         marked = mark_for_comparison(events)
         past, holdout = split_for_comparison(marked.lazy(), 0)

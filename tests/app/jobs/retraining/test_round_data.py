@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 from app.jobs.retraining.round_data import COLUMNS, RoundData
 from model.config import EVENT_WEIGHTS
 from storage.archive import training_events
-from storage.archive.item_counts import effective_events
+from storage.archive.item_events import events_on_items
 from storage.archive.training_events import TrainingEvents
 from storage.archive.writer import ArchiveWriter, EventEntry
 from storage.folders.local_folder import LocalFolder
@@ -79,7 +79,7 @@ def whole_log(folder: Path) -> pl.DataFrame:
 
 def whole_table(folder: Path, newest: int = ALL) -> pl.DataFrame:
     """Return what counts of the newest entries."""
-    events = effective_events(whole_log(folder).tail(newest).lazy())
+    events = events_on_items(whole_log(folder).tail(newest).lazy())
     return events.sort("user_id", "timestamp_us", "seq").select(training_events.COLUMNS).collect()
 
 
