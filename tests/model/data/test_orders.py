@@ -68,6 +68,12 @@ def test_orders_are_those_of_plain_grouping(
     assert orders_in(found) == {*map(frozenset, named.values()), *map(frozenset, windows)}
 
 
+def test_purchases_exactly_a_window_apart_are_one_order(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+    times_s = [5, 3_605, 7_206, 90_000]
+    found = read(tmp_path, write_rows, [("a", "x", time_s) for time_s in times_s], "user_id item_id timestamp")
+    assert orders_in(found) == {frozenset({0, 1}), frozenset({2}), frozenset({3})}
+
+
 def test_times_that_are_only_an_order_make_no_window(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
     rows = [("a", f"i{n}", n) for n in range(5)]
     found = read(tmp_path / "counted", write_rows, rows, "user_id item_id timestamp")

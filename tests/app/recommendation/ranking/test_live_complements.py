@@ -158,8 +158,8 @@ def test_what_was_corrected_before_it_is_counted_counts_as_it_is_then(begin: Beg
 
 
 def test_without_ids_an_order_is_what_a_user_buys_within_an_hour(begin: Begin) -> None:
-    client, now_s = begin(), time.time()
-    bought = [("tea", 365 * 24), ("jar", 365 * 24), ("tea", 3.5), ("cup", 3), ("lid", 2.5), ("pot", 0.1)]
+    client, now_s = begin(), int(time.time())  # whole seconds, so that tea and cup are exactly an hour apart
+    bought = [("tea", 365 * 24), ("jar", 365 * 24), ("tea", 4), ("cup", 3), ("lid", 2.5), ("pot", 0.1)]
     events = [
         {"user_id": "ann", "item_id": item, "type": "purchase", "timestamp": now_s - hours_ago * 3_600}
         for item, hours_ago in bought
