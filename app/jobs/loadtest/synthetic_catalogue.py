@@ -20,7 +20,7 @@ from model.lisa.item_complements import Complements
 Codes = Literal["trained", "random"]
 
 
-def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed: int = 0) -> None:
+def write_enlarged(directory: Path, model: Path, items: int, codes: Codes) -> None:
     """Write a model directory with the weights of a trained one and `items` items, in rounds of the trained items.
 
     trained  each round copies the trained items; a copy keeps the coarse half of its codes and takes the fine half
@@ -31,7 +31,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     in the order of their codes, as training writes them.
     """
     trained = model_directory.load(model)
-    rng, count = np.random.default_rng(seed), len(trained.items)
+    rng, count = np.random.default_rng(0), len(trained.items)
     rows = np.arange(items)
     original = rows % count
     tensors = load_file(model / WEIGHTS)
