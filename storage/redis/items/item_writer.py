@@ -15,14 +15,13 @@ from storage.redis.items.properties import (
 )
 from storage.redis.items.vectors import require_taken
 from storage.redis.layout.stream_entries import compact_json
-from storage.redis.scripts.items import PUT_ITEMS, READ_ITEM_PROPERTIES
+from storage.redis.scripts.items import ITEM_ARGUMENTS, PUT_ITEMS, READ_ITEM_PROPERTIES
 from storage.redis.session.cooperative_loops import in_slices
 from storage.redis.session.redis_session import RedisSession
 
 FEW_PROPERTIES = 1_000  # that a script merges with the stored ones, which blocks Redis for a millisecond
 READ_BYTES = 2 << 20  # of stored properties, which Redis copies within some milliseconds
 MERGED_BYTES = 1 << 19  # of properties that a script merges, which blocks Redis for some 10 milliseconds
-ITEM_ARGUMENTS = 8  # of PUT_ITEMS for an item
 OVERTAKEN = "concurrent changes of types or vectors reject some of the items; send all of them again"
 
 

@@ -3,6 +3,8 @@
 from storage.records import ITEM_TIMES
 from storage.redis.scripts.script import Script
 
+ITEM_ARGUMENTS = 8  # of PUT_ITEMS for an item
+
 # Equivalent to `HeldProperties.holding` in storage/records.py: returns the declared types, and the rejected name with
 # its type. In the JSON of values that scripts read and write, all are texts, because numbers would lose digits.
 HOLD_TYPES = """
@@ -60,14 +62,14 @@ return refused or cjson.encode(held)
 PUT_ITEMS = Script(
     HOLD_TYPES
     + TAKE_DEAD_AWAY
-    + f"local live = {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
+    + f"local item_arguments, live = {ITEM_ARGUMENTS}, {{{', '.join(f'{name} = true' for name in ITEM_TIMES)}}}\n"
     + """
 -- KEYS  version, changes, title, categories, available, properties, property-types, vectors, vector-bytes
 -- ARGV  types by owner, most properties, bytes to merge; of each item: id, title, categories, available, properties,
 --       vector, the properties that were read, and what they become
 local vector_bytes, has_vectors = tonumber(redis.call('GET', KEYS[9]) or '0'), false
 local done, merged = 0, 0
-for arg = 4, #ARGV, 8 do
+for arg = 4, #ARGV, item_arguments do
     local given = #ARGV[arg + 5] - 1
     has_vectors = has_vectors or given >= 0
     if given > 0 then
@@ -106,7 +108,7 @@ local function put_vector(item, vector)
         redis.call('HSET', KEYS[8], item, string.sub(vector, 2))
     end
 end
-for arg = 4, #ARGV, 8 do
+for arg = 4, #ARGV, item_arguments do
     if merged > tonumber(ARGV[3]) then break end
     redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
     for part = 1, 3 do
