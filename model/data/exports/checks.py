@@ -136,7 +136,7 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
         _find_bad_ids(found, "item_id")
         ids = found.frame["item_id"]
         again = ids.is_duplicated() & ~ids.is_first_distinct()
-        found.find(again, "the item appears twice", found.remedy, column="item_id")
+        found.find(again, "the item appears twice; the first line counts", found.remedy, column="item_id")
     if "available" in found.frame.columns:
         cells = found.frame["available"].fill_null("").str.to_lowercase()
         is_odd = ~cells.is_in([*YES_OR_NO, ""])
