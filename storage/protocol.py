@@ -372,6 +372,10 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
         """
         return 0  # for a store that has nothing to rebuild
 
+    async def require_whole(self) -> None:
+        """Raise StorageError if the store may have lost acknowledged events, unless the loss was accepted."""
+        ...
+
     async def accept_loss(self) -> None:
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
 

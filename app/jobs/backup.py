@@ -29,9 +29,14 @@ async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int
     if out.exists():
         raise ValueError(f"'{out}' exists already; choose another name with --out")
     async with opened_store(settings) as store:
+        await store.require_whole()
         entries = await storage_backup.backup(store, out, on_progress)
-        about = {"entries": entries}
-        await store.audit.append(settings.tenant, [AuditEntry.now(COMMAND_LINE, "export.backup", details=about)])
+        try:
+            audited = AuditEntry.now(COMMAND_LINE, "export.backup", details={"entries": entries})
+            await store.audit.append(settings.tenant, [audited])
+        except BaseException:
+            out.unlink()
+            raise
         return entries
 
 

@@ -31,7 +31,7 @@ async def open_store(settings: StoreSettings, *generations: Generation, is_new: 
         )
         try:
             if generations and not is_new:
-                await store.require_archived()
+                await store.require_whole()
         except StorageError:
             await store.close()
             raise

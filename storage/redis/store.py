@@ -311,6 +311,10 @@ class RedisStore(UserStore):
         return await (self._repair.accept_loss() if accept_loss else self._repair.run())
 
     @override
+    async def require_whole(self) -> None:
+        await self._session.require_whole()
+
+    @override
     async def accept_loss(self) -> None:
         await self._session.require_open()
         await self._session.trust.accept_loss()

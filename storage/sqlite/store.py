@@ -109,7 +109,7 @@ class SQLiteStore(UserStore):
     ) -> "SQLiteStore":
         """Open or create the store in the directory. Without a generation it accepts no events.
 
-        archive_dir  the archive with copies of the log, for `require_archived`
+        archive_dir  the archive with copies of the log, for `require_whole`
 
         raises  StorageUnavailable  when the directory or file cannot be used
                 StorageError        when a newer or an earlier lisarec has written the file
@@ -295,14 +295,14 @@ class SQLiteStore(UserStore):
             )
         )
 
-    async def require_archived(self) -> None:
-        """Raise StorageError if the log lacks entries that the archive has, unless the loss was accepted."""
-        await _require_archived(self._database, self._archive_dir)
-
     @override
     async def repair(self, *, accept_loss: bool = False) -> int:
-        await (self.accept_loss() if accept_loss else self.require_archived())
+        await (self.accept_loss() if accept_loss else self.require_whole())
         return 0  # there is nothing to rebuild
+
+    @override
+    async def require_whole(self) -> None:
+        await _require_archived(self._database, self._archive_dir)
 
     @override
     async def accept_loss(self) -> None:

@@ -43,9 +43,7 @@ class LogRepair:
 
         raises  StorageError  when entries are lost
         """
-        await self._session.require_open()
-        for partition in range(self._session.keys.partitions):
-            await self._session.trust.require(self._session.keys.log(partition))
+        await self._session.require_whole()
         repaired = await self._repair_all(accept_loss=False)
         await self._overwriting.log_again()
         return repaired

@@ -78,6 +78,12 @@ class RedisSession:
             raise StorageUnavailable("the store is closed", "closed")
         await self.check()
 
+    async def require_whole(self) -> None:
+        """Raise StorageError unless all servers may be written to."""
+        await self.require_open()
+        for partition in range(self.keys.partitions):
+            await self.trust.require(self.keys.log(partition))
+
     async def check(self) -> None:
         """Check before the first use that the servers and their data are usable.
 

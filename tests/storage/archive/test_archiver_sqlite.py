@@ -86,7 +86,7 @@ class TestSQLite:
         async def require(place: Path) -> None:
             store = await SQLiteStore.open(place, [GENERATION], archive_dir=directory)
             try:
-                await store.require_archived()
+                await store.require_whole()
             finally:
                 await store.close()
 

@@ -1,0 +1,78 @@
+"""Backups by the command: which stores are refused, and what a refused backup leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.archiver.sqlite_source import SQLiteSource
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
+from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.redis.servers import RedisServer
+
+
+async def fill(server: RedisServer) -> None:
+    store = await RedisStore.open(server.url, [make_generation()])
+    await store.append("main", [click("e1")])
+    await store.close()
+
+
+def refused_backup(capsys: pytest.CaptureFixture[str], out: Path, *options: object) -> str:
+    """What a backup that fails prints. It leaves no file."""
+    out.parent.mkdir()
+    with pytest.raises(SystemExit, match="1"):
+        main(["backup", "--out", str(out), *map(str, options)])
+    assert list(out.parent.iterdir()) == []
+    return capsys.readouterr().err
+
+
+def test_a_redis_that_has_lost_events_is_not_backed_up(
+    redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(fill(redis_server))
+    with RedisSource.open(redis_server.url) as log, ArchiveWriter.open(tmp_path / "archive") as writer:
+        archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
+    redis_server.restart_with(None)
+
+    async def start_a_service() -> None:
+        await (await RedisStore.open(redis_server.url, [make_generation()])).close()
+
+    asyncio.run(start_a_service())
+    out, options = tmp_path / "backups" / "log.jsonl.gz", ["--archive-dir", tmp_path / "archive"]
+    assert "has lost acknowledged events" in refused_backup(capsys, out, "--redis-url", redis_server.url, *options)
+
+
+def test_a_file_that_lacks_what_is_archived_is_not_backed_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_dir, archive_dir = tmp_path / "state", tmp_path / "archive"
+
+    async def open_store(*event_ids: str) -> None:
+        store = await SQLiteStore.open(data_dir, [make_generation()])
+        await store.append("main", [click(event_id) for event_id in event_ids])
+        await store.close()
+
+    asyncio.run(open_store("e1"))
+    with SQLiteSource.open(data_dir) as log, ArchiveWriter.open(archive_dir) as writer:
+        archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
+    data_dir.rename(tmp_path / "away")
+    asyncio.run(open_store())
+    out, options = tmp_path / "backups" / "log.jsonl.gz", ["--archive-dir", archive_dir]
+    assert "the store lacks" in refused_backup(capsys, out, "--data-dir", data_dir, *options)
+
+
+def test_a_backup_that_cannot_be_audited_leaves_no_file(
+    redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(fill(redis_server))
+    redis_server.client.config_set("maxmemory", 1)
+    out = tmp_path / "backups" / "log.jsonl.gz"
+    assert "maxmemory" in refused_backup(capsys, out, "--redis-url", redis_server.url)
