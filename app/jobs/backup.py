@@ -76,7 +76,7 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
 
     raises  StorageError, ValueError
     """
-    async with opened_store(settings) as store:
+    async with opened_store(settings, is_new=accept_loss) as store:
         return await store.repair(accept_loss=accept_loss)
 
 

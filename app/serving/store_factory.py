@@ -13,13 +13,20 @@ from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 
 
-async def open_store(settings: StoreSettings, *generations: Generation, is_new: bool = False) -> UserStore:
-    """Open the store from the settings. An unreachable Redis is not an error: the service waits for it.
+async def open_store(
+    settings: StoreSettings, *generations: Generation, is_new: bool = False, must_exist: bool = False
+) -> UserStore:
+    """Open the store from the settings. An unreachable Redis is not an error unless it must exist.
 
-    is_new  whether the store may lack data that an archive has
+    is_new      whether the store may lack data that an archive has
+    must_exist  whether the store must have been used before
 
     raises  StorageError, ValueError  when the store cannot be used in its current condition
     """
+    if must_exist and settings.redis_url is None and not (settings.data_dir / FILE_NAME).exists():
+        raise ValueError(
+            f"'{settings.data_dir}' has no users; pass the same --data-dir or --redis-url as to 'lisarec serve'"
+        )
     ttl_days = settings.state_ttl_days
     if settings.redis_url is None:
         store = await SQLiteStore.open(
@@ -43,6 +50,7 @@ async def open_store(settings: StoreSettings, *generations: Generation, is_new: 
         prefix=settings.redis_prefix,
         archive_dir=settings.archive,
         options=RedisOptions(
+            must_exist=must_exist,
             state_ttl_days=ttl_days,
             acks=ReplicaAcks(
                 settings.redis_replicas, settings.redis_replicas_timeout_s, synced=settings.redis_replicas_synced
@@ -55,12 +63,8 @@ async def open_store(settings: StoreSettings, *generations: Generation, is_new: 
 async def opened_store(
     settings: StoreSettings, *generations: Generation, is_new: bool = False
 ) -> AsyncIterator[UserStore]:
-    """Open the store of the settings and close it afterwards; raise ValueError if it must exist and does not."""
-    if settings.redis_url is None and not is_new and not (settings.data_dir / FILE_NAME).exists():
-        raise ValueError(
-            f"'{settings.data_dir}' has no users; pass the same --data-dir or --redis-url as to 'lisarec serve'"
-        )
-    store = await open_store(settings, *generations, is_new=is_new)
+    """Open the store of the settings, which must exist unless it is new, and close it afterwards."""
+    store = await open_store(settings, *generations, is_new=is_new, must_exist=not is_new)
     try:
         yield store
     finally:

@@ -25,7 +25,7 @@ from storage.redis.connections.nodes import DRIVER, Argument, failure_text, is_c
 from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import require_usable
 from storage.redis.layout.head import TIME_DIGITS, rounded_up_s
-from storage.redis.layout.keys import LAYOUT_VERSION, Keyspace, User, erasing_key
+from storage.redis.layout.keys import LAYOUT_VERSION, UNUSED, Keyspace, User, erasing_key
 from storage.redis.layout.lost_entries import LOST_FIELD, decode_lost
 from storage.redis.layout.stream_entries import parse_erasure
 from storage.redis.scripts.corrections import REWRITE_LOG, rewrite_arguments
@@ -94,7 +94,7 @@ class RedisSource(LogSource):
         """Return the hash with the data's metadata, and remember the number of partitions."""
         meta: dict[bytes, bytes] = self._redis.hgetall(self._keys.meta)
         if not {b"layout", b"partitions"} <= meta.keys():
-            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it right?")
+            raise StorageUnavailable(UNUSED.format(prefix=self._prefix))
         if int(meta[b"layout"]) != LAYOUT_VERSION:
             raise StorageError(
                 f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this version of lisarec does not support"

@@ -73,6 +73,7 @@ class RedisOptions:
     max_waiting     queued events, and as many queued values to read
     state_ttl_days  states expire this many days after the last event; None for never
     acks            the replicas that must have an acknowledged write
+    must_exist      whether a server that cannot be reached, or that no service has used, is an error
     """
 
     connect_timeout_s: float = 1.0
@@ -81,6 +82,7 @@ class RedisOptions:
     max_waiting: int = 8192
     state_ttl_days: int | None = None
     acks: ReplicaAcks = NO_ACKS
+    must_exist: bool = False
 
 
 DEFAULT_OPTIONS = RedisOptions()
@@ -129,10 +131,10 @@ class RedisStore(UserStore):
 
         The URL of a cluster names one node or several: redis://HOST:PORT,HOST:PORT. The archive directory contains the
         older part of the log once an archiver has moved it there. Without a generation the store accepts no events. An
-        unreachable server is not an error: until it can be reached, every call raises StorageUnavailable.
+        unreachable server is no error, unless it must exist: until it can be reached, calls raise StorageUnavailable.
 
         raises  ValueError          when the URL or prefix cannot be used
-                StorageUnavailable  when the server rejects the user, the password or a command
+                StorageUnavailable  when the server rejects the user, the password or a command, or must exist
                 StorageError        when the server is too old, or its data have another layout
         """
         servers = RedisServers(
@@ -145,7 +147,8 @@ class RedisStore(UserStore):
             await asyncio.to_thread(compile_fold, generations[0])
         lacks_archive = bool(generations) and archive_dir is None
         archive = AsyncArchiveReader(archive_dir, options.archive_timeout_s)
-        session = RedisSession(servers, Keyspace(prefix, partitions), archive, lacks_archive=lacks_archive)
+        keys, must_exist = Keyspace(prefix, partitions), options.must_exist
+        session = RedisSession(servers, keys, archive, lacks_archive=lacks_archive, must_exist=must_exist)
         store = cls(session, archive, generations, tenant, options)
         try:
             await session.check()
@@ -153,7 +156,7 @@ class RedisStore(UserStore):
                 await session.register(generations)
         except StorageError as exc:
             refused = isinstance(exc.__cause__, AuthenticationError) or is_withheld(exc.__cause__)
-            if refused or not isinstance(exc, StorageUnavailable):
+            if must_exist or refused or not isinstance(exc, StorageUnavailable):
                 await store.close()
                 raise
             logger.warning("the store is not available yet: %s", exc)

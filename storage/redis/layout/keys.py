@@ -88,6 +88,10 @@ from storage.records import MAIN_TENANT
 from storage.state.generation import Generation
 
 LAYOUT_VERSION = 5
+UNUSED = (
+    "no service has used the key prefix '{prefix}' yet: correct LISAREC_REDIS_PREFIX or the URL's database, or start a "
+    "service first; if Redis has lost its data, see 'Recover from lost data' in docs/how-to/operate/repair.md"
+)
 GENERATION_FIELD = "generation:"  # prefix of fields of PREFIX:meta, as are the next ones
 ITEMS_FIELD = "items:"
 NEWEST_FIELD = "newest:"
@@ -103,36 +107,36 @@ class Keyspace:
             raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
         self.meta = f"{prefix}:meta"
         self.partitions = partitions
-        self._prefix = prefix
+        self.prefix = prefix
         self._partitions = [self.partition(number) for number in range(partitions)]
 
     def generations(self, tenant: str) -> str:
         """Return the key of the tenant's generations."""
-        return f"{self._prefix}:generations{_tenant_suffix(tenant)}"
+        return f"{self.prefix}:generations{_tenant_suffix(tenant)}"
 
     def active(self, tenant: str) -> str:
         """Return the key of the tenant's active generation."""
-        return f"{self._prefix}:active{_tenant_suffix(tenant)}"
+        return f"{self.prefix}:active{_tenant_suffix(tenant)}"
 
     def live(self, tenant: str, tag: bytes) -> str:
         """Return the key that exists while any process serves or builds the generation."""
-        return f"{self._prefix}:live:{tag.hex()}{_tenant_suffix(tenant)}"
+        return f"{self.prefix}:live:{tag.hex()}{_tenant_suffix(tenant)}"
 
     def items(self, tenant: str) -> ItemKeys:
         """Return the keys of the tenant's items."""
-        return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+        return ItemKeys(f"{self.prefix}:{{items:{quote(tenant, safe='')}}}")
 
     def experiment(self, tenant: str) -> str:
         """Return the key of the tenant's experiment."""
-        return f"{self._prefix}:experiment:{quote(tenant, safe='')}"
+        return f"{self.prefix}:experiment:{quote(tenant, safe='')}"
 
     def pattern(self, beginning: str) -> str:
         """Return the SCAN pattern of the keys of partitions that begin so behind the hash tag; see `begins_with`."""
-        return f"{_escaped(self._prefix)}:{{p*}}:{beginning}*"
+        return f"{_escaped(self.prefix)}:{{p*}}:{beginning}*"
 
     def partition(self, number: int) -> str:
         """Return the prefix of the partition's keys, with the hash tag."""
-        return f"{self._prefix}:{{p{number}}}"
+        return f"{self.prefix}:{{p{number}}}"
 
     def log(self, partition: int) -> str:
         """Return the key of the partition's log."""

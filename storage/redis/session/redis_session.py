@@ -14,7 +14,7 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, is_withheld, storage_error
-from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace, begins_with
+from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, UNUSED, Keyspace, begins_with
 from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
@@ -42,15 +42,22 @@ class RedisSession:
 
     trust          whether they still have all acknowledged events, checked for every write
     lacks_archive  whether to warn if older parts of the log are in an archive
+    must_exist     whether servers that no service has used are an error
     """
 
     def __init__(
-        self, servers: RedisServers, keys: Keyspace, archive: AsyncArchiveReader, *, lacks_archive: bool
+        self,
+        servers: RedisServers,
+        keys: Keyspace,
+        archive: AsyncArchiveReader,
+        *,
+        lacks_archive: bool,
+        must_exist: bool,
     ) -> None:
         self.servers = servers
         self.keys = keys
         self._is_closed = False
-        self._lacks_archive = lacks_archive
+        self._lacks_archive, self._must_exist = lacks_archive, must_exist
         self._is_checked = False
         self._archive_id = ""
         self._fields: dict[str, str] = {}  # fields of PREFIX:meta that this process has ensured
@@ -231,7 +238,10 @@ class RedisSession:
         read = ("HMGET", self.keys.meta, *wanted)
         if None in await self.call(*read):
             # in this order, because another process may be creating the store at the same time
-            is_gone = await self._has_logs() and None in await self.call(*read)
+            has_logs = await self._has_logs()
+            if self._must_exist and not has_logs:
+                raise StorageUnavailable(UNUSED.format(prefix=self.keys.prefix))
+            is_gone = has_logs and None in await self.call(*read)
             lost = {LOST_FIELD: encode_lost({META: ""}, 0)} if is_gone else {}
             for name, value in (wanted | lost).items():
                 await self.call("HSETNX", self.keys.meta, name, value)

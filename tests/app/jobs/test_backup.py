@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from app.cli.main import main
+from benchmarks.harness.service_process import free_port
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
@@ -17,6 +20,8 @@ from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
+
+ROOT = Path(__file__).parents[3]
 
 
 async def fill(server: RedisServer) -> None:
@@ -67,6 +72,37 @@ def test_a_file_that_lacks_what_is_archived_is_not_backed_up(
     asyncio.run(open_store())
     out, options = tmp_path / "backups" / "log.jsonl.gz", ["--archive-dir", archive_dir]
     assert "the store lacks" in refused_backup(capsys, out, "--data-dir", data_dir, *options)
+
+
+def test_a_key_prefix_that_no_service_has_used_is_refused_and_left_alone(
+    redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(fill(redis_server))
+    keys = sorted(redis_server.client.keys())
+    monkeypatch.setenv("LISAREC_REDIS_PREFIX", "lisarek")
+    out = tmp_path / "backups" / "log.jsonl.gz"
+    printed = refused_backup(capsys, out, "--redis-url", redis_server.url)
+    assert "no service has used the key prefix 'lisarek'" in printed
+    assert sorted(redis_server.client.keys()) == keys
+
+
+def test_a_redis_that_came_back_empty_is_backed_up_again_once_the_loss_is_accepted(
+    redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, out = ["--redis-url", redis_server.url], tmp_path / "backups" / "log.jsonl.gz"
+    assert "Recover from lost data" in refused_backup(capsys, out, *options)
+    for command in (["repair", "--accept-loss"], ["backup", "--out", str(out)]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, *options])
+
+
+def test_a_redis_that_is_away_is_reported_once(tmp_path: Path) -> None:
+    """In a process of its own, because pytest takes what a command logs."""
+    command = [sys.executable, "-m", "app", "backup", "--redis-url", f"redis://127.0.0.1:{free_port()}"]
+    failed = subprocess.run([*command, "--out", str(tmp_path / "f")], cwd=ROOT, capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("lisarec: Redis failed")
+    assert failed.stderr.count("\n") == 1
 
 
 def test_a_backup_that_cannot_be_audited_leaves_no_file(
