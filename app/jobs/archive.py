@@ -42,7 +42,7 @@ class ArchiverMetrics(JobMetrics):
         self._turn_seconds = instruments.histogram(
             "lisarec_archive_turn_seconds", "Duration of a run of the archiver", TURN_BUCKETS_S
         )
-        self._failures = instruments.counter("lisarec_archive_failures", "Failed runs")
+        self.failures = instruments.counter("lisarec_archive_failures", "Failed runs")
         self._events = instruments.counter(
             "lisarec_archive_events", "Events by outcome: archived, trimmed or dropped", ["done"]
         )
@@ -50,7 +50,7 @@ class ArchiverMetrics(JobMetrics):
             self._events.labels(done)
         self._through = instruments.gauge(
             "lisarec_archive_through_timestamp_seconds",
-            "All events logged before this time are archived",
+            "All events logged before this time are archived; 0 before the first run",
         )
         self._used = instruments.gauge(
             "lisarec_redis_used_bytes", "Used memory of a Redis server, as of the archiver's last run", ["server"]
@@ -63,12 +63,8 @@ class ArchiverMetrics(JobMetrics):
     def turn(self, source: LogSource) -> Iterator[Callable[[TurnCounts], None]]:
         """Measure one turn. Yields a function that records its counts."""
         began_s = time.time()
-        try:
-            with self._turn_seconds.time():
-                yield self._count
-        except Exception:
-            self._failures.inc()
-            raise
+        with self._turn_seconds.time():
+            yield self._count
         self._through.set(began_s)
         for server, used, limit in source.memory_usage():
             self._used.labels(server).set(used)
@@ -97,6 +93,7 @@ def run_archiver(
         except StorageUnavailable as exc:
             if plan.every_s is None:
                 raise
+            metrics.failures.inc()
             report(f"retrying: {exc}")
             time.sleep(PAUSE_AFTER_FAILURE_S)
 

@@ -241,7 +241,8 @@ def test_what_cannot_be_archived_says_why(
 def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_server: RedisServer) -> None:
     archive_dir = tmp_path / "archive"
     command = [sys.executable, "-m", "app", "archive", "--redis-url", redis_server.url]
-    options = ["--archive-dir", str(archive_dir), "--every", "0.1"]
+    metrics = f"127.0.0.1:{free_port()}"
+    options = ["--archive-dir", str(archive_dir), "--every", "0.1", "--metrics", metrics]
     with subprocess.Popen(
         [*command, *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -255,10 +256,13 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
 
         try:
             read_until_printed("retrying: no service has used the key prefix 'lisarec' yet")
+            assert failures_at(metrics) > 0
             asyncio.run(append(redis_server, "e1"))
             read_until_printed("1 events archived")
+            failed = failures_at(metrics)
             redis_server.kill()
             read_until_printed("retrying: Redis failed")
+            assert failures_at(metrics) > failed
             redis_server.start()
             asyncio.run(append(redis_server, "e2"))
             read_until_printed("1 events archived")
@@ -266,6 +270,12 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
             process.kill()
     found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))
     assert [entry.record.entry_id for entry in found] == ["e1", "e2"]
+
+
+def failures_at(address: str) -> float:
+    lines = httpx.get(f"http://{address}/metrics").text.splitlines()
+    (failures,) = (line for line in lines if line.startswith("lisarec_archive_failures_total "))
+    return float(failures.split()[1])
 
 
 async def append(server: RedisServer, event_id: str) -> None:
