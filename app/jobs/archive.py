@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,6 +23,8 @@ from storage.folders.place import Place
 PAUSE_AFTER_FAILURE_S = 5.0
 FOLLOW_JUMPS_AFTER_S = 3_600.0  # a clock that is wrong for less time drops nothing
 TURN_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def run_archiver(
 ) -> None:
     """Archive for ever, or once.
 
-    report  is called with a line for each turn, and for each failure after which it retries
+    report  is called with a line for each turn
     raises  StorageUnavailable  when the only turn fails
             StorageError        when log and archive do not belong together
     """
@@ -94,7 +97,7 @@ def run_archiver(
             if plan.every_s is None:
                 raise
             metrics.failures.inc()
-            report(f"retrying: {exc}")
+            logger.warning("retrying: %s", exc)
             time.sleep(PAUSE_AFTER_FAILURE_S)
 
 

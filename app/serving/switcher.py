@@ -241,14 +241,14 @@ class GenerationSwitcher:
             refreshing.cancel()
 
     def _switch_to(self, served: ServedGeneration) -> None:
-        logger.warning("serving %r instead of %r", served.named.name, self.current.named.name)
+        logger.info("serving %r instead of %r", served.named.name, self.current.named.name)
         self._set_current(self._already_served().get(served.named, served))
         self._failed, self._announce_at_s = None, 0
         self._context.metrics.generations.count_switch("switched")
         self._record_current()
 
     def _set_arms(self, arms: ExperimentArms) -> None:
-        logger.warning("experiment: %s", "none" if arms.experiment is None else arms.text)
+        logger.info("experiment: %s", "none" if arms.experiment is None else arms.text)
         self._arms, self._announce_at_s = arms.with_served(self._already_served()), 0
         self._propagate_served(*self._arms.generations.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -26,11 +27,13 @@ POLL_EVERY_S = 600.0  # until there are enough events for a first model
 AFTER_FAILURE_S = 300.0
 NICENESS = 10
 
+logger = logging.getLogger(__name__)
+
 
 def run_trainer(
     settings: StoreSettings, plan: RetrainingPlan, every_s: float | None, console: Console, metrics: TrainerMetrics
 ) -> RoundOutcome:
-    """Retrain once, or every `every_s` seconds, where a failed round is reported and tried again.
+    """Retrain once, or every `every_s` seconds, where a failed round is logged and tried again.
 
     raises  StorageError, ValueError, OSError  when a single round fails
     """
@@ -49,7 +52,7 @@ def run_trainer(
                 if every_s is None:
                     raise
                 metrics.failed()
-                print_line(console, f"retrying: {exc}")
+                logger.warning("retrying: %s", exc)
                 time.sleep(min(AFTER_FAILURE_S, every_s))
                 continue
             print_line(console, f"{outcome.outcome}: {outcome.reason}")

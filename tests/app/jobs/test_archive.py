@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -270,6 +271,24 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
             process.kill()
     found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))
     assert [entry.record.entry_id for entry in found] == ["e1", "e2"]
+
+
+@pytest.mark.parametrize("command", [["archive"], ["retrain", "--every", "1h"]], ids=" ".join)
+def test_failures_of_jobs_are_warnings(command: list[str], tmp_path: Path) -> None:
+    away = ["--redis-url", f"redis://127.0.0.1:{free_port()}", "--archive-dir", str(tmp_path / "archive")]
+    log = {"LISAREC_LOG_FORMAT": "json", "LISAREC_LOG_LEVEL": "warning"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", *command, *away],
+        cwd=tmp_path,
+        env=environment() | log | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        first = json.loads(process.stderr.readline())
+        process.kill()
+    assert first["level"] == "warning"
+    assert first["message"].startswith("retrying: ")
 
 
 def failures_at(address: str) -> float:
