@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
 from app.schemas.events import MAX_VALUE
@@ -116,6 +117,11 @@ class StoreSettings(BaseSettings):
     )
     log_format: LogFormat = Field("text", description="Log format: `text`, or `json` for one JSON object per line.")
 
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_small_letters(cls, level: object) -> object:
+        return level.lower() if isinstance(level, str) else level
+
     @property
     def models_folder(self) -> Place:
         """The folder of the models that can be activated."""
@@ -165,7 +171,7 @@ class Settings(StoreSettings):
     )
 
     insecure: bool = Field(False, description="Accept requests from other machines without API keys.")
-    tenants: dict[Name, PlaceSetting] = Field(
+    tenants: Annotated[dict[Name, PlaceSetting], NoDecode] = Field(
         {}, description="Model directories of additional tenants, by tenant. In the environment, a JSON object."
     )
     playground: bool = Field(False, description="Serve the playground. It shows users' states.")
@@ -216,6 +222,17 @@ class Settings(StoreSettings):
         if isinstance(port, str) and ADDRESS_OF_KUBERNETES.fullmatch(port):
             return cls.model_fields["port"].default
         return port
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _tenants_of_json(cls, tenants: object) -> object:
+        if not isinstance(tenants, str):
+            return tenants
+        with suppress(ValueError):
+            found = json.loads(tenants)
+            if isinstance(found, dict) and all(isinstance(model, str) for model in found.values()):
+                return found
+        raise ValueError("""write a JSON object of model directories, such as {"books": "models/books/june"}""")
 
     @model_validator(mode="after")
     def _keys_or_none(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -277,7 +277,7 @@ def service_settings(given: Mapping[str, object]) -> Settings:
     try:
         return Settings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise bad_values(exc) from None
+        raise bad_values(exc, _with_variable) from None
 
 
 def store_settings(**given: object) -> StoreSettings:
@@ -289,7 +289,7 @@ def store_settings(**given: object) -> StoreSettings:
     try:
         return StoreSettings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise bad_values(exc) from None
+        raise bad_values(exc, _with_variable) from None
 
 
 def model_output(out: str, resume: bool) -> ModelOutput:
@@ -317,8 +317,18 @@ def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
     return {"redis_url": None, **options} if "data_dir" in options else options
 
 
-def bad_values(exc: ValidationError) -> typer.BadParameter:
-    """Return the usage error for invalid settings. An error about several fields names no single option."""
+def _with_variable(setting: object) -> str:
+    return f"{setting} (LISAREC_{str(setting).upper()})"
+
+
+def bad_values(exc: ValidationError, name_of: Callable[[object], str] = str) -> typer.BadParameter:
+    """Return the usage error for invalid values. An error about several fields names no single one.
+
+    name_of  gives the name of a field
+    """
     return typer.BadParameter(
-        "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
+        "; ".join(
+            ": ".join((*map(name_of, error["loc"][:1]), error["msg"].removeprefix("Value error, ")))
+            for error in exc.errors()
+        )
     )

@@ -295,20 +295,6 @@ def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
     assert "sesame" not in str(refused.value)
 
 
-@pytest.mark.parametrize("command", [["serve"], ["archive", "--archive-dir", "a"], ["activate", "june"]], ids=" ".join)
-def test_a_misspelt_setting_is_refused_and_the_right_one_named(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LISAREC_MAX_REQUEST", "1")
-    monkeypatch.setenv("LISAREC_XYZZY", "sesame")
-    shown = Outcome(capsys, *command)
-    printed = " ".join(shown.err.replace("│", " ").split())
-    assert shown.status == 2
-    assert "LISAREC_MAX_REQUEST in the environment is not a setting; did you mean LISAREC_MAX_REQUESTS?" in printed
-    assert "LISAREC_XYZZY in the environment is not a setting" in printed
-    assert "sesame" not in printed
-
-
 def test_every_variable_of_the_documents_and_the_compose_file_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "Makefile", "docker-compose.yml"))]
     files += [file for file in (ROOT / "docker").rglob("*") if file.is_file()]

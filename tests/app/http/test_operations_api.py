@@ -307,8 +307,16 @@ def test_what_only_looks_like_it_is_refused(port: str, monkeypatch: pytest.Monke
         Settings()
 
 
+def test_levels_of_the_log_may_be_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISAREC_LOG_LEVEL", "INFO")
+    assert Settings().log_level == "info"
+
+
 def test_exported_settings_are_what_another_process_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(model_dir=Path("models/a b"), drain_s=0.5, workers=3, tenant="shop")
+    tenants = {"books": Path("models/books/a")}
+    settings = Settings(
+        model_dir=Path("models/a b"), drain_s=0.5, workers=3, tenant="shop", tenants=tenants, keys_file=Path("k")
+    )
     for name in Settings.model_fields:
         monkeypatch.delenv(f"LISAREC_{name.upper()}", raising=False)
         monkeypatch.setenv(f"LISAREC_{name.upper()}", "")  # so that what is exported is taken back afterwards

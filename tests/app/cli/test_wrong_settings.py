@@ -1,0 +1,42 @@
+"""Settings of the environment that are misspelt or have a wrong value: a usage error that names the variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.cli.main import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command with wrong usage prints."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments])
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", [["serve"], ["archive", "--archive-dir", "a"], ["activate", "june"]], ids=" ".join)
+def test_a_misspelt_setting_is_refused_and_the_right_one_named(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_MAX_REQUEST", "1")
+    monkeypatch.setenv("LISAREC_XYZZY", "sesame")
+    printed = refused(capsys, *command)
+    assert "LISAREC_MAX_REQUEST in the environment is not a setting; did you mean LISAREC_MAX_REQUESTS?" in printed
+    assert "LISAREC_XYZZY in the environment is not a setting" in printed
+    assert "sesame" not in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("PORT", "http", "port (LISAREC_PORT): Input should be a valid integer"),
+        ("MODEL_DIR", "http://shop/m", "model_dir (LISAREC_MODEL_DIR): 'http://' is not a supported location"),
+        ("TENANTS", "{books}", 'tenants (LISAREC_TENANTS): write a JSON object of model directories, such as {"books"'),
+        ("TENANTS", "[1]", "write a JSON object"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(
+    name: str, value: str, hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"LISAREC_{name}", value)
+    assert hint in refused(capsys, "serve")
