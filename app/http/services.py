@@ -27,6 +27,7 @@ from app.recommendation.fair_thread import FairThread
 from app.serving.lifespan import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
+from model.artifact.signatures import TrustedKeys
 from model.inference.captured_batches import SLOTS
 from storage.archive.manifest import archived_through_s
 from storage.errors import StorageUnavailable
@@ -91,10 +92,12 @@ async def open_services(
 ) -> AsyncIterator[Services]:
     """Open the stores and engines of all tenants; on exit, finish the accepted requests and close them.
 
-    raises  KeysFileError, SealKeysError, StorageError, ValueError  when keys, certificate or a store cannot be used
+    raises  StorageError, ValueError  when keys, certificate or a store cannot be used
     """
     tls = server_context(*settings.tls_files) if settings.tls_files else None
     keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
+    if settings.model_keys_file is not None:
+        TrustedKeys.read(settings.model_keys_file)  # a service that starts without a model would need them only later
     seal_keys = settings.seal_keys_file
     sealer = None if seal_keys is None else StateSealer(SealKeyring(seal_keys), settings.sealed_state_days)
     redis_url = None if settings.redis_url is None else settings.redis_url_with_password

@@ -14,7 +14,7 @@ from app.serving import switcher
 from app.serving.bucket_models import BucketModels
 from app.settings import Settings
 from model.artifact.model_directory import MANIFEST, ArtifactError, verified_tag
-from model.artifact.signatures import SIGNATURE, make_key
+from model.artifact.signatures import SIGNATURE, SignatureError, make_key
 from storage.folders.place import ObjectUrl
 from tests.app.conftest import Client, item_id, write_model
 from tests.waiting import wait_until
@@ -142,6 +142,12 @@ def test_a_model_that_others_let_go_live_does_not_replace_the_signed_one(
     assert deployment.run("sign", deployment.models / "unsigned", "--key", deployment.key)[0] == 0
     for client in clients:
         wait_until(lambda client=client: client.get("/v1/model").json()["generation"] == "unsigned")  # type: ignore[misc]
+
+
+def test_no_service_starts_without_the_file_of_the_keys(deployment: Deployment) -> None:
+    deployment.trust(deployment.directory / "missing")
+    with pytest.raises(SignatureError, match="missing"):
+        deployment.begin(None)
 
 
 def test_keys_are_made_rotated_and_removed_by_commands(deployment: Deployment) -> None:
