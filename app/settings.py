@@ -39,6 +39,8 @@ OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT|PORT_\d+_(T
 ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+:\d+")  # of a Service named "lisarec", in LISAREC_PORT
 
 
+SCHEMES_OF_REDIS = ("redis://", "rediss://", "unix://")
+
 PlaceSetting = Annotated[Place, BeforeValidator(parse_place), PlainSerializer(str, return_type=str)]
 
 
@@ -116,6 +118,13 @@ class StoreSettings(BaseSettings):
         "info", description="Lowest level of log lines."
     )
     log_format: LogFormat = Field("text", description="Log format: `text`, or `json` for one JSON object per line.")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _with_scheme(cls, url: str | None) -> str | None:
+        if url is None or url.startswith(SCHEMES_OF_REDIS):
+            return url
+        raise ValueError("begin it with redis://, rediss:// or unix://, such as redis://127.0.0.1:6379/0")
 
     @field_validator("log_level", mode="before")
     @classmethod

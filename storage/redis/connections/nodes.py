@@ -50,6 +50,8 @@ CAUSES_OF_REFUSALS: Mapping[str, FailureCause] = {
     "no index": "damaged",
 }
 
+CHECK_LOGIN = "Check the user in LISAREC_REDIS_URL, and LISAREC_REDIS_PASSWORD_FILE or LISAREC_REDIS_PASSWORD"
+
 Argument: TypeAlias = str | bytes | int
 
 logger = logging.getLogger(__name__)
@@ -319,7 +321,8 @@ def storage_error(cause: Exception) -> StorageError:
 
 def failure_text(failure: Exception) -> str:
     """Return what happened, and the remedy if it is known."""
-    return " ".join(filter(None, [f"Redis failed: {failure}", tls_remedy(failure)]))
+    remedy = CHECK_LOGIN if isinstance(failure, AuthenticationError) else tls_remedy(failure)
+    return " ".join(filter(None, [f"Redis failed: {failure}", remedy]))
 
 
 def failure_cause(failure: Exception) -> FailureCause:

@@ -31,6 +31,7 @@ def test_a_misspelt_setting_is_refused_and_the_right_one_named(
     [
         ("PORT", "http", "port (LISAREC_PORT): Input should be a valid integer"),
         ("MODEL_DIR", "http://shop/m", "model_dir (LISAREC_MODEL_DIR): 'http://' is not a supported location"),
+        ("REDIS_URL", "redis:6379", "redis_url (LISAREC_REDIS_URL): begin it with redis://"),
         ("TENANTS", "{books}", 'tenants (LISAREC_TENANTS): write a JSON object of model directories, such as {"books"'),
         ("TENANTS", "[1]", "write a JSON object"),
     ],

@@ -80,7 +80,7 @@ class TestOpening:
             store = await RedisStore.open(f"redis://app:s3cret%3A%2F%40@{host}", [GENERATION])
             await store.append("main", [click("e")])
             await store.close()
-            with pytest.raises(StorageUnavailable) as refused:
+            with pytest.raises(StorageUnavailable, match="Check the user in LISAREC_REDIS_URL") as refused:
                 await RedisStore.open(f"redis://app:wr0ng@{host}", [GENERATION])
             assert "wr0ng" not in str(refused.value)
 
