@@ -7,10 +7,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 from typing_extensions import override
 
 if TYPE_CHECKING:
     from app.settings import StoreSettings
+
+WIDEST_TABLE = 1_000
 
 console = Console()
 error_console = Console(stderr=True)
@@ -41,6 +44,12 @@ def job_console(settings: StoreSettings, job: str) -> Console:
         return console
     log_format.configure(settings.log_level, settings.log_format)
     return Console(file=LogLines(logging.getLogger(job)), force_terminal=False)
+
+
+def print_table(table: Table, to: Console = console) -> None:
+    """Print a table in full: where the console is narrower, such as in a pipe, its lines are longer."""
+    table.width = to.measure(table, options=to.options.update(width=WIDEST_TABLE)).maximum
+    to.print(table, crop=False)
 
 
 def say(text: str, to: Console = console) -> None:

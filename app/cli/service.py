@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.console import console, say
+from app.cli.console import console, print_table, say
 from app.cli.options import (
     DataOptions,
     Device,
@@ -244,7 +244,7 @@ def bench(target: TargetOptions, load: LoadOptions, json_file: JsonOption = None
                 rows.append(row)
                 say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
         rows_by_name[name] = as_json(rows)
-        console.print(bench_table(name, rows, load.p90_ms))
+        print_table(bench_table(name, rows, load.p90_ms))
     if target.model is not None:
         say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*disk_sync_ms()))
     if json_file is not None:

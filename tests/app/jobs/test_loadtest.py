@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,14 @@ import pytest
 from numpy.typing import NDArray
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
+from rich.console import Console
 
+from app.cli.console import print_table
 from app.cli.main import main
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.load_generator import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest
-from app.jobs.loadtest.rate_sweep import running_redis
+from app.jobs.loadtest.rate_sweep import Row, running_redis
+from app.jobs.loadtest.table import bench_table
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from tests.app.conftest import ITEMS
@@ -179,3 +183,13 @@ def test_the_redis_of_the_bench_has_the_users_of_the_compose_file(tmp_path: Path
         address = url.rpartition("@")[2]
         with Redis.from_url(f"redis://{address}") as anybody, pytest.raises(AuthenticationError):
             anybody.ping()
+
+
+def test_the_table_has_every_number_in_a_pipe() -> None:
+    printed = StringIO()
+    row = Row(12_345, 6_789, 10, 123.4, 234.5, 345.6, 456.7, {"503": 7890}, 0, 1111, 2222, 3333, [4444, 5555, 6666])
+    print_table(bench_table("models/small", [row], 7), Console(file=printed, width=80))
+    assert all(
+        number in printed.getvalue()
+        for number in ("12,345", "6,789", "123.4", "234.5", "345.6", "456.7", "7890x503", "1111/2222/3333", "5555 6666")
+    )
