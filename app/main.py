@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, TypedDict
@@ -178,6 +179,7 @@ def serve(settings: Settings) -> None:
     if told_to_end:  # Python ignores what is raised while it runs a destructor
         raise SystemExit(0)
     _warn_without_keys(settings)
+    _warn_of_few_files(settings)
     for line in banner(settings, models):
         logger.info("%s", line)
     if settings.tls_files is not None:
@@ -214,6 +216,15 @@ def _say_https(record: logging.LogRecord) -> bool:
 class Workers(Multiprocess):
     """Several worker processes that share a listening socket. This one keeps it open too, to restart workers."""
 
+    @override
+    def keep_subprocess_alive(self) -> None:
+        """Start another worker for each that has died, and log it as an error: uvicorn does not."""
+        before = {worker.pid for worker in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before.difference(worker.pid for worker in self.processes):
+            logger.error("worker process %d has died, and another one is starting", pid)
+
+    @override
     def join_all(self) -> None:
         """Wait for the workers, which have been told to end.
 
@@ -255,6 +266,17 @@ def _warn_without_keys(settings: Settings) -> None:
         logger.warning("no API keys: only this machine can reach the service, and has full access")
     else:
         logger.warning("no API keys, and --insecure: everyone who can reach %s has full access", settings.host)
+
+
+def _warn_of_few_files(settings: Settings) -> None:
+    files, _ = getrlimit(RLIMIT_NOFILE)
+    if files <= settings.max_open_connections and files != RLIM_INFINITY:
+        logger.warning(
+            "this process may open %d files, too few for %d connections: raise the limit (ulimit -n), or lower "
+            "LISAREC_MAX_OPEN_CONNECTIONS",
+            files,
+            settings.max_open_connections,
+        )
 
 
 def require_free(host: str, port: int, way_out: str) -> None:

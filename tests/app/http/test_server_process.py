@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import socket
 import threading
@@ -70,6 +71,11 @@ class Clicker(threading.Thread):
                 self.statuses[response.status_code] += 1
                 if response.status_code == 200:
                     self.acknowledged.append(event["event_id"])
+
+
+def test_warns_of_more_connections_than_files(launch: Callable[..., Process]) -> None:
+    process = launch(max_open_connections=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    assert process.log().count("LISAREC_MAX_OPEN_CONNECTIONS") == 1
 
 
 def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Process]) -> None:

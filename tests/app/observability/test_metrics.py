@@ -250,4 +250,7 @@ def test_every_scrape_sees_the_sum_of_all_workers_and_no_count_dies_with_one(cro
     crowd.terminate()
     assert crowd.exit_code() == 0
     assert list(temporary.iterdir()) == []
-    assert {json.loads(line)["level"] for line in crowd.log().splitlines()} >= {"info", "warning"}
+    lines = [json.loads(line) for line in crowd.log().splitlines()]
+    assert {line["level"] for line in lines} >= {"info", "warning"}
+    (died,) = (line["message"] for line in lines if line["level"] == "error")
+    assert f"worker process {min(before)} has died" in died
