@@ -46,6 +46,10 @@ NOTED_LOST = (
     "Redis has lost acknowledged events (recorded in '{key}'): nothing is archived until Redis has "
     "its data again, or you accept the loss with 'lisarec repair --accept-loss'"
 )
+EMPTIED = (
+    "Redis has no data under the key prefix '{prefix}', but the archive has: nothing is archived until Redis has its "
+    "data again, or you accept the loss with 'lisarec repair --accept-loss'"
+)
 LOST_READ = "'{key}' has lost its entry {position} since it was read; the entry is not archived"
 
 StreamEntry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
@@ -81,7 +85,7 @@ class RedisSource(LogSource):
 
     @override
     def claim(self, archive_id: str, is_new: bool) -> None:
-        claimed = self._read_meta().get(b"archive")
+        claimed = self._read_meta(UNUSED if is_new else EMPTIED).get(b"archive")
         if claimed is None and is_new:
             self._redis.hset(self._keys.meta, "archive", archive_id)
         elif claimed is None or claimed.decode() != archive_id:
@@ -90,11 +94,14 @@ class RedisSource(LogSource):
                 "before, or a new one if Redis has lost its data"
             )
 
-    def _read_meta(self) -> dict[bytes, bytes]:
-        """Return the hash with the data's metadata, and remember the number of partitions."""
+    def _read_meta(self, if_missing: str = UNUSED) -> dict[bytes, bytes]:
+        """Return the hash with the data's metadata, and remember the number of partitions.
+
+        raises  StorageUnavailable  with this message, when there is none
+        """
         meta: dict[bytes, bytes] = self._redis.hgetall(self._keys.meta)
         if not {b"layout", b"partitions"} <= meta.keys():
-            raise StorageUnavailable(UNUSED.format(prefix=self._prefix))
+            raise StorageUnavailable(if_missing.format(prefix=self._prefix))
         if int(meta[b"layout"]) != LAYOUT_VERSION:
             raise StorageError(
                 f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this version of lisarec does not support"

@@ -16,6 +16,7 @@ from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
 from storage.archiver.sqlite_source import SQLiteSource
+from storage.errors import StorageUnavailable
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
@@ -45,7 +46,9 @@ def test_a_redis_that_has_lost_events_is_not_backed_up(
     asyncio.run(fill(redis_server))
     with RedisSource.open(redis_server.url) as log, ArchiveWriter.open(tmp_path / "archive") as writer:
         archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
-    redis_server.restart_with(None)
+        redis_server.restart_with(None)
+        with pytest.raises(StorageUnavailable, match=r"no data under .*, but the archive has: .*repair --accept-loss"):
+            archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
 
     async def start_a_service() -> None:
         await (await RedisStore.open(redis_server.url, [make_generation()])).close()
