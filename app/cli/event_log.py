@@ -120,6 +120,11 @@ def repair(
     say(f"{users:,} users repaired")
     if accept_loss:
         say("loss accepted; services continue with the remaining events within about a second")
+    if accept_loss and settings.redis_url is not None:
+        say(
+            "if Redis came back empty, activate the model again, and restore what no log has: "
+            "see 'Recover from lost data' in docs/how-to/operate/repair.md"
+        )
 
 
 def audit(

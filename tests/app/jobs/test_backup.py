@@ -17,6 +17,7 @@ from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
 from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
+from storage.records import ItemEntry
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
@@ -97,6 +98,38 @@ def test_a_redis_that_came_back_empty_is_backed_up_again_once_the_loss_is_accept
     for command in (["repair", "--accept-loss"], ["backup", "--out", str(out)]):
         with pytest.raises(SystemExit, match="0"):
             main([*command, *options])
+        assert ("activate the model again" in capsys.readouterr().out) == (command[0] == "repair")
+
+
+def test_what_is_in_no_log_comes_back_from_a_backup_after_an_accepted_loss(
+    redis_server: RedisServer, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(fill(redis_server))
+    file = tmp_path / "log.jsonl.gz"
+    monkeypatch.setenv("LISAREC_REDIS_URL", redis_server.url)
+    monkeypatch.setenv("LISAREC_ARCHIVE_DIR", str(tmp_path / "archive"))
+
+    def run(*arguments: object) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            main([*map(str, arguments)])
+
+    async def use(put: bool) -> tuple[list[str], int]:
+        store = await RedisStore.open(redis_server.url, [make_generation()], archive_dir=tmp_path / "archive")
+        if put:
+            await store.put_items("main", [ItemEntry("tea", title="Green tea")])
+        items = [entry.item_id for entry in (await store.item_changes("main", 0, 10)).entries]
+        entries = len(await store.events("main", "u"))
+        await store.close()
+        return items, entries
+
+    before = asyncio.run(use(put=True))
+    run("archive", "--once")
+    run("backup", "--out", file)
+    redis_server.restart_with(None)
+    run("repair", "--accept-loss")
+    assert asyncio.run(use(put=False)) == ([], 1)
+    run("restore", file, "--resume", "--model", model_dir)
+    assert asyncio.run(use(put=False)) == before
 
 
 def test_a_redis_that_is_away_is_reported_once(tmp_path: Path) -> None:
