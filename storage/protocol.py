@@ -74,12 +74,10 @@ class EventStore(Protocol):
     async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         """Log the events in one atomic, durable step with the states; return one result for each, in order.
 
-        Undos among the events come from a backup; `undo` makes new ones.
-
-        An event is a duplicate if the user's log, or an earlier event of the call, already has its id. The first
-        served generation decides which items are unknown and which events are late. A state that is far behind its
-        log catches up in the background; until then none of the user's events is late. After a StorageUnavailable
-        the events may or may not have been applied; append them again.
+        Undos among the events come from a backup; `undo` makes new ones. An event is a duplicate if the user's log, or
+        an earlier event of the call, already has its id. The first served generation decides which items are unknown
+        and which events are late. A state that is far behind its log catches up in the background; until then none of
+        the user's events is late. After a StorageUnavailable the events may or may not have been applied; call again.
 
         raises  StorageBusy  when too many events are queued, or a long log of one of the users is being erased
         """
@@ -154,8 +152,7 @@ class EventStore(Protocol):
     async def erase(self, tenant: str, user_id: str) -> None:
         """Remove the log and the states of the user and of everybody who was merged into the user.
 
-        Later events belong to a new user. The archiver's next run removes the archived events.
-        Erasing an unknown user changes nothing.
+        Later events belong to a new user. The archiver's next run removes archived ones. Unknown users are no error.
         """
         ...
 
@@ -374,7 +371,6 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     async def require_whole(self) -> None:
         """Raise StorageError if the store may have lost acknowledged events, unless the loss was accepted."""
-        ...
 
     async def accept_loss(self) -> None:
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""

@@ -137,18 +137,13 @@ class RedisStore(UserStore):
                 StorageUnavailable  when the server rejects the user, the password or a command, or must exist
                 StorageError        when the server is too old, or its data have another layout
         """
-        servers = RedisServers(
-            url,
-            connect_timeout_s=options.connect_timeout_s,
-            socket_timeout_s=options.socket_timeout_s,
-            acks=options.acks,
-        )
+        connect_s, socket_s = options.connect_timeout_s, options.socket_timeout_s
+        servers = RedisServers(url, connect_timeout_s=connect_s, socket_timeout_s=socket_s, acks=options.acks)
         if generations:
             await asyncio.to_thread(compile_fold, generations[0])
-        lacks_archive = bool(generations) and archive_dir is None
         archive = AsyncArchiveReader(archive_dir, options.archive_timeout_s)
-        keys, must_exist = Keyspace(prefix, partitions), options.must_exist
-        session = RedisSession(servers, keys, archive, lacks_archive=lacks_archive, must_exist=must_exist)
+        keys, lacks_archive = Keyspace(prefix, partitions), bool(generations) and archive_dir is None
+        session = RedisSession(servers, keys, archive, lacks_archive=lacks_archive, must_exist=options.must_exist)
         store = cls(session, archive, generations, tenant, options)
         try:
             await session.check()
@@ -156,7 +151,7 @@ class RedisStore(UserStore):
                 await session.register(generations)
         except StorageError as exc:
             refused = isinstance(exc.__cause__, AuthenticationError) or is_withheld(exc.__cause__)
-            if must_exist or refused or not isinstance(exc, StorageUnavailable):
+            if options.must_exist or refused or not isinstance(exc, StorageUnavailable):
                 await store.close()
                 raise
             logger.warning("the store is not available yet: %s", exc)
