@@ -76,7 +76,8 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
 
     raises  StorageError, ValueError
     """
-    async with opened_store(settings, is_new=accept_loss) as store:
+    is_new = accept_loss and settings.redis_url is not None  # it may have come back empty
+    async with opened_store(settings, is_new=is_new) as store:
         return await store.repair(accept_loss=accept_loss)
 
 

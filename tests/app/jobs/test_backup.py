@@ -148,3 +148,10 @@ def test_a_backup_that_cannot_be_audited_leaves_no_file(
     redis_server.client.config_set("maxmemory", 1)
     out = tmp_path / "backups" / "log.jsonl.gz"
     assert "maxmemory" in refused_backup(capsys, out, "--redis-url", redis_server.url)
+
+
+def test_accepting_a_loss_makes_no_store_under_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        main(["repair", "--accept-loss", "--data-dir", str(tmp_path / "typo")])
+    assert "has no users" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
