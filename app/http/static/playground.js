@@ -98,20 +98,42 @@ async function become(somebody) {
   user = somebody;
   ranks = null;
   cart.empty();
-  heatMap?.show(null);
+  showNobody();
   remember();
   await refresh();
 }
 
+/** Show nothing of a user, until something is known of the next one. */
+function showNobody() {
+  const found = element("personal").checked ? ["found", "found-line"] : []; // in the order of the one before
+  for (const id of ["recommendations", "source", "history", "state-size", ...found]) element(id).replaceChildren();
+  if (heatMap === null) return;
+  heatMap.show(null);
+  pointOut(null);
+}
+
+/** Show the list and the user; where the list is refused, what is known of the user all the same. */
 async function refresh(beganMs = performance.now(), eventMs = null) {
-  const recommending = call("GET", `${listOf(user.id)}?${rules.query(wishes())}`);
+  const listing = showList(beganMs, eventMs);
   const reading = readState();
-  reading.catch(() => {}); // it is awaited below, unless the other fails first
+  reading.catch(() => {}); // it is awaited below
+  const generation = await listing.catch(() => null);
+  if (heatMap !== null) await showUser(await reading, generation);
+  await listing;
+}
+
+/** Show the list; returns the generation that made it. */
+async function showList(beganMs, eventMs) {
+  const recommending = call("GET", `${listOf(user.id)}?${rules.query(wishes())}`);
   const [{ data, spans }] = await Promise.all([recommending, heatMap ?? showModel(), cart.show()]);
   showRecommendations(data);
   showTiming(spans, eventMs, performance.now() - beganMs);
-  const state = await reading;
-  if ((state ?? data).generation !== heatMap.generation) await showModel(); // another one serves now
+  return data.generation;
+}
+
+async function showUser(state, generation) {
+  const serving = state?.generation ?? generation ?? heatMap.generation;
+  if (serving !== heatMap.generation) await showModel(); // another one serves now
   showState(state);
   await showHistory(state);
   if (element("personal").checked) await search(); // the order is the user's, who is another one now

@@ -274,6 +274,28 @@ def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
     assert httpx.get(f"{url}/v1/users/ada@shop").json()["event_count"] == 3
 
 
+def test_nothing_of_one_user_is_shown_as_another_one_s(browser: Browser, url: str) -> None:
+    events = [{"user_id": "grace@shop", "item_id": f"item-{row}"} for row in (4, 8)]
+    httpx.post(f"{url}/v1/events", json=events).raise_for_status()
+    with visiting(browser, url, expected="ERR_FAILED|status of 422") as page:
+        click(page, "item-3")
+        page.check("#personal")
+        expect(page.locator("#found-line")).to_contain_text("best for this user")
+        page.route("**/v1/**", lambda route: route.abort())
+        open_user(page, "grace@shop")
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        expect(page.locator("#recommendations li, #found li, #history li, #source:not(:empty)")).to_have_count(0)
+        expect(page.locator("#state-size")).to_be_empty()
+        page.unroute("**/v1/**")
+        page.click("#rules summary")
+        page.fill("#filter", "item.")
+        page.click("text=Apply")
+        expect(page.locator("#filter-fault")).to_contain_text("at character")
+        expect(page.locator("#recommendations li")).to_have_count(0)
+        expect(page.locator("#history li")).to_have_count(2)
+        expect(page.locator("#state-size")).to_have_text("2 events")
+
+
 def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
     click(page, "item-3")
     user = page.input_value("#user")
