@@ -55,8 +55,8 @@ function remember() {
 /** Say what went wrong; null: nothing did. */
 function say(failure) {
   if (lacksKey(failure)) element("key-form").hidden = false;
-  rules.mark(failure?.details ?? []);
-  element("notice").textContent = failure?.message ?? "";
+  const others = rules.mark(failure?.details ?? []);
+  element("notice").textContent = [failure?.message, ...others.map(({ reason }) => reason)].join(": ");
   element("notice").hidden = failure === null;
 }
 
@@ -99,7 +99,6 @@ async function become(somebody) {
   ranks = null;
   cart.empty();
   showNobody();
-  remember();
   await refresh();
 }
 
@@ -322,6 +321,7 @@ async function learnTitle(itemId) {
 function showState(state) {
   heatMap.show(state);
   if (state === null) user.clicks = []; // the service has forgotten them
+  remember(); // now that the service has taken the id
   const events = state?.event_count ?? 0;
   element("state-size").textContent = `${count(events)} event${events === 1 ? "" : "s"}`;
   element("user").value = user.id;
@@ -409,6 +409,9 @@ for (const id of ["query", "personal"]) element(id).addEventListener("input", ()
 element("copy-curl").addEventListener("click", copyCurl);
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
+element("user").addEventListener("input", ({ target }) => {
+  target.setCustomValidity(target.value.trim() ? "" : "An id has more than spaces.");
+});
 element("user-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
   act(() => become({ id: element("user").value.trim(), isOurs: false, isKnown: true, clicks: [] }));
@@ -421,7 +424,6 @@ element("key-form").addEventListener("submit", (submit) => {
 });
 
 async function begin() {
-  remember();
   search().catch(say); // clicks need not wait for it
   await refresh();
   watching ??= watch();

@@ -55,13 +55,15 @@ export class Rules {
     return `curl -G ${quoted(location.origin + path)}${key}${wishes.join("")}`;
   }
 
-  /** Show what is wrong with the fields, each where it is in the text; nothing for no details. */
+  /** Show what is wrong with the fields, each where it is in the text; returns the details of no field. */
   mark(details) {
-    for (const field of this.#fields) {
+    const fields = this.#fields;
+    for (const field of fields) {
       const reason = details.find((detail) => detail.field === field.name)?.reason;
       field.ariaInvalid = reason === undefined ? "false" : "true";
       this.#faultOf(field).replaceChildren(...(reason === undefined ? [] : faultIn(field.value.trim(), reason)));
     }
+    return details.filter((detail) => !fields.some(({ name }) => name === detail.field));
   }
 
   async #complete(field) {

@@ -322,6 +322,20 @@ def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path,
 def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
     with visiting(browser, url, expected="status of 422") as page:
         expect(page.locator("#recommendations li")).to_have_count(10)  # the page has named its visitor
+        user = page.input_value("#user")
         page.fill("#user", "nobody\u0085here")
         page.keyboard.press("Enter")
         expect(page.locator("#notice")).to_contain_text("not valid")
+        open_user(page, "x" * 129)
+        expect(page.locator("#notice")).to_contain_text("1 to 128 characters")
+        page.reload()
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        assert page.input_value("#user") == user  # not one that the service refuses
+
+
+def test_an_id_of_spaces_is_none(page: Page) -> None:
+    user = page.input_value("#user")
+    page.on("request", lambda request: pytest.fail(request.url) if "/users/" in request.url else None)
+    open_user(page, "   ")
+    assert page.evaluate("document.querySelector('#user').validationMessage") == "An id has more than spaces."
+    assert page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).id") == user
