@@ -185,7 +185,7 @@ function itemRow(itemId, title, before, after) {
 function replaceRows(list, rows) {
   const focused = [...list.children].findIndex((row) => row.querySelector(":focus"));
   list.replaceChildren(...rows);
-  if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus();
+  if (focused >= 0) (rows[Math.min(focused, rows.length - 1)]?.firstChild ?? element("query")).focus();
 }
 
 const text = (textContent, className = "") => make("span", { textContent, className });
@@ -274,8 +274,8 @@ async function search() {
       isOutdated = false;
       const [query, isPersonal] = [element("query").value.trim(), element("personal").checked];
       const ofUser = isPersonal ? `&user_id=${encodeURIComponent(user.id)}` : "";
-      const { data } = await call("GET", `/v1/items?limit=${SEARCH_LIMIT}&query=${encodeURIComponent(query)}${ofUser}`);
-      showFound(query, data.items, isPersonal);
+      const path = `/v1/items?limit=${SEARCH_LIMIT}&query=${encodeURIComponent(query)}${ofUser}`;
+      await call("GET", path).then(({ data }) => showFound(query, data.items, isPersonal), showNotFound);
     }
   } finally {
     isSearching = false;
@@ -297,6 +297,12 @@ function showFound(query, items, isPersonal) {
   const [order, all] = isPersonal ? ["best for this user first", "Best for this user first"] : ["closest first", "Most popular first"];
   const found = items.length ? `${several} with “${query}”, ${order}` : `Nothing has “${query}” in its title`;
   element("found-line").textContent = query ? found : all;
+}
+
+/** Say why nothing was found, beside the search, where the next one takes it back. */
+function showNotFound({ message }) {
+  replaceRows(element("found"), []);
+  element("found-line").textContent = message;
 }
 
 async function showHistory(state) {
@@ -405,7 +411,7 @@ element("recommendations").addEventListener("pointermove", ({ target, pointerTyp
 element("recommendations").addEventListener("pointerleave", ({ pointerType }) => {
   if (pointerType === "mouse") pointOut(null);
 });
-for (const id of ["query", "personal"]) element(id).addEventListener("input", () => search().catch(say));
+for (const id of ["query", "personal"]) element(id).addEventListener("input", search);
 element("copy-curl").addEventListener("click", copyCurl);
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
@@ -424,7 +430,7 @@ element("key-form").addEventListener("submit", (submit) => {
 });
 
 async function begin() {
-  search().catch(say); // clicks need not wait for it
+  search(); // clicks need not wait for it
   await refresh();
   watching ??= watch();
 }

@@ -40,6 +40,21 @@ def test_the_card_says_what_is_served_and_how_good_it_is(page: Page, url: str) -
     }
 
 
+def test_a_search_that_failed_says_so_until_the_next_one(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        click(page, "item-3")
+        page.route("**/v1/items?*", lambda route: route.abort())
+        page.fill("#query", "item-4")
+        expect(page.locator("#found-line")).to_contain_text("cannot be reached")
+        expect(page.locator("#found li")).to_have_count(0)
+        page.click("#recommendations li:first-child .item")
+        expect(page.locator("#history li")).to_have_count(2)
+        expect(page.locator("#found-line")).to_contain_text("cannot be reached")
+        page.unroute("**/v1/items?*")
+        click(page, "item-5")
+        expect(page.locator("#notice")).to_be_hidden()
+
+
 def test_titles_are_text(page: Page, url: str) -> None:
     click(page, "item-3")
     first, second = (item_id for item_id, _ in recommended(page)[:2])
