@@ -98,6 +98,7 @@ async function become(somebody) {
   user = somebody;
   ranks = null;
   cart.empty();
+  showCommand("");
   showNobody();
   await refresh();
 }
@@ -152,19 +153,26 @@ async function readState() {
 // ---------------------------------------------------------------- rules
 
 const rules = new Rules(element("rules-form"), () => act(() => refresh()));
-const cart = new Cart(titleOf, () => act(() => refresh()));
+const cart = new Cart(titleOf, () => {
+  showCommand("");
+  act(() => refresh());
+});
 
 const wishes = () => ({ ...WISHES, ...cart.wishes });
 
 async function copyCurl() {
   const command = rules.curl(listOf(user.id), wishes());
-  element("curl").textContent = command;
   try {
     await navigator.clipboard.writeText(command);
-    element("copied").textContent = "copied";
+    showCommand(command, "copied");
   } catch {
-    element("copied").textContent = "this page may not copy; here it is"; // it is no secure context
+    showCommand(command, "this page may not copy; here it is"); // it is no secure context
   }
+}
+
+function showCommand(command, note = "") {
+  element("curl").textContent = command;
+  element("copied").textContent = note;
 }
 
 // ---------------------------------------------------------------- items
@@ -413,6 +421,7 @@ element("recommendations").addEventListener("pointerleave", ({ pointerType }) =>
 });
 for (const id of ["query", "personal"]) element(id).addEventListener("input", search);
 element("copy-curl").addEventListener("click", copyCurl);
+element("rules-form").addEventListener("input", () => showCommand("")); // it would ask for another list
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
 element("user").addEventListener("input", ({ target }) => {

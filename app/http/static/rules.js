@@ -82,6 +82,7 @@ export class Rules {
 
   #insert(field, rest) {
     field.setRangeText(rest, field.selectionStart, field.selectionStart, "end");
+    field.dispatchEvent(new Event("input", { bubbles: true })); // as after any other key
     this.#completions.replaceChildren();
     field.focus();
   }

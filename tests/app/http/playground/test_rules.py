@@ -143,3 +143,22 @@ def test_the_command_asks_for_the_same_list(rules: Page) -> None:
     assert rules.text_content("#curl") == command
     answer = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout)
     assert [item["item_id"] for item in answer["items"]] == shown(rules)
+
+
+@pytest.mark.parametrize("change", ["text", "completion", "cart", "user"])
+def test_a_command_for_another_list_goes_away(rules: Page, change: str) -> None:
+    rules.fill("#filter", "item.pri")
+    rules.click("#copy-curl")
+    expect(rules.locator("#copied")).to_have_text("copied")
+    if change == "text":
+        rules.fill("#params", "{}")
+    elif change == "completion":
+        rules.click("#completions button")
+    elif change == "cart":
+        rules.fill("#filter", "")
+        rules.click("#copy-curl")
+        expect(rules.locator("#copied")).to_have_text("copied")
+        rules.click("#found li:first-child .add")
+    else:
+        rules.click("#reset")
+    expect(rules.locator("#curl, #copied")).to_have_text(["", ""])
