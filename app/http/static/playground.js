@@ -14,6 +14,7 @@ const WISHES = { k: 10, explain: true };
 const SEARCH_LIMIT = 20;
 const WATCH_EVERY_MS = 2000;
 const SLIDE_MS = 350;
+const NOTICED_MS = 300; // so long whoever waits need not be told
 const KEPT = "lisarec.playground"; // in the browser, so that a reload keeps the visitor
 
 // ---------------------------------------------------------------- what the page knows
@@ -26,6 +27,7 @@ const reasons = new WeakMap(); // row of the list -> why it is there
 let pointedOut; // row
 let acting = Promise.resolve(); // each act waits for the one before: what is known is of one user after one click
 let watching; // what reads the metrics, once something was to be seen
+const clicked = new Set(); // items whose clicks are being sent
 const firstSteps = new FirstSteps();
 
 /** Somebody nobody knows. `isOurs`: nobody else is this user; `clicks` are ids of events that this page has posted. */
@@ -63,7 +65,26 @@ function say(failure) {
 const lacksKey = (failure) => [401, 403].includes(failure?.status);
 
 function act(work) {
-  acting = acting.then(work).then(() => say(null), say).then(() => firstSteps.show());
+  acting = acting.then(() => visibly(work)).then(() => say(null), say).then(() => firstSteps.show());
+}
+
+/** Do the work; the page is busy if it takes long. */
+async function visibly(work) {
+  const main = document.querySelector("main");
+  const waiting = setTimeout(() => (main.ariaBusy = "true"), NOTICED_MS);
+  try {
+    await work();
+  } finally {
+    clearTimeout(waiting);
+    main.ariaBusy = "false";
+  }
+}
+
+/** Click on the item, once for a double click and for impatient ones. */
+function choose(itemId, { detail: turn }) {
+  if (turn > 1 || clicked.has(itemId)) return;
+  clicked.add(itemId);
+  act(() => click(itemId).finally(() => clicked.delete(itemId)));
 }
 
 async function click(itemId) {
@@ -181,7 +202,7 @@ function itemRow(itemId, title, before, after) {
   const name = make("b", { dir: "auto", textContent: title || itemId });
   const button = make("button", { type: "button", className: "item" }, before, name, after);
   button.dataset.itemId = itemId;
-  button.addEventListener("click", () => act(() => click(itemId)));
+  button.addEventListener("click", (press) => choose(itemId, press));
   // the arrow to the right goes there
   const adding = make("button", { type: "button", className: "plain add", textContent: "+ cart", tabIndex: -1 });
   adding.ariaLabel = `+ cart: ${title || itemId}`;

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from app.http.auth import keys
 from app.settings import Settings
@@ -140,6 +140,25 @@ def test_a_click_whose_answer_was_lost_can_be_undone(browser: Browser, url: str)
         page.click("#undo")
         expect(page.locator("#notice")).to_be_hidden()
         assert recommended(page) == before
+
+
+def test_a_double_click_and_impatient_ones_are_one_event(page: Page) -> None:
+    page.fill("#query", "item-3")
+    page.dblclick('#found button[data-item-id="item-3"]')
+    expect(page.locator("#history li")).to_have_count(1)
+    held: list[Route] = []
+    page.route("**/v1/events", lambda route: held.append(route), times=1)
+    button = page.locator("#recommendations .item").first
+    first = button.get_attribute("data-item-id")
+    button.click()
+    button.click()
+    page.locator("#recommendations .item").nth(1).click()
+    expect(page.locator("main")).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    expect(page.locator("#history li")).to_have_count(3)
+    expect(page.locator("main")).to_have_attribute("aria-busy", "false")
+    assert page.locator("#history li").nth(1).get_attribute("data-item-id") == first
+    assert len(page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).clicks")) == 3
 
 
 def test_what_is_clicked_at_once_is_done_in_order(page: Page, url: str) -> None:
