@@ -56,10 +56,17 @@ function remember() {
 
 /** Say what went wrong; null: nothing did. */
 function say(failure) {
-  if (lacksKey(failure)) element("key-form").hidden = false;
+  reveal("key-form", lacksKey(failure));
   const others = rules.mark(failure?.details ?? []);
   element("notice").textContent = [failure?.message, ...others.map(({ reason }) => reason)].join(": ");
   element("notice").hidden = failure === null;
+}
+
+/** Show or hide a part of the page; whoever types in one that goes away goes on at the search. */
+function reveal(id, isShown) {
+  const isLeft = !isShown && element(id).contains(document.activeElement);
+  element(id).hidden = !isShown;
+  if (isLeft) element("query").focus();
 }
 
 const lacksKey = (failure) => [401, 403].includes(failure?.status);
@@ -455,7 +462,7 @@ element("user-form").addEventListener("submit", (submit) => {
 element("key-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
   useKey(element("key").value);
-  element("key-form").hidden = true;
+  element("notice").textContent = ""; // so that it is announced again, too
   act(begin);
 });
 

@@ -330,8 +330,19 @@ def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path,
     settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys", playground=True)
     with serving(settings) as url, visiting(browser, url, expected="status of 40[13]") as page:
         expect(page.locator("#notice")).to_contain_text("key")
+        page.evaluate("""() => {
+            window.announced = []
+            const hear = () => announced.push(document.querySelector("#notice").textContent)
+            new MutationObserver(hear).observe(document.querySelector("#notice"), { childList: true })
+        }""")
+        page.fill("#key", "wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_function("announced.at(-1)?.includes('key')")
+        expect(page.locator("#key")).to_be_focused()
+        assert page.evaluate("announced[0]") == ""
         page.fill("#key", text)
         page.keyboard.press("Enter")
+        expect(page.locator("#query")).to_be_focused()
         click(page, "item-3")
         expect(page.locator("#source")).to_have_text("personalised")
         expect(page.locator("#key-form")).to_be_hidden()
