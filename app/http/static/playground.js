@@ -57,8 +57,9 @@ function remember() {
 /** Say what went wrong; null: nothing did. */
 function say(failure) {
   reveal("key-form", lacksKey(failure));
+  reveal("retry", failure !== null && !lacksKey(failure) && watching === undefined); // nothing has been seen yet
   const others = rules.mark(failure?.details ?? []);
-  element("notice").textContent = [failure?.message, ...others.map(({ reason }) => reason)].join(": ");
+  element("failure").textContent = [failure?.message, ...others.map(({ reason }) => reason)].join(": ");
   element("notice").hidden = failure === null;
 }
 
@@ -462,11 +463,13 @@ element("user-form").addEventListener("submit", (submit) => {
 element("key-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
   useKey(element("key").value);
-  element("notice").textContent = ""; // so that it is announced again, too
   act(begin);
 });
 
+element("retry").addEventListener("click", () => act(begin));
+
 async function begin() {
+  element("failure").textContent = ""; // so that the same one is announced again, too
   search(); // clicks need not wait for it
   await refresh();
   watching ??= watch();

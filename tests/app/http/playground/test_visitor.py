@@ -16,6 +16,7 @@ from app.settings import Settings
 from model.artifact import model_directory
 from tests.app.conftest import SHAPE, write_model
 from tests.app.http.playground.conftest import click, open_user, recommended, serving, touched, visiting
+from tests.waiting import wait_until
 
 Client = httpx.Client
 
@@ -332,12 +333,12 @@ def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path,
         expect(page.locator("#notice")).to_contain_text("key")
         page.evaluate("""() => {
             window.announced = []
-            const hear = () => announced.push(document.querySelector("#notice").textContent)
-            new MutationObserver(hear).observe(document.querySelector("#notice"), { childList: true })
+            const hear = () => announced.push(document.querySelector("#failure").textContent)
+            new MutationObserver(hear).observe(document.querySelector("#failure"), { childList: true })
         }""")
         page.fill("#key", "wrong")
         page.keyboard.press("Enter")
-        page.wait_for_function("announced.at(-1)?.includes('key')")
+        wait_until(lambda: "key" in page.evaluate("announced.at(-1) ?? ''"))
         expect(page.locator("#key")).to_be_focused()
         assert page.evaluate("announced[0]") == ""
         page.fill("#key", text)
@@ -361,6 +362,22 @@ def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
         page.reload()
         expect(page.locator("#recommendations li")).to_have_count(10)
         assert page.input_value("#user") == user  # not one that the service refuses
+
+
+def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        page.route("**/v1/**", lambda route: route.abort())
+        page.reload()
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        page.unroute("**/v1/**")
+        page.click("text=Try again")
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        expect(page.locator("#found li")).to_have_count(20)
+        expect(page.locator("#query")).to_be_focused()
+        page.route("**/v1/**", lambda route: route.abort())
+        page.click("#recommendations li:first-child .item")
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        expect(page.locator("#retry")).to_be_hidden()
 
 
 def test_an_id_of_spaces_is_none(page: Page) -> None:
