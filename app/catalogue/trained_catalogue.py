@@ -18,7 +18,7 @@ from app.schemas.items import FoundItem
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import EXACT, NO_MATCH, TYPO
-from model.artifact.word_index import Levels, Search, closest
+from model.artifact.word_index import Levels, Search, closest, compile_loops
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
@@ -163,6 +163,8 @@ class TrainedCatalogue:
         self._categories.of_rows(NO_ROWS)
         self.popular_top_k(1, self.unavailable, self.build_boosts({"": 1.0}))
         self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
+        self._items(self.popular_rows[:1])
+        compile_loops()
 
     def __len__(self) -> int:
         return len(self.item_ids)

@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact.growing_table import GrowingTable
-from model.artifact.string_table import EACH_SUBSTRING, EACH_WORD_PREFIX, EXACT, NO_MATCH, StringTable, fold
+from model.artifact.string_table import (
+    EACH_SUBSTRING,
+    EACH_WORD_PREFIX,
+    EXACT,
+    NO_MATCH,
+    StringIndex,
+    StringTable,
+    fold,
+)
 from model.artifact.word_matching import (
     ANY_TURN,
     AT_BEGINNING,
@@ -292,6 +300,19 @@ def match_levels(strings: StringTable, search: Search, *, with_typos: bool) -> L
             of_words[rows[is_missing]] = NO_MATCH
         raise_levels(strings.buffer, strings.ends, word.utf8, may_have_typo, of_words)
     return np.minimum(levels, of_words)
+
+
+def compile_loops() -> None:
+    """Compile the loops of searches and of tables of texts, or load their compiled code, before the first request."""
+    of_model = StringTable.of(["Red kettle"])
+    loaded = StringTable(of_model.buffer.copy(), of_model.ends)  # it may be changed, which is another type
+    StringIndex.of(loaded)
+    loaded.match_levels_folded("r")
+    of_shop = GrowingTable(of_model).strings()
+    for search in map(Search.of, ("r", "red kettle")):
+        levels = WordIndex(of_model).match_levels(search, with_typos=True)
+        match_levels(of_shop, search, with_typos=True)
+        closest(levels, np.zeros(1, np.int32), range(NO_MATCH), 1)
 
 
 def closest(levels: Levels, order: NDArray[np.int32], wanted: range, limit: int) -> NDArray[np.int32]:
