@@ -29,7 +29,7 @@ export function explain(item) {
   const like = recent.filter(({ follows }) => follows <= 0);
   const shares = [...new Set(history.map(({ share }) => `${Math.round(share * 100)} %`))];
   const words = [title];
-  if (followed.length) words.push(" often comes after ", ...listed(followed.map(named)), ".");
+  if (followed.length) words.push(" comes more often after ", ...listed(followed.map(named)), " than after other items.");
   if (followed.length && like.length) words.push(" It");
   if (like.length) words.push(" shares codewords with ", ...listed(like.map(named)), ".");
   if (!recent.length) words.push(" shares no codeword with the newest items.");

@@ -144,6 +144,8 @@ def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> 
         assert recent
         assert page.locator("#why em").all_inner_texts() == recent
         assert f"Score {item['score']:.2f}" in page.inner_text("#why")
+        follows = any(one["follows"] > 0 for one in item["explanation"]["recent_items"])
+        assert ("more often after" in page.inner_text("#why")) == follows
         described = row.locator(".item").get_attribute("aria-describedby") or ""
         assert page.locator(f"[id='{described}']").text_content() == page.locator("#why").text_content()
         if way == "finger":
