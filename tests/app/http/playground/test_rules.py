@@ -115,6 +115,14 @@ def test_what_is_no_parameter_is_said(rules: Page) -> None:
     expect(rules.locator("#params-fault")).to_contain_text("is not a JSON object")
 
 
+def test_the_examples_work_in_every_shop(rules: Page) -> None:
+    for name in ("filter", "boost", "params"):
+        rules.fill(f"#{name}", rules.inner_text(f"label[for={name}] code"))
+    rules.click("text=Apply")
+    expect(rules.locator("#recommendations li")).to_have_count(0)  # no item is in the category of the example
+    expect(rules.locator("#notice")).to_be_hidden()
+
+
 def test_names_of_properties_are_completed_with_keys_alone(rules: Page) -> None:
     rules.focus("#filter")
     rules.keyboard.type("item.p")
