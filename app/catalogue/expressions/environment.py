@@ -66,6 +66,7 @@ _SYMBOL = re.compile(r"[A-Za-z]+|[&|=<>]+")
 _DECIMAL_COMMA = re.compile(r"\d,\d")
 _HAS = re.compile(r"\bhas\s*\(")
 _FAULT = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+_MISSING = re.compile(r"(?:missing|expecting) '(.)'")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
 _NO_OVERLOAD = re.compile(r"found no matching overload for '([^']*)' applied to '\((.*)\)'")
 
@@ -124,7 +125,7 @@ class Environment:
         line, column, reason = int(fault[1]), int(fault[2]), fault[3]
         position = sum(len(one) + 1 for one in text.split("\n")[: line - 1]) + column - 1
         if reason.startswith("Syntax error"):
-            return _misspelt(text, position) or InvalidExpression(position, reason.replace("Syntax error: ", ""))
+            return _misspelt(text, position) or InvalidExpression(position, _misplaced(text, position, reason))
         if undeclared := _UNDECLARED.match(reason):
             return InvalidExpression(position, self._unknown(undeclared[1]))
         if mismatch := _NO_OVERLOAD.match(reason):
@@ -161,6 +162,13 @@ def _misspelt(text: str, position: int) -> InvalidExpression | None:
             if written in _WRITTEN:
                 return InvalidExpression(found.start(), f"use {_WRITTEN[written]} for {found[0]}")
     return None
+
+
+def _misplaced(text: str, position: int, reason: str) -> str:
+    if position < len(text.rstrip()):
+        return reason.removeprefix("Syntax error: ")
+    missing = _MISSING.search(reason)
+    return "the expression ends too early" + (f": {missing[1]} is missing" if missing else "")
 
 
 def _mismatch(function: str, types: str) -> str:

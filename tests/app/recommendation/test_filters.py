@@ -85,7 +85,9 @@ def test_current_is_the_item_of_the_page(client: Client) -> None:
     ("wish", "field", "reason"),
     [
         ({"filter": "item.prize < 3.0"}, "filter", "at character 5: there is no item.prize"),
-        ({"filter": "item.title <"}, "filter", "at character 13"),
+        ({"filter": "item.title <"}, "filter", "at character 13: the expression ends too early"),
+        ({"filter": "(item.title < "}, "filter", "at character 15: the expression ends too early"),
+        ({"filter": "('a' == item.title"}, "filter", "at character 19: the expression ends too early: ) is missing"),
         ({"filter": "item.title"}, "filter", "a boolean is needed, and this makes a text"),
         ({"filter": "item.title == params.title"}, "filter", "there is no params.title"),
         ({"boost": "item.title"}, "boost", "a number is needed"),
