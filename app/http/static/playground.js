@@ -15,6 +15,7 @@ const SEARCH_LIMIT = 20;
 const WATCH_EVERY_MS = 2000;
 const SLIDE_MS = 350;
 const NOTICED_MS = 300; // so long whoever waits need not be told
+const UNTRAINED = "none"; // preset of the model that is served until there is one
 const KEPT = "lisarec.playground"; // in the browser, so that a reload keeps the visitor
 
 // ---------------------------------------------------------------- what the page knows
@@ -23,6 +24,7 @@ const titles = new Map(); // item id -> title
 let user = kept() ?? newVisitor();
 let ranks = null; // item id -> place in the list before, of the same user
 let heatMap = null; // of the generation that is shown
+let about; // template of the words about its states
 const reasons = new WeakMap(); // row of the list -> why it is there
 let pointedOut; // row
 let acting = Promise.resolve(); // each act waits for the one before: what is known is of one user after one click
@@ -279,7 +281,7 @@ function pointOut(row) {
   pointedOut = row;
   const { description, bins } = reasons.get(row) ?? { bins: null };
   if (row) firstSteps.explained();
-  element("why").replaceChildren(...(description ?? element("what").content).cloneNode(true).childNodes);
+  element("why").replaceChildren(...(description ?? about.content).cloneNode(true).childNodes);
   heatMap.pointOut(bins);
 }
 
@@ -333,7 +335,7 @@ function showFound(query, items, isPersonal) {
   const several = items.length === SEARCH_LIMIT ? `The first ${items.length}` : `${items.length}`;
   const [order, all] = isPersonal ? ["best for this user first", "Best for this user first"] : ["closest first", "Most popular first"];
   const found = items.length ? `${several} with “${query}”, ${order}` : `Nothing has “${query}” in its title`;
-  element("found-line").textContent = query ? found : all;
+  element("found-line").textContent = query ? found : items.length ? all : "The catalogue is empty";
 }
 
 /** Say why nothing was found, beside the search, where the next one takes it back. */
@@ -351,6 +353,7 @@ async function showHistory(state) {
     row.dataset.itemId = itemId;
     return row;
   });
+  if (state?.event_count && !rows.length) rows.push(make("li", { textContent: "nothing that a model has learned" }));
   element("history").replaceChildren(...rows);
 }
 
@@ -375,6 +378,17 @@ function showState(state) {
 
 async function showModel() {
   const { data: model } = await call("GET", "/v1/model");
+  const isTrained = model.config.model.preset !== UNTRAINED;
+  heatMap = new HeatMap(element("histogram"), element("square"), model);
+  for (const id of ["axes", "legend", "histogram", "card"]) element(id).hidden = !isTrained;
+  about = element(isTrained ? "what" : "untrained");
+  pointedOut = undefined;
+  pointOut(null);
+  if (isTrained) describeModel(model);
+  else element("model-line").textContent = "no model yet";
+}
+
+function describeModel(model) {
   const { preset, decay_rates: rates, history_codebooks: books, history_codewords: words } = model.config.model;
   const data = model.config.data ?? {};
   element("model-line").textContent = `${model.generation} · ${count(model.items)} items · ${preset}`;
@@ -392,7 +406,6 @@ async function showModel() {
     ["a user's state", `at most ${count(model.state_bytes)} bytes, however long the history`],
     ["histogram", `${rates.length} rates × ${books} codebooks × ${words} codewords`],
   ]);
-  heatMap = new HeatMap(element("histogram"), element("square"), model);
   element("axes").textContent = `Each row is one of ${books} codebooks, each column one of ${words} codewords.`;
 }
 

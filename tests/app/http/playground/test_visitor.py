@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from app.http.auth import keys
+from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
 from tests.app.conftest import SHAPE, write_model
@@ -278,6 +279,31 @@ def test_another_generation_is_shown_when_it_takes_over(browser: Browser, tmp_pa
         assert page.locator(".map i").count() == histogram.size
         click(page, "item-5")
         assert len(touched(page)) == 2
+
+
+def test_without_a_model_it_says_so(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
+    write_model(tmp_path / "models" / "first")
+    settings = Settings(data_dir=tmp_path / "state", models_dir=tmp_path / "models", playground=True)
+    with serving(settings) as url, visiting(browser, url) as page:
+        expect(page.locator("#found-line")).to_have_text("The catalogue is empty")
+        expect(page.locator("#model-line")).to_have_text("no model yet")
+        expect(page.locator("#why")).to_contain_text("no model yet")
+        expect(page.locator("#source")).to_have_text("popular")
+        after = "getComputedStyle(document.querySelector('#recommendations'), '::after').content"
+        assert page.evaluate(after) == '"nothing to recommend"'
+        for part in ("#histogram", "#legend", "#axes", "#card"):
+            expect(page.locator(part)).to_be_hidden()
+        httpx.post(f"{url}/v1/events", json=[{"user_id": "ann", "item_id": "item-4"}] * 3).raise_for_status()
+        open_user(page, "ann")
+        expect(page.locator("#state-size")).to_have_text("3 events")
+        expect(page.locator("#history")).to_have_text("nothing that a model has learned")
+        httpx.post(f"{url}/v1/admin/generations/first/activate").raise_for_status()
+        open_user(page, "ann")
+        expect(page.locator("#model-line")).to_contain_text("60 items")
+        expect(page.locator("#histogram")).to_be_visible()
+        expect(page.locator("#why")).to_contain_text("all that the service remembers")
+        expect(page.locator("#history li")).to_have_count(3)
 
 
 def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
