@@ -23,7 +23,7 @@ from app.jobs.datasets import synthetic_shop
 from app.jobs.generations import rebuild
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import TrainerMetrics
-from app.jobs.retraining.round import RetrainingPlan
+from app.jobs.retraining.plan import RetrainingPlan
 from app.main import create_app
 from app.settings import Settings
 from model.config import MECHANISMS, PRESETS, SERVED_TRAINING, Config, MechanismRecipe

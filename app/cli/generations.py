@@ -225,7 +225,7 @@ def retrain(
     """
     from app.jobs.retraining.loop import run_trainer
     from app.jobs.retraining.metrics import TrainerMetrics
-    from app.jobs.retraining.round import RetrainingPlan
+    from app.jobs.retraining.plan import RetrainingPlan
 
     settings = log.settings(models_dir=models_dir)
     plan = RetrainingPlan(**vars(round_))

@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from app.jobs.retraining.metrics import TrainerMetrics
+from app.jobs.retraining.plan import RetrainingPlan
 from app.jobs.retraining.report import LOCK, ROUND, WORK, RoundOutcome, TrainerReport, print_line
-from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
+from app.jobs.retraining.round import RetrainingRound
 from app.serving import empty_model
 from app.serving.model_locations import models_of
 from app.serving.model_registry import ModelRegistry

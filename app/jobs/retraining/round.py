@@ -19,7 +19,7 @@ import asyncio
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -31,7 +31,8 @@ from app.jobs import generations
 from app.jobs.reports.job_progress import announced, counted
 from app.jobs.reports.phase_times import PhaseTimes, peak_bytes
 from app.jobs.reports.training_progress import TrainingProgress
-from app.jobs.retraining.gate import Criterion, Gate, ModelComparison, Ranks
+from app.jobs.retraining.gate import Gate, ModelComparison, Ranks
+from app.jobs.retraining.plan import RetrainingPlan
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line
 from app.jobs.retraining.round_data import RoundData
 from app.jobs.retraining.shop_items import items_of_store
@@ -44,7 +45,7 @@ from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
 from model.artifact.tensor_file import sync
-from model.config import FULL_EVERY, Config, DataCard, TrainConfig, preset, warm_training
+from model.config import TrainConfig
 from model.evaluation.holdout_comparison import HoldoutComparison
 from model.lisa.item_followers import Lift
 from model.training.lift_choice import chosen_lift
@@ -73,41 +74,6 @@ OUTCOME_NOTES = (
     "decided_by",
     "is_warm",
 )
-
-
-@dataclass(frozen=True)
-class RetrainingPlan:
-    """The options of a round.
-
-    max_loss   the largest accepted loss, as a share of the active model's quality, if the loss is not significant
-    criterion  the measure of quality: NDCG@10, or value-weighted HR@10 if enough events have values
-    memory     the memory limit of the process during training, in bytes; None for no limit
-    warm       whether to continue from the active model, if there is one, except for every `full_every`-th model
-    """
-
-    preset: str = "lisa-mini"
-    epochs: int | None = None
-    min_events: int = 2_000
-    max_events: int = 2_000_000
-    max_loss: float = 0.1
-    criterion: Criterion = "ndcg"
-    memory: int | None = None
-    warm: bool = True
-    full_every: int = FULL_EVERY
-    events_per_user: int | None = None
-    users_sample: float = 1.0
-
-    def config(self, lift: Lift | None, *, is_warm: bool = False) -> Config:
-        """Return the configuration of a training on all events of its data directory."""
-        shape, training = preset(self.preset)
-        about: dict[str, Any] = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
-        if lift is not None:
-            shape = shape.model_copy(update={"lift_decay": lift.decay})
-            about["lift_strength"] = lift.strength
-        training = training.model_copy(update=about)
-        training = warm_training(training) if is_warm else training
-        card = DataCard(train_on="all", users_sample=self.users_sample)
-        return Config(model=shape, training=training, data=card)
 
 
 class RetrainingRound:

@@ -12,8 +12,8 @@ import pytest
 from app.cli.main import main
 from app.jobs.datasets.synthetic_shop import generate
 from app.jobs.retraining import loop
+from app.jobs.retraining.plan import RetrainingPlan
 from app.jobs.retraining.report import RoundOutcome
-from app.jobs.retraining.round import RetrainingPlan
 
 LIMITS = {"MEMORY": "3GiB", "MAX_EVENTS": "5000", "EVENTS_PER_USER": "64", "USERS_SAMPLE": "0.5", "FULL_EVERY": "3"}
 

@@ -14,8 +14,8 @@ from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import TrainerMetrics
+from app.jobs.retraining.plan import RetrainingPlan
 from app.jobs.retraining.report import RoundOutcome
-from app.jobs.retraining.round import RetrainingPlan
 from app.settings import Settings
 from model.config import ModelConfig, TrainConfig
 from storage.folders.place import Place

@@ -1,0 +1,45 @@
+"""The options of a round of retraining, and the configuration of its trainings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.jobs.retraining.gate import Criterion
+from model.config import FULL_EVERY, Config, DataCard, preset, warm_training
+from model.lisa.item_followers import Lift
+
+
+@dataclass(frozen=True)
+class RetrainingPlan:
+    """The options of a round.
+
+    max_loss   the largest accepted loss, as a share of the active model's quality, if the loss is not significant
+    criterion  the measure of quality: NDCG@10, or value-weighted HR@10 if enough events have values
+    memory     the memory limit of the process during training, in bytes; None for no limit
+    warm       whether to continue from the active model, if there is one, except for every `full_every`-th model
+    """
+
+    preset: str = "lisa-mini"
+    epochs: int | None = None
+    min_events: int = 2_000
+    max_events: int = 2_000_000
+    max_loss: float = 0.1
+    criterion: Criterion = "ndcg"
+    memory: int | None = None
+    warm: bool = True
+    full_every: int = FULL_EVERY
+    events_per_user: int | None = None
+    users_sample: float = 1.0
+
+    def config(self, lift: Lift | None, *, is_warm: bool = False) -> Config:
+        """Return the configuration of a training on all events of its data directory."""
+        shape, training = preset(self.preset)
+        about: dict[str, Any] = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
+        if lift is not None:
+            shape = shape.model_copy(update={"lift_decay": lift.decay})
+            about["lift_strength"] = lift.strength
+        training = training.model_copy(update=about)
+        training = warm_training(training) if is_warm else training
+        card = DataCard(train_on="all", users_sample=self.users_sample)
+        return Config(model=shape, training=training, data=card)
