@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.jobs.retraining.gate import Criterion
+from model.artifact.model_directory import Artifact
 from model.config import FULL_EVERY, Config, DataCard, preset, warm_training
 from model.lisa.item_followers import Lift
 
@@ -32,8 +33,11 @@ class RetrainingPlan:
     events_per_user: int | None = None
     users_sample: float = 1.0
 
-    def config(self, lift: Lift | None, *, is_warm: bool = False) -> Config:
-        """Return the configuration of a training on all events of its data directory."""
+    def config(self, served: Artifact | None, lift: Lift | None = None, *, is_warm: bool = False) -> Config:
+        """Return the configuration of a training on all events of its data directory.
+
+        The event weights and unseen types are those of the active model, if there is one.
+        """
         shape, training = preset(self.preset)
         about: dict[str, Any] = {"epochs": self.epochs or training.epochs, "events_per_user": self.events_per_user}
         if lift is not None:
@@ -42,4 +46,5 @@ class RetrainingPlan:
         training = training.model_copy(update=about)
         training = warm_training(training) if is_warm else training
         card = DataCard(train_on="all", users_sample=self.users_sample)
-        return Config(model=shape, training=training, data=card)
+        kept = {} if served is None else served.config.model_dump(include={"event_weights", "unseen_types"})
+        return Config(model=shape, training=training, data=card, **kept)

@@ -113,18 +113,18 @@ class RetrainingRound:
             if waiting is not None:
                 return self._finish(waiting)
         last = TrainerReport.read(self._models.folder).last
-        config, full_every = self._plan.config(None), self._plan.full_every if self._plan.warm else 1
+        config, full_every = self._plan.config(served), self._plan.full_every if self._plan.warm else 1
         start = model_to_continue(config, served, full_every, last)
         past, holdout = self._data.split(self._trained_at_ms(served))
         validation, test = holdout.halves()
-        trained, start = self._train_past(start)
+        trained, start = self._train_past(served, start)
         gate = Gate(test.values, self._plan.criterion, self._plan.max_loss)
         with announced("comparing models", self._console), self._phases.during("comparing"):
             candidate, lift = _with_best_lift(trained, validation)
             ranks = test.ranks(candidate)
             comparison = gate.compare(ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
-            final = self._train("all", lift, start)
+            final = self._train("all", served, lift, start)
             comparison = self._check_final_model(gate, test, final, ranks, comparison)
         self._add_notes(**{**asdict(comparison), "questions": len(test), "is_warm": start is not None})
         if not comparison.passes:
@@ -173,12 +173,12 @@ class RetrainingRound:
 
     def _is_prepared(self, served: Artifact | None) -> bool:
         notes = self._read_notes()
-        is_same = notes.get("plan") == asdict(self._plan) and notes.get("recipe") == self._recipe()
+        is_same = notes.get("plan") == asdict(self._plan) and notes.get("recipe") == self._recipe(served)
         return is_same and notes.get("served") == _tag(served) and self._data.exist()
 
-    def _recipe(self) -> dict[str, Any]:
+    def _recipe(self, served: Artifact | None) -> dict[str, Any]:
         """Return what another version may train otherwise, which cannot continue a training of this one."""
-        return self._plan.config(None).model_dump(mode="json")
+        return self._plan.config(served).model_dump(mode="json")
 
     def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
         """Write the data of a round from the archive, and return None; or return the outcome if it has to wait."""
@@ -189,7 +189,7 @@ class RetrainingRound:
             reason = f"{entries:,} events are archived; the first model needs {self._plan.min_events:,}"
             return self._outcome("waiting", reason, served, events=entries)
         with announced("reading the archive", self._console), self._phases.during("archive"):
-            unknown = self._data.read(archived, self._plan.max_events)
+            unknown = self._data.read(archived, self._plan.max_events, self._plan.config(served).event_weights)
         if unknown:
             print_line(self._console, f"ignored {unknown:,} events of types without a weight")
         past, holdout = self._data.split(self._trained_at_ms(served))
@@ -200,27 +200,27 @@ class RetrainingRound:
         of_store = asyncio.run(items_of_store(self._settings, self._data.item_ids()))
         self._data.write_directories(past, self._archive, of_store)
         name = self._new_name()
-        about = {"plan": asdict(self._plan), "recipe": self._recipe(), "events": events}
+        about = {"plan": asdict(self._plan), "recipe": self._recipe(served), "events": events}
         self._add_notes(name=name, served=_tag(served), **about)
         print_line(self._console, f"round {name}: {events:,} events, {len(holdout):,} held out")
         return None
 
-    def _train_past(self, start: Artifact | None) -> tuple[Artifact, Artifact | None]:
+    def _train_past(self, served: Artifact | None, start: Artifact | None) -> tuple[Artifact, Artifact | None]:
         """Return the model of the past, and the one that it continues from, if any: it may know none of the items."""
         try:
-            trained = self._train("past", None, start)
+            trained = self._train("past", served, None, start)
         except WarmStartError as exc:
             print_line(self._console, f"training from scratch: {exc}")
-            trained = self._train("past", None, None)
+            trained = self._train("past", served, None, None)
         training = trained.config.training
         return trained, start if isinstance(training, TrainConfig) and training.warm_from else None
 
-    def _train(self, name: str, lift: Lift | None, start: Artifact | None) -> Artifact:
+    def _train(self, name: str, served: Artifact | None, lift: Lift | None, start: Artifact | None) -> Artifact:
         """Return a model trained on these data, by this run or an earlier one."""
         out = self._work / name / "model"
         if model_directory.exists(out):
             return model_directory.load(out)
-        config = self._plan.config(lift, is_warm=start is not None)
+        config = self._plan.config(served, lift, is_warm=start is not None)
         events = "all events" if name == "all" else "all but the held-out events"
         begin = "" if start is None else f", continuing from {start.name}"
         print_line(self._console, f"training on {events}{begin}, on {cores_in_use()}")

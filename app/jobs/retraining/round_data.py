@@ -10,7 +10,7 @@ NAME/data/items.*                    titles, categories and vectors
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +18,11 @@ import polars as pl
 
 from app.jobs.retraining.shop_items import ItemsById, put_over_file
 from model.artifact.tensor_file import sync
-from model.config import EVENT_WEIGHTS
 from model.data.table import SUFFIXES, sink_parquet, write_parquet
 from model.evaluation.holdout_comparison import HoldoutComparison, mark_for_comparison, split_for_comparison
 from storage.archive.training_events import TrainingEvents
 from storage.folders.folder import Folder
 
-TRAINED_TYPES = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
 COLUMNS = ("user_id", "item_id", "type", "value", "order_id")
 
 
@@ -43,13 +41,14 @@ class RoundData:
         """Return the data directory of a training, `past` or `all`."""
         return self._folder / name / "data"
 
-    def read(self, archived: TrainingEvents, max_events: int) -> int:
+    def read(self, archived: TrainingEvents, max_events: int, event_weights: Mapping[str, float]) -> int:
         """Copy the newest events that have a weight; return the number of events of unknown types."""
         self._pieces.mkdir(parents=True)
+        trained_types = [kind for kind, weight in event_weights.items() if weight > 0]
         unknown = 0
         for number, piece in enumerate(archived.newest(max_events)):
-            unknown += len(piece.filter(~pl.col("type").is_in([*EVENT_WEIGHTS])))
-            events = mark_for_comparison(piece.filter(pl.col("type").is_in(TRAINED_TYPES)))
+            unknown += len(piece.filter(~pl.col("type").is_in([*event_weights])))
+            events = mark_for_comparison(piece.filter(pl.col("type").is_in(trained_types)))
             write_parquet(events, self._pieces / f"{number:06}.parquet")
         return unknown
 

@@ -25,9 +25,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.jobs.retraining.round_data import COLUMNS, TRAINED_TYPES, RoundData
+from app.jobs.retraining.round_data import COLUMNS, RoundData
 from benchmarks.harness.compose import ROOT
 from benchmarks.machine import cpu
+from model.config import EVENT_WEIGHTS
 from model.data.table import write_parquet
 from model.evaluation.holdout_comparison import mark_for_comparison, split_for_comparison
 from storage.archive.item_events import events_on_items
@@ -92,13 +93,13 @@ def prepare(way: Way, archive: Path, out: Path) -> dict[str, Any]:
     before, begin_s = _peak_mib(), time.monotonic()
     data = RoundData(out)
     if way == "pieces":
-        data.read(TrainingEvents(archive, "main"), sys.maxsize)
+        data.read(TrainingEvents(archive, "main"), sys.maxsize, EVENT_WEIGHTS)
         past, holdout = data.split(0)
         data.write_directories(past, LocalFolder(archive), {})
     else:
         log = pl.scan_parquet(sorted(archive.glob("tenant=main/*/*.parquet")), hive_partitioning=False)
         found = events_on_items(log).sort("user_id", "timestamp_us", "seq").select(*EVENT_COLUMNS).collect()
-        events = found.filter(pl.col("type").is_in(TRAINED_TYPES))
+        events = found.filter(pl.col("type").is_in([kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]))
         marked = mark_for_comparison(events)
         past, holdout = split_for_comparison(marked.lazy(), 0)
         for name, some in (("past", past.collect()), ("all", events)):

@@ -181,7 +181,7 @@ def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, 
     log = whole_table(tmp_path / "archive")
     known = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
     table = log.filter(pl.col("type").is_in(known))
-    assert data.read(events, ALL) == len(log.filter(pl.col("type") == "seen-in-store")) > 0
+    assert data.read(events, ALL, EVENT_WEIGHTS) == len(log.filter(pl.col("type") == "seen-in-store")) > 0
     assert (data.exist(), data.count(), set(data.item_ids())) == (True, len(table), set(table["item_id"]))
 
     seen_ms = 2 * DAY_MS

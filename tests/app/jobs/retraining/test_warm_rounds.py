@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
+from app.jobs import generations
 from app.jobs.retraining.warm import model_to_continue
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
-from model.config import Config, ModelConfig
+from model.config import EVENT_WEIGHTS, Config, ModelConfig
 from tests.app.jobs.retraining.shops import PLAN, WARM_PLAN, Shop
 
 
@@ -44,3 +46,20 @@ def test_a_round_about_other_items_trains_afresh(shop: Shop) -> None:
     assert outcome.name is not None
     made = model_directory.load(shop.models / outcome.name)
     assert all(item_id.startswith("new-") for item_id in made.items.ids)
+
+
+def test_a_round_keeps_the_event_weights_and_unseen_types_of_the_served_model(shop: Shop) -> None:
+    shop.collect(200)
+    made = model_directory.load(shop.models / str(shop.retrain().name))
+    kept = {"event_weights": EVENT_WEIGHTS | {"purchase": 3.0, "glance": 0.5}, "unseen_types": ("view",)}
+    model_directory.save(shop.models / "own", made.model, made.config.model_copy(update=kept), made.items, made.metrics)
+    asyncio.run(generations.activate(shop.settings, "own"))
+    shop.follows("own")
+    glances = [{"user_id": f"u{number}", "item_id": "glanced", "type": "glance"} for number in range(5)]
+    assert shop.client.post("/v1/events", json=glances).json()["unknown_types"] == 0
+    shop.collect(110)
+    outcome = shop.retrain(WARM_PLAN)
+    assert (outcome.outcome, outcome.is_warm) == ("activated", True), outcome
+    retrained = model_directory.load(shop.models / str(outcome.name))
+    assert retrained.config.model_dump(include=set(kept)) == kept
+    assert "glanced" in list(retrained.items.ids)
