@@ -183,10 +183,7 @@ class FairQueue(Generic[RequestT, AnswerT]):
         self.requests.change(flow, len(call.requests))
 
     def take(self, most: float) -> list[tuple[_Call[RequestT, AnswerT], int]]:
-        """Take the next requests: one, and more while their total cost is at most `most`; none if all callers are gone.
-
-        Each entry is a call and the position of the request in that call.
-        """
+        """Take (call, position) pairs: one, more while they cost at most `most`; none if all callers are gone."""
         taken: list[tuple[_Call[RequestT, AnswerT], int]] = []
         while self._turns:
             got, _, flow = self._turns[0]
@@ -321,10 +318,13 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                 batch = self._waiting.take(most)  # empty if all callers have gone
                 try:
                     answers = await self._work([call.requests[place] for call, place in batch]) if batch else ()
-                except Exception as exc:
-                    answers = [exc] * len(batch)
-                for (call, place), answer in zip(batch, answers, strict=True):
-                    call.add(place, answer)
+                    for (call, place), answer in zip(batch, answers, strict=True):
+                        call.add(place, answer)
+                except (Exception, asyncio.CancelledError) as exc:
+                    for call, _ in batch:
+                        call.fail(exc if isinstance(exc, Exception) else RuntimeError("the work was cancelled"))
+                    if (task := asyncio.current_task()) and task.cancelling():
+                        raise
         finally:
             self._running -= 1
 
