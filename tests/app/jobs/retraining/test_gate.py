@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.jobs.retraining.gate import MIN_VALUED_EVENTS, Gate
+from app.jobs.retraining.gate import MIN_VALUED_EVENTS, Criterion, Gate
 
 MISS = 99
 CHEAP, DEAR = np.arange(200) < 190, np.arange(200) >= 190
@@ -36,6 +36,21 @@ def test_level_models_pass_and_the_first_one_has_to_be_better() -> None:
         gate = Gate(VALUES, criterion, 0.1)
         assert gate.compare(FINDS_MANY, FINDS_MANY, is_first=False).passes
         assert not gate.compare(FINDS_MANY, FINDS_MANY, is_first=True).passes
+
+
+@pytest.mark.parametrize("criterion", ["ndcg", "value"])
+def test_a_loss_within_the_limit_is_refused_if_it_is_certain(criterion: Criterion) -> None:
+    for questions, passes in ((100, True), (10_000, False)):
+        served = np.ones(questions, np.int64)
+        new = np.where(np.arange(questions) % 50 == 0, MISS, served)  # a loss of 2 %
+        gate = Gate(np.ones(questions), criterion, max_loss=0.1)
+        assert gate.compare(new, served, is_first=False).passes is passes
+        assert not Gate(np.ones(questions), criterion, max_loss=0.01).compare(new, served, is_first=False).passes
+
+
+def test_as_many_values_as_are_needed_decide() -> None:
+    values = np.where(np.arange(200) < MIN_VALUED_EVENTS, 1.0, np.nan)
+    assert Gate(values, "value", 0.1).compare(FINDS_MANY, FINDS_MANY, is_first=False).decided_by == "value"
 
 
 @pytest.mark.parametrize("valued", [0, MIN_VALUED_EVENTS - 1])
