@@ -151,6 +151,31 @@ def test_concurrent_requests_count_ahead_once(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(law())
 
 
+def test_a_refused_key_counts_each_request_once_and_ahead_again_when_it_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rate, now_s = 20 * ALLOWANCES, 1_800_000_000.0
+    _, key = make("main", ["recs:read"], requests_per_minute=rate)
+    monkeypatch.setattr(time, "time", lambda: now_s)
+
+    async def law() -> None:
+        nonlocal now_s
+        limiter = RateLimiter(None, "lisarec")
+        await limiter.count(key, rate)
+        with patch.object(LocalCounters, "spend", autospec=True, side_effect=LocalCounters.spend) as spend:
+            for _ in range(10):
+                with pytest.raises(TooManyRequests):
+                    await limiter.count(key)
+            assert spend.call_count == 1 + 10  # one ahead
+            now_s += 120
+            for _ in range(20):
+                await limiter.count(key)
+            assert spend.call_count == 11 + 2  # one alone, the others ahead
+        await limiter.close()
+
+    asyncio.run(law())
+
+
 def test_without_the_cluster_each_process_counts_alone() -> None:
     _, key = make("main", ["recs:read"], requests_per_minute=2)
 
