@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from model.config import MECHANISMS, SERVED_MECHANISMS, ModelConfig
+from model.config import MECHANISMS, SERVED_MECHANISMS, WEIGHT_RANGE, ModelConfig
+from model.holdout_ranks import RECENT_ITEMS
 from model.lisa.histogram import history_histogram
 from model.lisa.lisa_mini import LisaMini
 from model.mechanisms.export import served_model
 from model.mechanisms.network import MechanismNetwork
 from storage.state.event import Event
 from storage.state.fold import fold_event
+from storage.state.generation import WEIGHT_RANGE as WEIGHT_RANGE_OF_STATES
 from storage.state.generation import Generation
 from storage.state.layout import ITEM_RING
 
 ITEMS = 50
+
+
+def test_both_know_as_many_recent_items_and_the_same_range_of_weights() -> None:
+    assert RECENT_ITEMS == ITEM_RING
+    assert WEIGHT_RANGE == WEIGHT_RANGE_OF_STATES
 
 
 @pytest.mark.parametrize("decay_rates", [(0.02, 0.2, 1.2), (3.0, 0.001), (100.0, 0.1), (0.0, 0.0001), (0.0,)], ids=str)
