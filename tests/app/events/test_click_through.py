@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events.click_through import stats_of
-from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.events.recommendation_ids import MAX_KEPT_HASHES, PLACES, Place, RecommendationIds, _ItemHashes, hash_of
 from app.http.auth.keys import add, make
 from app.http.routes import model
 from app.jobs import generations
@@ -53,6 +53,14 @@ def test_an_id_has_the_places_of_its_list(items: list[str], other: str, experime
         assert ids_of().place(made, name) == expected
         assert ids_of(SECRET[::-1]).place(made, name) is None
         assert ids_of(tenant="shop").place(made, name) is None
+
+
+def test_hashes_of_the_newest_items_are_kept_and_few_others() -> None:
+    hashes = _ItemHashes()
+    for number in range(2 * MAX_KEPT_HASHES // PLACES):
+        items = [f"{number}-{place}" for place in range(PLACES)]
+        assert hashes.of(items) == b"".join(hashes[item] for item in items)
+        assert len(hashes) <= MAX_KEPT_HASHES + PLACES
 
 
 @given(st.data())

@@ -6,6 +6,7 @@ import io
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import orjson
@@ -75,6 +76,13 @@ def test_a_record_without_a_time_has_an_id_and_none_of_the_consumers_time() -> N
     first, again = (event(record({"item_id": "tea"}, time_ms=None)) for _ in range(2))
     assert first == again
     assert "timestamp" not in first
+
+
+def test_a_record_whose_time_fits_no_uuid7_has_an_id() -> None:
+    """As one in microseconds."""
+    first, again = (event(record({"item_id": "tea", "timestamp": 17}, time_ms=TIME_MS * 1000)) for _ in range(2))
+    assert UUID(first["event_id"]).version == 5
+    assert first == again
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_complements import POPULARITY, SHARPNESS, SHRINKAGE, Complements, strongest_complements
 from storage.errors import StorageError, StorageUnavailable
+from storage.items.trends import HALF_LIFE_S
 from storage.state.event import LogRecord
 from tests.app.conftest import ITEMS, Client, item_id, write_model
 from tests.app.support import finish_background_work, recommend
@@ -168,6 +169,14 @@ def test_without_ids_an_order_is_what_a_user_buys_within_an_hour(begin: Begin) -
     sync(client)
     assert_together(client, trained([["tea", "cup", "lid"], ["pot"]]), tolerance=0.05)  # an order fades with its age
     assert together(client, "jar") == {}
+
+
+@pytest.mark.parametrize(("half_lives", "is_counted"), [(9.9, True), (10.1, False)])
+def test_old_purchases_count_nowhere(begin: Begin, half_lives: float, *, is_counted: bool) -> None:
+    client, at_s = begin(), time.time() - half_lives * HALF_LIFE_S
+    post(client, [event | {"timestamp": at_s} for event in purchases("ann", ["tea", "cup"], "o1")])
+    sync(client)
+    assert bool(client.service.signals.order_counter.newest) == is_counted
 
 
 def test_a_store_that_cannot_be_used_is_told_later(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
