@@ -13,7 +13,6 @@ import numpy as np
 from app.catalogue.expressions.columns import (
     BooleanColumn,
     Column,
-    ItemType,
     ItemValue,
     NumberColumn,
     StoredColumn,
@@ -21,10 +20,10 @@ from app.catalogue.expressions.columns import (
 )
 from app.catalogue.expressions.set_columns import TextSetColumn
 from app.catalogue.trained_catalogue import Rows
-from storage.records import EPOCH, NO_PROPERTIES, HeldProperties, PropertyValue
+from storage.records import EPOCH, NO_PROPERTIES, HeldProperties, PropertyType, PropertyValue
 
 TITLE, CATEGORIES, AVAILABLE = "title", "categories", "available"
-TYPES: Mapping[str, ItemType] = MappingProxyType(
+TYPES: Mapping[str, PropertyType] = MappingProxyType(
     {
         TITLE: "text",
         CATEGORIES: "set",
@@ -36,7 +35,7 @@ TYPES: Mapping[str, ItemType] = MappingProxyType(
 )
 """The properties that every tenant's items have."""
 
-NEW_COLUMN: Mapping[ItemType, Callable[[int], StoredColumn]] = {
+NEW_COLUMN: Mapping[PropertyType, Callable[[int], StoredColumn]] = {
     "text": TextColumn.empty,
     "number": NumberColumn,
     "boolean": BooleanColumn,
@@ -55,7 +54,7 @@ class ItemProperties:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.lock = Lock()
-        self.types: Mapping[str, ItemType] = TYPES
+        self.types: Mapping[str, PropertyType] = TYPES
         self.types_version = 0
         self._held = NO_PROPERTIES
         self._columns: dict[str, StoredColumn] = {}

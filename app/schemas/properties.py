@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, MutableMapping
 from datetime import datetime, timedelta
 from itertools import chain, count
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -173,7 +173,7 @@ def _types(types: object) -> dict[str, PropertyType | None]:
     return types
 
 
-TYPES: tuple[PropertyType, ...] = ("text", "number", "boolean", "time", "set")
+TYPES: tuple[PropertyType, ...] = get_args(PropertyType)
 _NAMES = {"pattern": f"^(?!({'|'.join(sorted(NO_NAMES | RESERVED_WORDS))})$){NAME_PATTERN}$"}
 _TEXT = {"type": "string", "maxLength": MAX_VALUE_BYTES}
 Properties = Annotated[

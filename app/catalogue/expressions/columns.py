@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -23,8 +23,6 @@ from model.inference.bitmap import Bitmap
 
 ItemValue: TypeAlias = "str | float | bool | tuple[str, ...]"
 """A value of a property; a time is a number of microseconds since the epoch."""
-
-ItemType: TypeAlias = Literal["text", "number", "boolean", "time", "set"]
 
 NO_TEXT = -1
 

@@ -13,8 +13,9 @@ from cel_expr_python import cel
 from app.catalogue.expressions import syntax_tree
 from app.catalogue.expressions.syntax_tree import Node
 from app.schemas.fields import MAX_EXPRESSION_CHARS
+from storage.records import PropertyType
 
-ValueType: TypeAlias = Literal["text", "number", "boolean", "time", "set", "numbers"]
+ValueType: TypeAlias = PropertyType | Literal["numbers"]
 """Types of properties and of parameters, which may also be a list of numbers."""
 
 MAX_DEPTH = 32  # the limit of Google's parser
