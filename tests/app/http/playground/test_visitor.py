@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from app.http.auth import keys
 from app.serving import switcher
 from app.settings import Settings
 from model.artifact import model_directory
 from tests.app.conftest import SHAPE, write_model
 from tests.app.http.playground.conftest import click, open_user, recommended, serving, touched, visiting
-from tests.waiting import wait_until
 
 Client = httpx.Client
 
@@ -114,34 +112,6 @@ def test_undo_restores_the_list_and_a_reload_keeps_the_visitor(page: Page) -> No
     expect(page.locator("#history li")).to_have_count(0)
     expect(page.locator("#source")).to_have_text("popular")
     assert page.input_value("#user") != user
-
-
-def test_what_could_not_be_undone_is_undone_the_next_time(browser: Browser, url: str) -> None:
-    with visiting(browser, url, expected="ERR_FAILED") as page:
-        click(page, "item-3")
-        before = recommended(page)
-        click(page, "item-40")
-        page.route("**/events/*", lambda route: route.abort())
-        page.click("#undo")
-        expect(page.locator("#notice")).to_contain_text("cannot be reached")
-        page.unroute("**/events/*")
-        page.click("#undo")
-        expect(page.locator("#history li")).to_have_count(1)
-        expect(page.locator("#notice")).to_be_hidden()
-        assert recommended(page) == before
-
-
-def test_a_click_whose_answer_was_lost_can_be_undone(browser: Browser, url: str) -> None:
-    with visiting(browser, url, expected="ERR_FAILED") as page:
-        click(page, "item-3")
-        before = recommended(page)
-        page.route("**/v1/events", lambda route: (route.fetch(), route.abort()))
-        page.click("#recommendations li:first-child button")
-        expect(page.locator("#notice")).to_contain_text("cannot be reached")
-        page.unroute("**/v1/events")
-        page.click("#undo")
-        expect(page.locator("#notice")).to_be_hidden()
-        assert recommended(page) == before
 
 
 def test_a_double_click_and_impatient_ones_are_one_event(page: Page) -> None:
@@ -320,28 +290,6 @@ def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
     assert httpx.get(f"{url}/v1/users/ada@shop").json()["event_count"] == 3
 
 
-def test_nothing_of_one_user_is_shown_as_another_one_s(browser: Browser, url: str) -> None:
-    events = [{"user_id": "grace@shop", "item_id": f"item-{row}"} for row in (4, 8)]
-    httpx.post(f"{url}/v1/events", json=events).raise_for_status()
-    with visiting(browser, url, expected="ERR_FAILED|status of 422") as page:
-        click(page, "item-3")
-        page.check("#personal")
-        expect(page.locator("#found-line")).to_contain_text("best for this user")
-        page.route("**/v1/**", lambda route: route.abort())
-        open_user(page, "grace@shop")
-        expect(page.locator("#notice")).to_contain_text("cannot be reached")
-        expect(page.locator("#recommendations li, #found li, #history li, #source:not(:empty)")).to_have_count(0)
-        expect(page.locator("#state-size")).to_be_empty()
-        page.unroute("**/v1/**")
-        page.click("#rules summary")
-        page.fill("#filter", "item.")
-        page.click("text=Apply")
-        expect(page.locator("#filter-fault")).to_contain_text("at character")
-        expect(page.locator("#recommendations li")).to_have_count(0)
-        expect(page.locator("#history li")).to_have_count(2)
-        expect(page.locator("#state-size")).to_have_text("2 events")
-
-
 def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
     click(page, "item-3")
     user = page.input_value("#user")
@@ -349,66 +297,3 @@ def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
     page.click("#reset")
     expect(page.locator("#history li")).to_have_count(0)
     assert httpx.get(f"{url}/v1/users/{user}").status_code == 404
-
-
-def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path, tmp_path: Path) -> None:
-    text, key = keys.make("main", ["events:write", "recs:read", "users:admin"])
-    keys.add(tmp_path / "keys", key)
-    settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys", playground=True)
-    with serving(settings) as url, visiting(browser, url, expected="status of 40[13]") as page:
-        expect(page.locator("#notice")).to_contain_text("key")
-        page.evaluate("""() => {
-            window.announced = []
-            const hear = () => announced.push(document.querySelector("#failure").textContent)
-            new MutationObserver(hear).observe(document.querySelector("#failure"), { childList: true })
-        }""")
-        page.fill("#key", "wrong")
-        page.keyboard.press("Enter")
-        wait_until(lambda: "key" in page.evaluate("announced.at(-1) ?? ''"))
-        expect(page.locator("#key")).to_be_focused()
-        assert page.evaluate("announced[0]") == ""
-        page.fill("#key", text)
-        page.keyboard.press("Enter")
-        expect(page.locator("#query")).to_be_focused()
-        click(page, "item-3")
-        expect(page.locator("#source")).to_have_text("personalised")
-        expect(page.locator("#key-form")).to_be_hidden()
-        expect(page.locator("#figures")).to_contain_text("not to be seen")  # that needs one more scope
-
-
-def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
-    with visiting(browser, url, expected="status of 422") as page:
-        expect(page.locator("#recommendations li")).to_have_count(10)  # the page has named its visitor
-        user = page.input_value("#user")
-        page.fill("#user", "nobody\u0085here")
-        page.keyboard.press("Enter")
-        expect(page.locator("#notice")).to_contain_text("not valid")
-        open_user(page, "x" * 129)
-        expect(page.locator("#notice")).to_contain_text("1 to 128 characters")
-        page.reload()
-        expect(page.locator("#recommendations li")).to_have_count(10)
-        assert page.input_value("#user") == user  # not one that the service refuses
-
-
-def test_a_page_that_could_not_be_filled_is_tried_again(browser: Browser, url: str) -> None:
-    with visiting(browser, url, expected="ERR_FAILED") as page:
-        page.route("**/v1/**", lambda route: route.abort())
-        page.reload()
-        expect(page.locator("#notice")).to_contain_text("cannot be reached")
-        page.unroute("**/v1/**")
-        page.click("text=Try again")
-        expect(page.locator("#recommendations li")).to_have_count(10)
-        expect(page.locator("#found li")).to_have_count(20)
-        expect(page.locator("#query")).to_be_focused()
-        page.route("**/v1/**", lambda route: route.abort())
-        page.click("#recommendations li:first-child .item")
-        expect(page.locator("#notice")).to_contain_text("cannot be reached")
-        expect(page.locator("#retry")).to_be_hidden()
-
-
-def test_an_id_of_spaces_is_none(page: Page) -> None:
-    user = page.input_value("#user")
-    page.on("request", lambda request: pytest.fail(request.url) if "/users/" in request.url else None)
-    open_user(page, "   ")
-    assert page.evaluate("document.querySelector('#user').validationMessage") == "An id has more than spaces."
-    assert page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).id") == user
