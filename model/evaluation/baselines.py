@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from model.data.interactions import Histories
 from model.holdout_ranks import Scorer
-from model.lisa import item_codes
+from model.lisa import item_codes, item_followers
 
 MIN_DECAY = 1e-4  # events that have decayed to less than this share of their weight are left out
 EASE_MAX_ITEMS = 10_000  # a matrix of N x N float64 then takes 0.8 GB
@@ -91,8 +91,34 @@ class CoVisitation(Baseline):
     @override
     def fit(self, histories: Histories, items: int) -> Scorer:
         counts = item_codes.follower_counts(histories.item, histories.starts, items, self.window, self.count_decay)
-        transitions, rest = _row_shares(counts), self.smoothing * popularity(histories, items)
-        return lambda prefixes: (decayed(prefixes, self.query_decay, items) @ transitions).toarray() + rest
+        rest = self.smoothing * popularity(histories, items)
+        return _sum_over_history(_row_shares(counts), rest, self.query_decay)
+
+
+@dataclass(frozen=True)
+class LogCoVisitation(Baseline):
+    """Co-visitation that adds logarithms of shares, as the lift of the model does, here for every follower.
+
+    ``score(i) = sum over the history's items j of exp(-query_decay * steps ago) * log(1 + P(i | j) / faint_share)``.
+    P is the share of ``CoVisitation``, of a total to which ``shrinkage`` is added.
+
+    Source: ``model.lisa.item_followers``, without a network beside it.
+    """
+
+    count_decay: float
+    query_decay: float
+    faint_share: float
+    window: int = item_followers.WINDOW
+    shrinkage: float = item_followers.SHRINKAGE
+    smoothing: float = 0.001
+
+    @override
+    def fit(self, histories: Histories, items: int) -> Scorer:
+        counts = item_codes.follower_counts(histories.item, histories.starts, items, self.window, self.count_decay)
+        gains = _row_shares(counts, self.shrinkage)
+        gains.data = np.log1p(gains.data / np.float32(self.faint_share))
+        rest = self.smoothing * popularity(histories, items)
+        return _sum_over_history(gains, rest, self.query_decay)
 
 
 @dataclass(frozen=True)
@@ -235,6 +261,11 @@ GRIDS: Mapping[str, Sequence[Baseline]] = {
     "co-visitation": [
         CoVisitation(10, count_decay, query_decay) for count_decay in (0.1, 0.4) for query_decay in (0.2, 0.4, 0.8, 1.6)
     ],
+    "log-co-visitation": [
+        LogCoVisitation(0.4, query_decay, faint_share)
+        for query_decay in (0.2, 0.4, 0.8, 1.6)
+        for faint_share in (0.001, 0.01, 0.1, 1.0)
+    ],
     "item-knn": [ItemKnn(neighbours, 10.0, query_decay) for neighbours in (20, 100) for query_decay in (0.0, 0.2, 1.0)],
     "ease": [Ease(l2, query_decay) for l2 in (300.0, 1000.0) for query_decay in (0.0, 0.2, 1.0)],
     "ridge": [Ridge(width, 0.01, discount) for width, discount in ((64, 0.0), (64, 0.2), (192, 0.2))],
@@ -264,9 +295,14 @@ def popularity(histories: Histories, items: int) -> NDArray[np.float32]:
     return (counts / max(len(histories.item), 1)).astype(np.float32)
 
 
-def _row_shares(counts: sparse.csr_array) -> sparse.csr_array:
-    totals = np.asarray(counts.sum(axis=1)).ravel()
+def _row_shares(counts: sparse.csr_array, shrinkage: float = 0.0) -> sparse.csr_array:
+    totals = np.asarray(counts.sum(axis=1)).ravel() + shrinkage
     return sparse.csr_array(sparse.diags_array(1 / np.where(totals > 0, totals, 1).astype(np.float32)) @ counts)
+
+
+def _sum_over_history(gains: sparse.csr_array, rest: NDArray[np.float32], query_decay: float) -> Scorer:
+    """Return a scorer that adds the rows of a history's items, decayed, to what every item has: (N, N) and (N,)."""
+    return lambda prefixes: (decayed(prefixes, query_decay, len(rest)) @ gains).toarray() + rest
 
 
 def _similar_lengths(histories: Histories) -> Iterator[NDArray[np.int64]]:

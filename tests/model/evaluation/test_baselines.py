@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 
 from model.data.interactions import Histories
 from model.evaluation import baselines
-from model.evaluation.baselines import GRIDS, Baseline, CoVisitation, Ease, ItemKnn, Markov, Popularity, Ridge
-from model.lisa import item_codes
+from model.evaluation.baselines import (
+    GRIDS,
+    Baseline,
+    CoVisitation,
+    Ease,
+    ItemKnn,
+    LogCoVisitation,
+    Markov,
+    Popularity,
+    Ridge,
+)
+from model.lisa import item_codes, item_followers
 
 ITEMS = 12
 Items = list[list[int]]
@@ -70,24 +80,61 @@ def test_markov_counts_what_followed_the_last_item(histories: Items, prefixes: I
     np.testing.assert_allclose(scores_of(Markov(0.1), histories, prefixes), expected, rtol=1e-5)
 
 
-@settings(max_examples=40)
-@given(HISTORIES, PREFIXES, st.sampled_from([1, 3, 10]), st.sampled_from([0.0, 0.4]), st.sampled_from([0.0, 0.7]))
-def test_co_visitation_counts_pairs(
-    histories: Items, prefixes: Items, window: int, count_decay: float, query_decay: float
-) -> None:
+def follower_weights(histories: Items, window: int, count_decay: float) -> Any:
+    """How much the column's item followed the row's, counted one pair of events after the other."""
     counts = np.zeros((ITEMS, ITEMS))
     for history in histories:
         for place, item in enumerate(history):
             for between, following in enumerate(history[place + 1 : place + 1 + window]):
                 counts[item, following] += math.exp(-count_decay * between)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12)
-    expected = [
-        sum(math.exp(-query_decay * ago) * shares[item] for ago, item in enumerate(reversed(prefix)))
+    return counts
+
+
+def summed_over_history(gains: Any, query_decay: float, histories: Items, prefixes: Items) -> Any:
+    return [
+        sum(math.exp(-query_decay * ago) * gains[item] for ago, item in enumerate(reversed(prefix)))
         + 0.001 * popularity(histories)
         for prefix in prefixes
     ]
+
+
+@settings(max_examples=40)
+@given(HISTORIES, PREFIXES, st.sampled_from([1, 3, 10]), st.sampled_from([0.0, 0.4]), st.sampled_from([0.0, 0.7]))
+def test_co_visitation_counts_pairs(
+    histories: Items, prefixes: Items, window: int, count_decay: float, query_decay: float
+) -> None:
+    counts = follower_weights(histories, window, count_decay)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12)
+    expected = summed_over_history(shares, query_decay, histories, prefixes)
     found = scores_of(CoVisitation(window, count_decay, query_decay), histories, prefixes)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=40)
+@given(HISTORIES, PREFIXES, st.sampled_from([0.0, 0.4]), st.sampled_from([0.0, 0.7]), st.sampled_from([0.001, 0.1]))
+def test_log_co_visitation_adds_logarithms_of_shrunk_shares(
+    histories: Items, prefixes: Items, count_decay: float, query_decay: float, faint_share: float
+) -> None:
+    counts = follower_weights(histories, 10, count_decay)
+    shares = counts / (counts.sum(axis=1, keepdims=True) + 5)
+    gains = np.vectorize(lambda share: math.log(1 + share / faint_share))(shares)
+    expected = summed_over_history(gains, query_decay, histories, prefixes)
+    found = scores_of(LogCoVisitation(count_decay, query_decay, faint_share), histories, prefixes)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("query_decay", [0.2, 0.7])
+def test_log_co_visitation_is_the_lift_of_every_follower(query_decay: float) -> None:
+    histories, prefix = random_histories(5), [3, 9, 11, 0]
+    data = packed(histories)
+    followers = item_followers.strongest_followers(data.item, data.starts, ITEMS, ITEMS, 0.4)
+    gains = followers.gains(item_followers.Lift(ITEMS, 1.0, 0.4, 0.01))
+    lifted = 0.001 * popularity(histories)
+    for ago, item in enumerate(reversed(prefix)):
+        known = followers.items[item] >= 0
+        lifted[followers.items[item][known]] += math.exp(-query_decay * ago) * gains[item][known]
+    found = scores_of(LogCoVisitation(0.4, query_decay, 0.01), histories, [prefix])
+    np.testing.assert_allclose(found, [lifted], rtol=1e-5)
 
 
 @pytest.mark.parametrize("query_decay", [0.0, 0.5])
