@@ -239,7 +239,7 @@ class Engine:
     def neighbours_of(self, items: Sequence[int]) -> Queries:
         """Return queries for the items most similar to each of the given ones, as ``Similarity`` defines it.
 
-        The first call takes seconds per ten million items, unless ``prepare_similarity`` was called before.
+        The first call takes tens of seconds for ten million items, unless ``prepare_similarity`` was called before.
         """
         rows, (similarity, _) = np.array(items, np.int64), self._similarity
         vectors = similarity.vectors(self.target_codes[rows], self.history_codes[rows])
