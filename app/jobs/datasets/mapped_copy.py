@@ -16,7 +16,7 @@ MAX_LOST_SHARE = 0.1  # of the lines of a table, without a warning
 
 
 def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
-    """Return a data directory with these tables, and a description of the lines that were left out.
+    """Return a data directory with these tables, and remarks about them.
 
     Without a mapping, the given directory itself is returned, and a Parquet file with the standard columns gets a link.
     Only this process uses a copy, until the process ends.
@@ -32,7 +32,7 @@ def data_directory(data: Path, mapping: TableMapping, cache: Path) -> tuple[Path
         return directory, []
     found = examine(data, mapping)
     _require_readable(found.values(), mapping)
-    return _written(found, cache), [*_left_out(found), *warnings(found.values())]
+    return _written(found, cache), _remarks(found)
 
 
 def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path, list[str]]:
@@ -41,7 +41,7 @@ def table_of_items(file: Path, mapping: TableMapping, cache: Path) -> tuple[Path
         return file, []
     found = {"items": examine_items(file, mapping)}
     _require_readable(found.values(), mapping)
-    return _written(found, cache) / "items.csv", [*_left_out(found), *warnings(found.values())]
+    return _written(found, cache) / "items.csv", _remarks(found)
 
 
 def blocking(found: Examination, mapping: TableMapping) -> list[Finding]:
@@ -81,6 +81,17 @@ def _written(found: Mapping[str, Examination], cache: Path) -> Path:
 
 def _own_directory(cache: Path) -> Path:
     return own_directory(cache / "data" / "mapped")
+
+
+def _remarks(found: Mapping[str, Examination]) -> list[str]:
+    """Return what a command says about its tables: lines that are left out, and columns read in one of two ways."""
+    assumed = [
+        f"warning: {table.path}: {in_words(finding)}"
+        for table in found.values()
+        for finding in table.findings
+        if finding.assumes
+    ]
+    return [*_left_out(found), *warnings(found.values()), *assumed]
 
 
 def _left_out(found: Mapping[str, Examination]) -> Iterator[str]:

@@ -118,10 +118,10 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
     group = _thousands_sign(decimal)
     plain = cells.fill_null("").str.replace_all(rf"{CURRENCIES}|\s", "")
     grouped = rf"[1-9]\d{{0,2}}(?:[{group}']\d{{3}})+"
-    fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?$")
+    fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?(?:[eE][-+]?\d+)?$")
     digits = plain.str.replace_all(rf"[{group}']", "").str.replace(decimal, ".", literal=True)
     numbers = digits.cast(pl.Float64, strict=False)
-    return numbers.set(~fits, None)
+    return numbers.set(~fits | numbers.is_infinite(), None)
 
 
 def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:

@@ -27,6 +27,7 @@ class Finding:
     count     the number of lines with the problem; 0 for a problem of the whole table
     examples  the first of these lines, with their cells
     stops     whether it makes the table, or the line, unreadable
+    assumes   whether the cells were read in one of two ways
     """
 
     problem: str
@@ -34,6 +35,7 @@ class Finding:
     count: int = 0
     examples: Sequence[str] = ()
     stops: bool = True
+    assumes: bool = False
 
 
 class Examination:
@@ -82,7 +84,16 @@ class Examination:
         """Add a finding about the table as a whole."""
         self.findings.append(Finding(problem, fix, stops=stops))
 
-    def find(self, rows: pl.Series, problem: str, fix: str, *, column: str | None = None, stops: bool = True) -> None:
+    def find(
+        self,
+        rows: pl.Series,
+        problem: str,
+        fix: str,
+        *,
+        column: str | None = None,
+        stops: bool = True,
+        assumes: bool = False,
+    ) -> None:
         """Add a finding about the rows where a condition holds, if there are any.
 
         A row that is unreadable for one reason does not count for another one.
@@ -94,7 +105,7 @@ class Examination:
         if not found:
             return
         examples = [self._example(row, column) for row in found[:EXAMPLES]]
-        self.findings.append(Finding(problem, fix, len(found), examples, stops))
+        self.findings.append(Finding(problem, fix, len(found), examples, stops, assumes))
         if stops:
             self.bad = self.bad | rows
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from shlex import quote
 from zoneinfo import ZoneInfo
 
 from model.config import NAME_PATTERN, NAME_RULE
@@ -57,7 +58,7 @@ class TableMapping:
         mapped = {ours for own, ours in names.items() if own.strip() in self.columns}
         return {ours: own for own, ours in names.items() if ours not in mapped or own.strip() in self.columns}
 
-    def option_with(self, **own_names: str) -> str:
+    def option_with(self, /, **own_names: str) -> str:
         """Return the option that maps the same columns and these, the table's own names by ours."""
         return columns_option({**{ours: own for own, ours in self.columns.items()}, **own_names})
 
@@ -155,4 +156,5 @@ def similar_columns(wanted: Iterable[str], header: Iterable[str]) -> dict[str, s
 
 def columns_option(own_names: Mapping[str, str]) -> str:
     """Return the option that maps columns, from the table's own names by ours."""
-    return f"--columns '{','.join(f'{own.strip()}={ours}' for ours, own in own_names.items())}'"
+    pairs = ",".join(f"{own.strip()}={ours}" for ours, own in own_names.items())
+    return f"--columns {quote(pairs)}" if "'" in pairs else f"--columns '{pairs}'"

@@ -148,7 +148,7 @@ def _find_thousands(found: Examination, column: str, decimal: DecimalSign | None
     else:
         problem = f"{column} has {sign!r} only before three digits, so it separates thousands"
         fix = f"if it separates decimals, export them with {other!r}"
-    found.find(perhaps_thousands(cells, other), problem, fix, column=column, stops=False)
+    found.find(perhaps_thousands(cells, other), problem, fix, column=column, stops=False, assumes=decimal is not None)
 
 
 def _is_numeric(found: Examination, column: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,16 +134,19 @@ def test_columns_that_cannot_be_properties_are_skipped_with_the_option_that_impo
     client: Client, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = tmp_path / "Artikel.csv"
-    own.write_text("Nummer;Art.-Nr.;art_nr;Größe (cm);in;2;中;文;a,b\ntea;7;5;6;x;y;z;!;n\n")
+    own.write_text("Nummer;Art.-Nr.;art_nr;Größe (cm);in;2;中;文;a,b;self?;Hersteller's\ntea;7;5;6;x;y;z;!;n;me;u\n")
     assert imported(own, url, "--columns", "Nummer=item_id") == 0
     assert properties(client, "tea") == {"art_nr": 5}
     (warning,) = caplog.messages
-    assert "'Art.-Nr.', 'Größe (cm)', 'in', '2', '中', '文', 'a,b'; to import them, pass --columns '" in warning
-    option = warning.rpartition("--columns '")[2].removesuffix("'")
-    assert option == "Nummer=item_id,Art.-Nr.=art_nr_2,Größe (cm)=groesse_cm,in=_in,2=_2,中=_,文=__2"
+    assert "'Art.-Nr.', 'Größe (cm)', 'in', '2', '中', '文', 'a,b', 'self?', \"Hersteller's\"; to import" in warning
+    _, option = shlex.split(warning[warning.index("--columns") :])
+    assert option == (
+        "Nummer=item_id,Art.-Nr.=art_nr_2,Größe (cm)=groesse_cm,in=_in,2=_2,中=_,文=__2,self?=self,"
+        "Hersteller's=hersteller_s"
+    )
     assert imported(own, url, "--columns", option) == 0
-    others = {"art_nr_2": 7, "groesse_cm": 6, "_in": "x", "_2": "y", "_": "z", "__2": "!"}
-    assert properties(client, "tea") == {"art_nr": 5, **others}
+    others = {"art_nr_2": 7, "groesse_cm": 6, "_in": "x", "_2": "y", "_": "z", "__2": "!", "self": "me"}
+    assert properties(client, "tea") == {"art_nr": 5, "hersteller_s": "u", **others}
 
 
 def test_errors_of_a_mapped_table_name_the_options_and_the_own_file(

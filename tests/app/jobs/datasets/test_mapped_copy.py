@@ -387,3 +387,10 @@ def test_commands_read_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         main(["train", "--data", str(shop(tmp_path)), "--out", str(tmp_path / "m"), *OPTIONS, "--skip-bad-lines"])
     (found,) = read_by_training
     assert found.user_ids == ["4711", "4712", "4713"]
+
+
+def test_an_import_warns_of_columns_that_may_be_read_in_two_ways(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id;kg;price\na;1.299;12,50\nb;2.450;9,90\n")
+    _, said = table_of_items(tmp_path / "items.csv", TableMapping(decimal=","), tmp_path / "cache")
+    (warning,) = said
+    assert "2 lines: kg has '.' only before three digits, so it separates thousands (line 2: '1.299'; " in warning

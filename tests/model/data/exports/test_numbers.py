@@ -45,6 +45,7 @@ def problems(found: Examination) -> list[str]:
         (["12.5", "1.299", "990"], ",", [12.5, 1.299, 990]),
         (["1.299", "12,50"], ",", [1299, 12.5]),
         (["1.299", "990"], None, [1.299, 990]),
+        (["1e-05", "1.5", "2.5"], ".", [1e-05, 1.5, 2.5]),
     ],
 )
 def test_a_sign_separates_thousands_if_it_does_so_in_all_cells(
