@@ -104,7 +104,7 @@ def replay(
 
     key = read_key(key_file)
     found = read_interactions(source.directory())
-    interactions = without_negative_values(found, skips_bad_lines=source.skip_bad_lines)
+    interactions = without_negative_values(found, hold_out, skips_bad_lines=source.skip_bad_lines)
     if skipped := len(found) - len(interactions):
         say(f"{skipped:,} events with a negative value are skipped, because the service rejects them")
     lengths = interactions.starts[1:] - interactions.starts[:-1]

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 import httpx
+import numpy as np
 
 from model.data.interactions import Interactions
 
@@ -57,9 +58,14 @@ class ReplayCounts:
     retries: int = 0
 
 
-def without_negative_values(interactions: Interactions, *, skips_bad_lines: bool) -> Interactions:
-    """Return the events whose values the service takes; raises ReplayError if others may not be skipped."""
-    is_negative = interactions.value < 0
+def without_negative_values(interactions: Interactions, hold_out: int, *, skips_bad_lines: bool) -> Interactions:
+    """Return the events whose values the service takes, and each user's last ``hold_out`` events whatever their values.
+
+    raises  ReplayError  when others may not be skipped
+    """
+    lengths = np.diff(interactions.starts)
+    before_the_end = np.repeat(interactions.starts[1:], lengths) - np.arange(len(interactions))  # 1: the user's last
+    is_negative = (interactions.value < 0) & (before_the_end > hold_out)
     if skips_bad_lines or not is_negative.any():
         return interactions.where(~is_negative)
     row = int(is_negative.argmax())

@@ -344,6 +344,13 @@ class TestReturns:
         assert [event["value"] for event in service.acknowledged.values()] == [4.5]
         assert "2 events with a negative value are skipped" in capsys.readouterr().out
 
+    def test_are_held_out_like_other_events(self, service: Service, tmp_path: Path) -> None:
+        (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp,value\nu,a,1,1\nu,b,2,2\nu,b,3,-2\n")
+        with pytest.raises(SystemExit) as exit_:
+            main(["replay", "--data", str(tmp_path), "--url", service.url, "--hold-out", "1"])
+        assert exit_.value.code in (0, None)
+        assert [event["value"] for event in service.acknowledged.values()] == [1, 2]
+
 
 class TestWaiting:
     def test_for_a_service_that_is_being_started(self) -> None:
