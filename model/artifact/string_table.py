@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import overload
+from unicodedata import normalize
 
 import numba
 import numpy as np
@@ -256,7 +257,8 @@ class Labels(Sequence[tuple[str, ...]]):
 
 def fold(text: str) -> str:
     """Return the text as searches compare it: case-folded, and umlauts as the two letters that stand for them, too."""
-    return text.casefold().replace("ä", "ae").replace("ö", "oe").replace("ü", "ue")
+    plain = text if text.isascii() else normalize("NFC", text)
+    return plain.casefold().replace("ä", "ae").replace("ö", "oe").replace("ü", "ue")
 
 
 def joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from model.artifact.string_table import (
     EACH_SUBSTRING,
@@ -20,7 +21,8 @@ WORD, DIGIT = re.compile("[0-9A-Za-z\u0080-\U0010ffff]+"), re.compile("[0-9]")
 
 def folded(text: str) -> str:
     """The text in small letters, in which German umlauts are two letters."""
-    return "".join({"ä": "ae", "ö": "oe", "ü": "ue"}.get(letter, letter) for letter in text.casefold())
+    composed = unicodedata.normalize("NFC", text).casefold()
+    return "".join({"ä": "ae", "ö": "oe", "ü": "ue"}.get(letter, letter) for letter in composed)
 
 
 def edits(one: str, other: str) -> int:

@@ -71,6 +71,7 @@ def test_levels_are_those_of_the_definition(found: tuple[list[str], str]) -> Non
     ("title", "query", "level"),
     [
         ("Grüner Tee", "gruener tee", EXACT),
+        ("Gru\u0308ner Tee", "gruener tee", EXACT),
         ("Gruener Tee", "Grün", PREFIX),
         ("Fußstütze", "FUSSSTUETZE", EXACT),
         ("Fussstuetze", "fußstütze", EXACT),
