@@ -371,6 +371,7 @@ function showState(state) {
   const events = state?.event_count ?? 0;
   element("state-size").textContent = `${count(events)} event${events === 1 ? "" : "s"}`;
   element("user").value = user.id;
+  element("user").setCustomValidity("");
   const undoing = document.activeElement === element("undo");
   element("undo").disabled = user.clicks.length === 0;
   if (undoing && element("undo").disabled) element("history").focus(); // or who types would be nowhere

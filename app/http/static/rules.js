@@ -82,7 +82,7 @@ export class Rules {
 
   #insert(field, rest) {
     field.setRangeText(rest, field.selectionStart, field.selectionStart, "end");
-    field.dispatchEvent(new Event("input", { bubbles: true })); // as after any other key
+    field.form.dispatchEvent(new Event("input")); // as after any other key, but with no completions of the completed
     this.#completions.replaceChildren();
     field.focus();
   }
