@@ -19,7 +19,7 @@ async def open_store(
     """Open the store from the settings. An unreachable Redis is not an error unless it must exist.
 
     is_new      whether the store may lack data that an archive has
-    must_exist  whether the store must have been used before
+    must_exist  whether the store must be reachable, and have been used before
 
     raises  StorageError, ValueError  when the store cannot be used in its current condition
     """

@@ -89,8 +89,8 @@ from storage.state.generation import Generation
 
 LAYOUT_VERSION = 5
 UNUSED = (
-    "no service has used the key prefix '{prefix}' yet: correct LISAREC_REDIS_PREFIX or the URL's database, or start a "
-    "service first; if Redis has lost its data, see 'Recover from lost data' in docs/how-to/operate/repair.md"
+    "no service has used the key prefix '{prefix}' yet: start one first, or correct LISAREC_REDIS_PREFIX or the URL's "
+    "database; if Redis has lost its data, see 'Recover from lost data' in docs/how-to/operate/repair.md"
 )
 GENERATION_FIELD = "generation:"  # prefix of fields of PREFIX:meta, as are the next ones
 ITEMS_FIELD = "items:"
