@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from app.cli.console import console, say
 from app.cli.option_groups import ungrouped
-from app.cli.options import MappingOptions, StoreOptions, UrlOption, read_key
+from app.cli.options import MappingOptions, StoreOptions, UrlOption, read_key, store_settings
 from app.jobs.reports.job_progress import JobProgress, TimeLeftColumn
 
 cli = typer.Typer(help="Import items, and delete their vectors.", no_args_is_help=True)
@@ -46,12 +46,11 @@ def import_items(
     from app.jobs.datasets.mapped_copy import table_of_items
     from app.jobs.import_items import held_types, read, send
     from app.jobs.replay import wait_for_service
-    from app.settings import StoreSettings
     from model.data.interactions import DataError
 
     key = read_key(key_file)
     mapping = options.mapping()
-    table, left_out = table_of_items(file, mapping, StoreSettings().cache_dir)
+    table, left_out = table_of_items(file, mapping, store_settings().cache_dir)
     for line in left_out:
         say(line)
     wait_for_service(url, say)

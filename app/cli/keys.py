@@ -191,10 +191,9 @@ def sign(
 
     The signature covers all files. A later change of a file invalidates it.
     """
-    from app.settings import StoreSettings
     from model.artifact import model_directory, signatures
 
-    file = key or StoreSettings().model_signing_key_file
+    file = key or store_settings().model_signing_key_file
     if file is None:
         raise typer.BadParameter("no private key; pass --key FILE, or create one with 'lisarec keys model'")
     private = signatures.read_signing_key(file)
@@ -211,10 +210,9 @@ def verify(
     ] = None,
 ) -> None:
     """Verify a model directory: its files against the manifest, and the manifest against its signature."""
-    from app.settings import StoreSettings
     from model.artifact import model_directory
 
-    file = keys or StoreSettings().model_keys_file
+    file = keys or store_settings().model_keys_file
     tag = model_directory.verified_tag(model, file)
     signed = "signature not checked (no public keys given)" if file is None else f"signed by a key in '{file}'"
     say(f"{model}: generation {tag} is intact, {signed}")

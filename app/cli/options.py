@@ -35,10 +35,9 @@ def place_of(text: str) -> Place:
 def _data_directory(text: str) -> Path:
     """Return the data directory. One in a bucket is copied first."""
     from app.jobs.datasets.bucket import local_copy
-    from app.settings import StoreSettings
 
     place = place_of(text)
-    return place if isinstance(place, Path) else local_copy(place, StoreSettings().cache_dir)
+    return place if isinstance(place, Path) else local_copy(place, store_settings().cache_dir)
 
 
 DataOption = Annotated[
@@ -217,9 +216,8 @@ class DataOptions(MappingOptions):
         """
         from app.cli.console import say
         from app.jobs.datasets.mapped_copy import data_directory
-        from app.settings import StoreSettings
 
-        directory, left_out = data_directory(self.data, self.mapping(), StoreSettings().cache_dir)
+        directory, left_out = data_directory(self.data, self.mapping(), store_settings().cache_dir)
         for line in left_out:
             say(line)
         return directory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from app.cli.main import main
@@ -41,3 +43,15 @@ def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(
 ) -> None:
     monkeypatch.setenv(f"LISAREC_{name}", value)
     assert hint in refused(capsys, "serve")
+
+
+def test_commands_without_a_store_name_the_variable_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_REDIS_URL", "redis:6379")
+    for command in (
+        ["items", "import", str(tmp_path)],
+        ["sign", str(tmp_path)],
+        ["verify", str(tmp_path)],
+    ):
+        assert "redis_url (LISAREC_REDIS_URL): begin it with redis://" in refused(capsys, *command)
