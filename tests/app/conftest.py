@@ -123,7 +123,11 @@ class Client:
         with pytest.MonkeyPatch.context() as patch:
             patient = partial(RedisOptions, connect_timeout_s=PATIENCE_S, socket_timeout_s=redis_timeout_s)
             patch.setattr(store_factory, "RedisOptions", patient)
-            state = self.runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
+            try:
+                state = self.runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
+            except BaseException:
+                self.runner.close()
+                raise
         assert state is not None
         self.services: Services = state["services"]
         self.service = self.services.by_tenant[settings.tenant]

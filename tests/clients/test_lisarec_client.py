@@ -170,10 +170,11 @@ class TestEvents:
             ("ann", "e\ud800"),
             ("..", "item-1"),
             ("ann", "i" * 129),
-            (7, "item-1"),
         ):
             with pytest.raises(ValueError, match="128 characters"):
                 client.event(*wrong)
+        with pytest.raises(ValueError, match=r"user_id must be a text \(str\), not int"):
+            client.event(7, "item-1")
         for value in (float("nan"), float("inf"), True, "7"):
             with pytest.raises(ValueError, match="finite number"):
                 client.event("ann", "item-1", value=value)

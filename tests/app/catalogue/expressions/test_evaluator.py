@@ -110,7 +110,7 @@ def test_a_number_is_what_it_is_for_the_item_alone(
         ("xyz < 3.0", 0, f"there is no xyz; there are {', '.join(sorted(TYPES))}"),
         ("item.price < 50", 11, "numbers have a point: 50.0"),
         ("item.price < 50,0", 15, "numbers have a point: 50.0"),
-        ("item.price <", 12, "expecting"),
+        ("item.price <", 12, "the expression ends too early"),
         ("item.price", 0, "a boolean is needed, and this makes a number"),
         ("has(item.price) && true", 0, "known(item.price)"),
         ('item.brand.matches("a(")', 18, "regular expression"),
