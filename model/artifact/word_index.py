@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -302,6 +302,7 @@ def match_levels(strings: StringTable, search: Search, *, with_typos: bool) -> L
     return np.minimum(levels, of_words)
 
 
+@cache
 def compile_loops() -> None:
     """Compile the loops of searches and of tables of texts, or load their compiled code, before the first request."""
     of_model = StringTable.of(["Red kettle"])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.lisa.lisa_mini import Lisa, sum_of_codewords
+from model.lisa.lisa_mini import SMALLEST_MASS, Lisa, sum_of_codewords
 
 ITEMS_PER_CHUNK = 1 << 16
 HISTORY_SHARE = 0.5
@@ -71,5 +71,5 @@ def _scaled(codes: Tensor, codebooks: Tensor, mean_square: float) -> tuple[Tenso
     shares = (counts / len(codes)).to(codebooks.dtype)
     centred = codebooks - (shares[:, :, None] * codebooks).sum(dim=1, keepdim=True)
     squares = torch.cat([sum_of_codewords(part, centred).square().sum(dim=1) for part in codes.split(ITEMS_PER_CHUNK)])
-    scale = mean_square / squares.mean() if squares.any() else torch.zeros_like(squares).sum()
+    scale = mean_square / squares.mean().clamp_min(SMALLEST_MASS)
     return centred * scale.sqrt(), squares * scale

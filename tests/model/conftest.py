@@ -162,3 +162,11 @@ def in_memory() -> Callable[[LisaMini], model_directory.Artifact]:
         return model_directory.Artifact("random", "0" * 16, config.Config(model=model.config), items, model, tables, {})
 
     return wrap
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Every device that there is."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    return str(request.param)

@@ -32,15 +32,6 @@ ITEMS = 60  # on sixteen codes, so that many items tie where the bias does not t
 Make = Callable[..., LisaMini]
 Wrap = Callable[[LisaMini], Artifact]
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch finds no GPU")
-    return str(request.param)
-
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["mini", "recent"])
 def model(random_model: Make, request: pytest.FixtureRequest) -> LisaMini:

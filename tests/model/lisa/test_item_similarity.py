@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from model.artifact.model_directory import Artifact
 from model.config import ModelConfig
@@ -27,13 +26,6 @@ SHAPE = ModelConfig(
 ITEMS = 60
 Make = Callable[..., LisaMini]
 Wrap = Callable[[LisaMini], Artifact]
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch finds no GPU")
-    return str(request.param)
 
 
 @pytest.mark.parametrize("codewords", [{}, {"target_codewords": 9}], ids=["fewer targets", "more targets"])
