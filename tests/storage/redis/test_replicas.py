@@ -81,7 +81,9 @@ class TestReplicas:
                 with pytest.raises(StorageUnavailable, match="only 0 of 1 Redis replicas have the write"):
                     await store.append("main", [click("other"), click("own")])
                 assert await ids(store) == ["before", "other"]
-                replica.thaw()
+            replica.thaw()
+            patient = ReplicaAcks(replicas=1, timeout_s=PATIENCE_S)
+            async with opened(primary.url, acks=patient) as store:
                 answers = await store.append("main", [click("other"), click("own")])
                 assert [answer.duplicate for answer in answers] == [True, False]
 
