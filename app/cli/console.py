@@ -40,9 +40,9 @@ def job_console(settings: StoreSettings, job: str) -> Console:
     """
     from app.observability import log_format
 
+    log_format.configure(settings.log_level, settings.log_format)
     if settings.log_format == "text":
         return console
-    log_format.configure(settings.log_level, settings.log_format)
     return Console(file=LogLines(logging.getLogger(job)), force_terminal=False)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import logging.config
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
@@ -17,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.services import Services
 from app.main import create_app
+from app.observability.log_format import OWN_LOGGERS
 from app.serving import store_factory
 from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
@@ -48,6 +51,26 @@ WEIGHTS = {"click": 1.0, "purchase": 2.0, "dislike": 0.0}
 def _still_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that give way to whoever is served would have all later tests give way to everybody."""
     monkeypatch.setattr("os.nice", lambda _: 0)
+
+
+@pytest.fixture(autouse=True)
+def _own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command configures the log of its process: here of its test, whose own handlers stay."""
+    root, configure = logging.getLogger(), logging.config.dictConfig
+    handlers = [*root.handlers]
+    loggers = [root, *map(logging.getLogger, OWN_LOGGERS)]
+    levels = [logger.level for logger in loggers]
+
+    def configure_beside(config: dict[str, Any]) -> None:
+        configure(config)
+        for handler in handlers:
+            root.addHandler(handler)
+
+    monkeypatch.setattr("logging.config.dictConfig", configure_beside)
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def item_id(row: int) -> str:
