@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: llms.txt, and a mermaid.js of the site's own.
+"""What mkdocs calls while it builds the site: llms.txt, a mermaid.js of the site's own, and the order of searches.
 
 mkdocs loads this file by its path, so it imports nothing of the project.
 """
@@ -16,6 +16,10 @@ MERMAID_SHA256 = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb
 MERMAID = "assets/javascripts/mermaid.min.js"
 DIAGRAM = 'class="mermaid"'
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+BACKGROUND = (
+    "measurements/",
+    "explanation/decisions/",
+)  # folders whose pages a search lists below guides and reference
 
 
 pages: list[Any] = []  # of the site that is built, in the order of the navigation
@@ -25,6 +29,13 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
     """Remember the pages; their titles and texts are known at the end of the build."""
     pages[:] = nav.pages
     return nav
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Rank a page of background lower in searches."""
+    if page.url.startswith(BACKGROUND):
+        page.meta["search"] = {"boost": 0.2}
+    return markdown
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -63,7 +64,11 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_search_is_there(site: Path) -> None:
-    assert (site / "search" / "search_index.json").stat().st_size > 10_000
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    lowered = {entry["location"].partition("/")[0] for entry in entries if entry.get("boost", 1) < 1}
+    assert lowered == {"measurements", "explanation"}
+    assert all(entry["boost"] < 1 for entry in entries if entry["location"].startswith("measurements/"))
+    assert all("boost" not in entry for entry in entries if entry["location"].startswith(("how-to/", "reference/")))
 
 
 @pytest.mark.parametrize(
