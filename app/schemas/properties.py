@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInf
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Closed, rfc_3339_us
+from model.artifact.string_table import fold
 from storage.records import EPOCH, ITEM_TIMES, MAX_PROPERTIES, PropertyType, PropertyValue, property_type
 
 MAX_VALUE_BYTES = 1_024  # UTF-8, of the texts of a set together
@@ -29,7 +30,6 @@ RESERVED_WORDS = frozenset(
 )
 """Reserved words of expressions, which cannot be names in them."""
 
-UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue"})
 MAX_SIMILAR_CHARS = 32  # of a name that is suggested, before its number
 
 matches_name = re.compile(NAME_PATTERN).fullmatch
@@ -49,7 +49,7 @@ def is_property_name(name: str) -> bool:
 
 def similar_property_name(name: str, taken: Container[str]) -> str:
     """Return a valid name like this one, such as groesse_cm for "Größe (cm)", which is not taken."""
-    plain = unicodedata.normalize("NFKD", name.casefold().translate(UMLAUTS)).encode("ascii", "ignore").decode()
+    plain = unicodedata.normalize("NFKD", fold(name)).encode("ascii", "ignore").decode()
     similar = re.sub(r"\W+", "_", plain).strip("_")[:MAX_SIMILAR_CHARS]
     valid = similar if is_property_name(similar) else f"_{similar}"
     return next(one for one in chain([valid], (f"{valid}_{number}" for number in count(2))) if one not in taken)
