@@ -15,7 +15,7 @@ def model_to_continue(
     """Return the active model if the round continues from it, or None if it trains from scratch.
 
     Every `full_every`-th model is trained from scratch, because item codes fit the behaviour at the time of their
-    assignment. So is a model after a rejected warm one, and one with another preset or other weights.
+    assignment. So is a model after a rejected warm one, and one with another preset.
 
     last  the outcome of the last round
     """
