@@ -20,9 +20,16 @@ from app.jobs.reports.job_progress import counted
 class ArchiveOptions(LogOptions):
     """Options that name the log and the archive."""
 
-    redis_url: Annotated[str | None, typer.Option(help="Redis whose event log is moved.", metavar="URL")] = None
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="Redis whose event log is moved. Default: LISAREC_REDIS_URL, else SQLite.", metavar="URL"),
+    ] = None
     data_dir: Annotated[
-        Path | None, typer.Option(help="Directory of the SQLite store whose event log is copied.", metavar="DIR")
+        Path | None,
+        typer.Option(
+            help="Directory of the SQLite store whose event log is copied. Default: LISAREC_DATA_DIR, else state.",
+            metavar="DIR",
+        ),
     ] = None
     archive_dir: Annotated[
         str | None, typer.Option(help="Archive to write. It is created if it doesn't exist.", metavar="DIR|URL")

@@ -67,9 +67,18 @@ ModelsDirOption = Annotated[
         help="Folder of the models. Default: the folder of LISAREC_MODEL_DIR, else models.", metavar="DIR|URL"
     ),
 ]
-RedisUrlOption = Annotated[str | None, typer.Option(help="Redis that stores users and the event log.", metavar="URL")]
+RedisUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Redis that stores users and the event log. Default: LISAREC_REDIS_URL, else SQLite.", metavar="URL"
+    ),
+]
 DataDirOption = Annotated[
-    Path | None, typer.Option(help="Directory of the SQLite store for users and the event log.", metavar="DIR")
+    Path | None,
+    typer.Option(
+        help="Directory of the SQLite store for users and the event log. Default: LISAREC_DATA_DIR, else state.",
+        metavar="DIR",
+    ),
 ]
 ArchiveDirOption = Annotated[
     str | None,

@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 class ProcessOptions:
     """Options for the address and the device."""
 
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on. 0 chooses a free port.")] = None
-    workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None
-    device: Annotated[Device | None, typer.Option(help="Device that ranks items.")] = None
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on. 0 chooses a free port. Default: 8000.")] = None
+    workers: Annotated[int | None, typer.Option(help="Worker processes. Default: 1.")] = None
+    device: Annotated[Device | None, typer.Option(help="Device that ranks items. Default: cpu.")] = None
     tls_certificate: Annotated[
         Path | None, typer.Option(help="PEM file of a certificate, to serve HTTPS.", metavar="FILE")
     ] = None

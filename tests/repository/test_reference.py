@@ -51,6 +51,13 @@ def test_every_row_of_these_pages_says_what_it_is(name: str) -> None:
     assert [row for row in rows if row.endswith("|  |")] == []
 
 
+@pytest.mark.parametrize("name", ["host", "port", "workers", "device", "data_dir", "log_format"])
+def test_an_option_of_the_service_says_its_default(name: str) -> None:
+    section = page("command-line.md").partition("\n## lisarec serve\n")[2].partition("\n## ")[0]
+    (row,) = re.findall(rf"^\| `--{name.replace('_', '-')}` .*$", section, re.MULTILINE)
+    assert re.search(rf"Default: .*\b{re.escape(str(Settings.model_fields[name].default))}\. \|$", row)
+
+
 DOCUMENT: Mapping[str, Any] = create_app(Settings()).openapi()
 OPERATIONS: Mapping[str, Any] = {
     f"{method.upper()} {path}": operations[method]
