@@ -86,11 +86,8 @@ def add_key(
     except ValidationError as exc:
         raise typer.BadParameter("; ".join(map(_problem, exc.errors()))) from None
     keyring.add(file, key)
-    error_console.print(
-        f"created key {key.id} for tenant {key.tenant} in '{file}'. Store it now, it is shown only once:",
-        highlight=False,
-        markup=False,
-    )
+    created = f"created key {key.id} for tenant {key.tenant} in '{file}'. Store it now, it is shown only once:"
+    say(created, to=error_console)
     say(text)
 
 
