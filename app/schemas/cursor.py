@@ -9,7 +9,7 @@ from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import are_ids
@@ -80,4 +80,10 @@ def _shown_before(value: object) -> tuple[str, ...]:
     return tuple(ids)
 
 
+def _cursor_text(text: str) -> str:
+    _shown_before(text)
+    return text
+
+
+CursorText = Annotated[str, AfterValidator(_cursor_text)]
 Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.schemas.cursor import Cursor
+from app.schemas.cursor import Cursor, CursorText
 from app.schemas.event_rules import EventRule, EventTypes, EventTypesText, Within
 from app.schemas.events import SealedStateText
 from app.schemas.fields import (
@@ -42,6 +42,11 @@ MAX_REQUESTS = 100  # of one batch
 SCENARIO = Field(
     None,
     description="The name of stored settings for the list. Settings in the request narrow the list further.",
+)
+CURSOR = Field(
+    None,
+    description="Return the list in pages. Send an empty cursor for the first page, then the cursor of the "
+    "previous page.",
 )
 
 
@@ -128,11 +133,7 @@ class RecommendationQuery(ListSettings):
         description="The item of the current page. Expressions read its properties as `current`. The list "
         "leaves it out unless it is pinned.",
     )
-    cursor: Cursor | None = Field(
-        None,
-        description="Return the list in pages. Send an empty cursor for the first page, then the "
-        "cursor of the previous page.",
-    )
+    cursor: Cursor | None = CURSOR
     basket: Basket = Field(
         default_factory=list,
         description="The items in the cart. The list leaves them out, and what was bought together with them rises.",
@@ -156,6 +157,8 @@ class RecommendationQuery(ListSettings):
 class RecommendationUrlQuery(RecommendationQuery):
     """Fields of a query string whose form differs from the body."""
 
+    # the framework would pass a list for the ids of a `Cursor`
+    cursor: CursorText | None = CURSOR  # type: ignore[assignment]
     max_per: MaxPerTexts = Field(  # type: ignore[assignment]
         default_factory=list,
         description="The maximum number of items with the same text in a property, over all pages, such as `brand:2`.",

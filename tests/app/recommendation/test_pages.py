@@ -6,6 +6,7 @@ import json
 import zlib
 from base64 import urlsafe_b64encode
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,14 @@ class TestPages:
         shop.request("PUT", "/v1/items/item-50", json={"available": True})
         assert "item-50" not in item_ids(first) + item_ids(rest)
         assert rest["cursor"] is None
+
+    @pytest.mark.parametrize("user_id", ["pager", "pager@shop.example"])
+    def test_a_query_string_gets_them_too(self, shop: Client, user_id: str) -> None:
+        """The address of the second user is encoded, so that a declared route answers."""
+        path = f"/v1/users/{quote(user_id, safe='')}/recommendations"
+        first = shop.get(path, params={"k": 5, "cursor": ""}).json()
+        second = shop.get(path, params={"k": 5, "cursor": first["cursor"]}).json()
+        assert len({*item_ids(first), *item_ids(second)}) == 10
 
     def test_without_asking_for_pages_there_is_no_cursor(self, shop: Client) -> None:
         assert "cursor" not in recommend(shop, user_id="clicker", k=5)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from app.http.auth.keys import add, make
 from app.http.middleware import fast_path
+from app.schemas.cursor import cursor_after
 from app.schemas.events import MAX_EVENTS
 from app.schemas.recommendations import MAX_REQUESTS
 from app.settings import Settings
@@ -117,6 +118,10 @@ QUERIES = {
     "=": 422,
     "x=1": 422,
     "exclude=%C3%A4": 200,
+    "cursor=": 200,
+    f"cursor={cursor_after(['item-3', 'item-4'])}&k=3": 200,
+    "cursor=x": 422,
+    "cursor=&cursor=": 422,
 }
 
 
