@@ -22,9 +22,12 @@ from app.http.connection.keep_alive import KeepAlive
 from app.http.connection.lingering_transport import LingeringTransport
 from app.http.connection.response_transport import ResponseTransport
 from app.http.connection.tls import TlsProtocol
+from app.http.connection.upgrades import head_without_upgrade, is_upgrade, new_parser
 from app.http.middleware.plain_cycle import begin_plain
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
+
     from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the app to respond that the body is late
@@ -104,15 +107,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.discard(data)
             return
         self.keep_alive.end()
-        self._has_advanced = False
+        self._has_advanced, over_http = False, b""
         try:
             self.parser.feed_data(data)
-        except HttpParserUpgrade:
-            pass  # the request is answered over HTTP/1.1
+        except HttpParserUpgrade as upgrade:
+            over_http = head_without_upgrade(self.parser, self.url, self.headers) + data[upgrade.args[0] :]
         except HttpParserError as exc:
             # raised by a callback that found a limit exceeded, or else by the parser itself
             exceeded = exc.__context__ if isinstance(exc.__context__, RequestError) else None
             self._refuse(exceeded or NotHttp("this is not an HTTP/1.1 request; nothing was done"))
+            return
+        if over_http:
+            self.parser = new_parser(self)
+            self.data_received(over_http)
             return
         if self._deadline is None:  # set late, because almost every request arrives in one piece
             if self._in_body:
@@ -121,7 +128,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._set_deadline(self._limits.head_timeout_s)
         self._standstill_bytes = 0 if self._has_advanced else self._standstill_bytes + len(data)
         if self._standstill_bytes > self._limits.max_head_bytes:
-            self._refuse(self._head_too_large())
+            self._refuse(_head_too_large(self._limits.max_head_bytes))
 
     @override
     def on_message_begin(self) -> None:
@@ -133,18 +140,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._in_head:
             return  # a trailer
         if len(self.headers) == MAX_HEADERS:
-            raise self._head_too_large()
+            raise _head_too_large(self._limits.max_head_bytes)
         super().on_header(name, value)
 
     @override
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
-            raise self._head_too_large()
+            raise _head_too_large(self._limits.max_head_bytes)
         if len(self.pipeline) == MAX_PIPELINED:
             raise TooManyPipelined(TOO_MANY)
         self._in_head, self._has_advanced = False, True
         self._clear_deadline()
         if (cycle := begin_plain(self, self.app_state["plain_requests"])) is None:
+            if is_upgrade(self.parser):
+                return  # `data_received` parses the request again
             super().on_headers_complete()  # raises if the target is not a URL
         else:
             self.cycle = self._cycle = cycle
@@ -163,6 +172,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def on_message_complete(self) -> None:
+        if not self._in_body:
+            return  # the head of an upgrade
         self._in_body = False
         if self.transport.is_closing():
             return
@@ -243,12 +254,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._response_deadline.cancel()
             self._response_deadline = None
 
-    def _head_too_large(self) -> HeadTooLarge:
-        limit = self._limits.max_head_bytes
-        return HeadTooLarge(
-            f"the URL and the headers of a request may have at most {limit:,} bytes and {MAX_HEADERS} headers"
-        )
-
     def _refuse(self, failure: RequestError) -> None:
         """Reject input that never reaches the app: respond after the pending responses, and read no further.
 
@@ -257,9 +262,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         from app.http.error_responses import error_response
 
         response = error_response(failure)
-        head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
-        head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-        self._refusal = b"".join(head) + b"\r\n" + bytes(response.body)
+        self._refusal = _last_response(response)
         self._services.metrics.requests.observe("other", "unmatched", response.status_code, 0.0)
         self._clear_deadline()
         if self._in_body:
@@ -294,6 +297,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._cycle is not None and not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
+
+
+def _head_too_large(limit: int) -> HeadTooLarge:
+    return HeadTooLarge(
+        f"the URL and the headers of a request may have at most {limit:,} bytes and {MAX_HEADERS} headers"
+    )
+
+
+def _last_response(response: Response) -> bytes:
+    """Return a response after which the connection closes."""
+    head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+    head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join(head) + b"\r\n" + bytes(response.body)
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:
