@@ -19,7 +19,8 @@ PATHS = frozenset({"/v1/events", "/v1/portable/events", "/v1/portable/recommenda
 METHOD = "POST"
 ALLOWED_HEADERS = frozenset({"authorization", "content-type"})
 PREFLIGHT_MAX_AGE_S = 600
-BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
+# When a page reads from its own host without TLS, browsers send only the last one.
+BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site", b"accept-language"})
 PUBLIC_PATH = "/client.js"
 
 
@@ -63,7 +64,7 @@ class CrossOriginPolicy:
 
 
 def _is_cross_origin(scope: Scope, own_host: str) -> bool:
-    """Return whether a browser sent the request for a page of another origin; only browsers send BROWSER_HEADERS."""
+    """Return whether a browser sent the request for a page of another origin; few others send BROWSER_HEADERS."""
     if not any(name in BROWSER_HEADERS for name, _ in scope["headers"]) or scope["path"] == PUBLIC_PATH:
         return False
     headers = Headers(scope=scope)
@@ -71,9 +72,9 @@ def _is_cross_origin(scope: Scope, own_host: str) -> bool:
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if is_loopback(own_host) and not is_loopback(name):
         return True
-    site = headers.get("sec-fetch-site")
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is None:
-        return headers["origin"] not in (f"http://{host}", f"https://{host}")
+        return origin is not None and origin not in (f"http://{host}", f"https://{host}")
     return site not in ("same-origin", "none")  # none: a typed address or a bookmark
 
 

@@ -46,6 +46,13 @@ class TestWithoutKeys:
     def test_its_own_page_and_other_programs_may(self, shared_client: Client, headers: dict[str, str]) -> None:
         assert shared_client.get("/v1/items/popular", headers=headers).status_code == 200
 
+    @pytest.mark.parametrize("path", ["/v1/stats", "/v1/admin/audit", "/v1/users/ada/recommendations", "/metrics"])
+    def test_a_page_under_another_name_of_this_machine_may_not_read(self, shared_client: Client, path: str) -> None:
+        """Without TLS, browsers say neither the origin nor the site of a page that gets something from its own host."""
+        headers = {"host": "evil.example:8000", "accept-language": "en", "user-agent": "Mozilla/5.0"}
+        assert_refused(shared_client.get(path, headers=headers), 403)
+        assert shared_client.get(path, headers=headers | {"host": "127.0.0.1:8000"}).status_code == 200
+
     def test_the_script_is_for_every_page(self, shared_client: Client) -> None:
         headers = {"origin": "https://shop.example", "sec-fetch-site": "cross-site"}
         assert shared_client.get("/client.js", headers=headers).status_code == 200

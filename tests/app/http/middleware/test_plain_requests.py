@@ -129,6 +129,7 @@ OF_THE_APP = {
     "a body in chunks": request(PATH.format("ada"), "Transfer-Encoding: chunked") + b"0\r\n\r\n",
     "a page of another origin": request(PATH.format("ada"), "Origin: https://elsewhere.example"),
     "a page": request(PATH.format("ada"), "Sec-Fetch-Site: same-origin"),
+    "a page of another name": request(PATH.format("ada"), "Accept-Language: en"),
     "an upgrade": request(PATH.format("ada"), "Connection: upgrade", "Upgrade: websocket"),
     "the last request": request(PATH.format("ada"), "Connection: close"),
     "old HTTP": request(PATH.format("ada"), version="1.0"),
