@@ -10,6 +10,7 @@ import asyncio
 import time
 from asyncio import TimerHandle
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -56,8 +57,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     class closes the connection if the app does not read the body. The memory of a connection is bounded by limits on
     the bytes of a head, of a chunk-size line and of trailers, which are ignored, and on the number of queued requests.
 
-    Above the limit of open connections, the one that has been idle for longest is closed, or the new one if none is
-    idle. So clients that only connect cannot lock others out.
+    Above the limit of open connections, the one that has been idle for longest is closed; if none is idle, the one
+    whose body has been late for longest, or else the new one. So clients that send no requests cannot lock others out.
     """
 
     transport: LingeringTransport
@@ -66,6 +67,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._services: Services = self.app_state["services"]
         self._limits, self._idle = self._services.settings, self._services.idle_connections
+        self._late = self._services.late_connections
         self.app_state = {**self.app_state, "is_disconnected": self.is_disconnected}
         self._cycle: RequestResponseCycle | None = None  # the request in progress; `cycle` is the newest
         self._deadline: TimerHandle | None = None  # for the client to send the request
@@ -84,16 +86,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, self._limits.answer_timeout_s))
         if len(self.connections) > self._limits.max_open_connections:
-            longest_idle = next(iter(self._idle), self.transport)
-            self._idle.pop(longest_idle, None)
-            longest_idle.abort()
+            least_active = next(chain(self._idle, self._late), self.transport)
+            self._forget(least_active)
+            least_active.abort()
         if not self.transport.is_closing():
             self._set_idle()
             self._set_deadline(self._limits.head_timeout_s)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.pop(self.transport, None)
+        self._forget(self.transport)
         self._clear_deadline()
         self._clear_response_deadline()
         self.keep_alive.cancel()
@@ -124,6 +126,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._deadline is None:  # set late, because almost every request arrives in one piece
             if self._in_body:
                 self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
+                self._set_late()
             elif self._in_head or not self._has_advanced:
                 self._set_deadline(self._limits.head_timeout_s)
         self._standstill_bytes = 0 if self._has_advanced else self._standstill_bytes + len(data)
@@ -177,7 +180,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         if self.transport.is_closing():
             return
-        self._clear_deadline()
+        if self._deadline is not None:
+            self._clear_deadline()
+            self._late.pop(self.transport, None)
         super().on_message_complete()
         if self.cycle.response_complete:  # before the rest of the request came
             self.keep_alive.begin()
@@ -191,6 +196,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            self._set_late()
         if self._refusal is not None:
             self._send_refusal_after_responses()
         elif self.pipeline:
@@ -236,6 +242,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self in self.connections:
             self._idle.pop(self.transport, None)
             self._idle[self.transport] = None
+
+    def _set_late(self) -> None:
+        """Record that the rest of a body is missing, if no earlier response is owed."""
+        if self._in_body and self._deadline is not None and self._cycle is self.cycle:
+            self._late[self.transport] = None
+
+    def _forget(self, transport: LingeringTransport) -> None:
+        """Record no longer that a connection is idle or late."""
+        self._idle.pop(transport, None)
+        self._late.pop(transport, None)
 
     def _is_awaiting_rest(self) -> bool:
         """Return whether the client may still be sending a request that already has a response."""

@@ -40,7 +40,7 @@ ASK_ARCHIVE_EVERY_S = 10.0  # the archive changes once a minute, and a bucket ma
 
 @dataclass(slots=True)
 class Services:
-    """One service per tenant, and their shared parts. Only `draining`, locks, turns and idle connections change."""
+    """One service per tenant, and their shared parts. Only `draining`, locks, turns and connections change."""
 
     settings: Settings
     by_tenant: Mapping[str, Service]
@@ -54,8 +54,9 @@ class Services:
     # by key and kind, while a call holds the lock or waits for it
     large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     key_turns: KeyTurns = field(default_factory=KeyTurns)
-    # connections of this process that are owed no response, longest idle first
+    # connections of this process that are owed no response, and those with a head and no whole body; longest first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
+    late_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 
     @property
     def store_failure(self) -> StorageUnavailable | None:

@@ -255,3 +255,19 @@ def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[
         print(f"20 others were answered within {time.monotonic() - begin_s:.3f} s")
         at_work.sendall(slow)
         assert at_work.recv(65_536).startswith(b"HTTP/1.1 422")
+
+
+@pytest.mark.parametrize("is_pipelined", [False, True])
+def test_bodies_that_never_come_shut_nobody_out(server: Process, key: tuple[str, Path], is_pipelined: bool) -> None:
+    """The longest late ones make room where no connection is idle; a request whose body comes at last is answered."""
+    body = b'{"user_id": "ada", "history": []}'
+    head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()
+    begun = head + b"Content-Length: %d\r\n\r\n" % len(body)
+    with ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS + 20):
+            last = stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE_S))
+            last.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + (begun if is_pipelined else b""))
+            assert last.recv(65_536).startswith(b"HTTP/1.1 200")
+            last.sendall(b"" if is_pipelined else begun)
+        last.sendall(body)
+        assert last.recv(65_536).startswith(b"HTTP/1.1 422")
