@@ -28,7 +28,8 @@ class Client:
         self.impression = self._client.impression
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._is_closed = False
+        self._state = threading.RLock()  # of the three above; a signal handler may close the client during a call
 
     def recommendations(
         self,
@@ -87,10 +88,12 @@ class Client:
         return self.outbox.flush(timeout_s)
 
     def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
-        """Like `AsyncClient.close`."""
+        """Like `AsyncClient.close`. Calls of other threads end first: recommendations with the fallback."""
         all_sent = self.outbox.close(timeout_s)
-        if self._loop is not None and self._thread is not None and self._thread.is_alive():
-            self._run(self._client.close())
+        with self._state:
+            is_open, self._is_closed = not self._is_closed, True
+        if is_open and self._loop is not None and self._thread is not None and self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -102,13 +105,19 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def _end_calls(self) -> None:
+        await self._client.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)  # their callers wait for the results
+
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        with self._starting:
-            if self._loop is None:
+        with self._state:
+            if self._loop is None and not self._is_closed:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="lisarec calls", daemon=True)
                 self._thread.start()
-        if self._loop.is_closed() or self._thread is None or not self._thread.is_alive():
-            call.close()
-            raise RuntimeError("this client is closed, or was created before a fork; create one in each process")
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+            if self._loop is None or self._is_closed or self._thread is None or not self._thread.is_alive():
+                call.close()
+                raise RuntimeError("this client is closed, or was created before a fork; create one in each process")
+            answer = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return answer.result()

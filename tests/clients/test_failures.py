@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from clients.lisarec_client import LisarecError, responses
+from clients.lisarec_client import Client, LisarecError, responses
 from tests.clients.conftest import Connect, Exchange, Front, Service
 from tests.waiting import PATIENCE_S
 
@@ -84,3 +85,26 @@ def test_an_event_that_is_refused_alone_does_not_hold_up_the_others(
     assert not client.flush(PATIENCE_S)
     assert client.outbox.refused == 1
     assert service.logged_ids(ann) == [first, last]
+
+
+def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:
+    asked, checked = threading.Barrier(5), threading.Event()
+
+    def never_answer(_exchange: Exchange) -> None:
+        asked.wait(PATIENCE_S)
+        checked.wait(PATIENCE_S)
+
+    front.play = never_answer
+    client, sources = Client(front.url, timeout_s=PATIENCE_S), []
+    pages = [
+        threading.Thread(target=lambda: sources.append(client.recommendations("ann").source), daemon=True)
+        for _ in range(4)
+    ]
+    for page in pages:
+        page.start()
+    asked.wait(PATIENCE_S)
+    client.close()
+    for page in pages:
+        page.join(PATIENCE_S)
+    checked.set()
+    assert sources == ["fallback"] * 4
