@@ -1,8 +1,6 @@
 """The client for asyncio."""
 
 import asyncio
-import itertools
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -12,6 +10,7 @@ import httpx
 
 from .arguments import items_at, require_address, require_event, require_id, require_key, require_positive
 from .calls import Calls
+from .fallback import Fallback
 from .ids import new_event_id, user_path
 from .outbox import QUEUE_SIZE, Outbox
 from .responses import (
@@ -24,8 +23,6 @@ from .responses import (
 
 TIMEOUT_S = 0.25  # for recommendations: a page that loads late is worse than one with popular items
 PORTABLE = "/v1/portable/events"
-
-logger = logging.getLogger("lisarec")
 
 
 class AsyncClient:
@@ -47,6 +44,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         self._pause_until_s = 0.0  # set by Retry-After
         self.outbox = Outbox(url, headers, queue_size)
+        self.fallback = Fallback()
 
     def event(
         self,
@@ -150,9 +148,7 @@ class AsyncClient:
             async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                 return await self._post(request)
         except Exception as exc:  # whatever went wrong, the page needs items to show
-            logger.warning("returning the fallback: %s", str(exc) or type(exc).__name__)
-            first = itertools.islice(fallback, 10 if k is None else k)
-            return Recommendations([{"item_id": item_id} for item_id in first], "fallback")
+            return self.fallback.recommend(exc, fallback, k)
 
     async def _post(self, request: dict[str, Any]) -> Recommendations:
         if time.monotonic() < self._pause_until_s:

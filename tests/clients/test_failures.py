@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from clients.lisarec_client import Client, LisarecError, responses
+from clients.lisarec_client import Client, LisarecError, fallback, responses
 from tests.clients.conftest import Connect, Exchange, Front, Service
 from tests.waiting import PATIENCE_S
 
@@ -108,3 +109,21 @@ def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:
         page.join(PATIENCE_S)
     checked.set()
     assert sources == ["fallback"] * 4
+
+
+def test_a_failure_that_lasts_is_logged_once_a_minute(
+    front: Front, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(front.url)
+
+    def reasons(*codes: str) -> list[str]:
+        caplog.clear()
+        for code in codes:
+            front.play = partial(Exchange.refuse, status=500, code=code, retry_after=None)
+            assert client.recommendations("ann", fallback=["item-1"]).source == "fallback"
+        return [message.split()[4].rstrip(":") for message in caplog.messages]
+
+    assert reasons("one", "one", "other", "one", "other") == ["one", "other"]
+    assert reasons("other", "one") == []
+    monkeypatch.setattr(fallback, "QUIET_FOR_S", 0)
+    assert reasons("third", "third") == ["third", "third"]
