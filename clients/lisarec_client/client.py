@@ -41,7 +41,11 @@ class Client:
         **options: Any,
     ) -> Recommendations:
         """Like `AsyncClient.recommendations`."""
-        return self._run(self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **options))
+        call = self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **options)
+        try:
+            return self._run(call)
+        except RuntimeError as exc:  # the client is closed, or was created before a fork
+            return self._client.fallback.recommend(exc, fallback, k)
 
     def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:
         """Like `AsyncClient.portable_events`."""

@@ -109,6 +109,7 @@ def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:
         page.join(PATIENCE_S)
     checked.set()
     assert sources == ["fallback"] * 4
+    assert client.recommendations("ann", fallback=["item-1"]).item_ids == ["item-1"]  # as AsyncClient does
 
 
 def test_a_failure_that_lasts_is_logged_once_a_minute(
