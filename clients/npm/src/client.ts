@@ -5,6 +5,7 @@ import type { EventToPost, FoundItem, RecommendationRequest, Recommendations, Sc
 
 const RETRY_FOR_MS = 10_000 // for everything but recommendations
 const FIRST_PAUSE_MS = 100
+const QUIET_FOR_MS = 60_000 // after a warning; in an outage every page has the same
 const OF_IMPRESSIONS = ["recommendationId"]
 const OF_EVENTS = ["type", "value", "recommendationId", "orderId", "at", "eventId"]
 
@@ -15,7 +16,7 @@ export interface ClientOptions {
   timeoutMs?: number
   /** The largest number of queued events. Default: 10,000. */
   queueSize?: number
-  /** Receives warnings; a repeated message is reported once. Default: `console.warn`. */
+  /** Receives warnings: the same message at most once a minute. Default: `console.warn`. */
   warn?: (message: string) => void
 }
 
@@ -54,7 +55,7 @@ export class LisarecClient {
   readonly #timeoutMs: number
   readonly #warn: (message: string) => void
   #pauseUntil = 0
-  #lastWarning = ""
+  readonly #quietUntil = new Map<string, number>() // by message
 
   /** Throws a TypeError if an argument is invalid. */
   constructor(url: string, options: ClientOptions = {}) {
@@ -192,8 +193,11 @@ export class LisarecClient {
   }
 
   #say(message: string): void {
-    if (message !== this.#lastWarning) this.#warn(message)
-    this.#lastWarning = message
+    const now = Date.now()
+    for (const [said, until] of this.#quietUntil) if (until <= now) this.#quietUntil.delete(said)
+    if (this.#quietUntil.has(message)) return
+    this.#quietUntil.set(message, now + QUIET_FOR_MS)
+    this.#warn(message)
   }
 }
 

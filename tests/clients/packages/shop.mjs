@@ -83,6 +83,21 @@ assert.ok(await failing.close(60_000))
 assert.equal(failing.event(user, "item-1"), null)
 assert.equal(failing.outbox.dropped, 1)
 
+// an outage is reported once a minute, by each of its messages
+const reports = []
+const lost = new LisarecClient("http://127.0.0.1:9", { ...patient, queueSize: 1, warn: (message) => reports.push(message) })
+const seePage = async () => [await lost.recommendations(user), lost.event(user, "item-1")]
+for (let n = 0; n < 3; n++) await seePage()
+assert.equal(new Set(reports).size, reports.length)
+const fallbacks = () => reports.filter((message) => message.startsWith("returning the fallback")).length
+assert.equal(fallbacks(), 1)
+const { now } = Date
+Date.now = () => now() + 60_000
+await seePage()
+Date.now = now
+assert.equal(fallbacks(), 2)
+await lost.close(1)
+
 // what could never work fails at once
 for (const wrong of ["recs.shop.example", "ftp://shop.example", `${url}/v1`, ""]) {
   assert.throws(() => new LisarecClient(wrong), TypeError)
