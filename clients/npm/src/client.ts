@@ -1,7 +1,7 @@
 import { isTransient, LisarecError, notLisarec, parsed, unreachable, waitMs } from "./errors.js"
 import { addressOf, newEventId, requireFields, requireId, requireType } from "./ids.js"
 import { Outbox } from "./outbox.js"
-import type { EventToPost, FoundItem, RecommendationRequest, Recommendations, ScoredItem } from "./schemas.js"
+import type { EventToPost, FoundItem, RecommendationRequest, Recommendations, RecommendedItem } from "./schemas.js"
 
 const RETRY_FOR_MS = 10_000 // for everything but recommendations
 const FIRST_PAUSE_MS = 100
@@ -11,34 +11,37 @@ const OF_EVENTS = ["type", "value", "recommendationId", "orderId", "at", "eventI
 
 export interface ClientOptions {
   /** An API key, made by `lisarec keys add`. In a browser, restrict it to `events:write` or `portable` and to your origins: everyone can read it. */
-  key?: string
+  key?: string | undefined
   /** The timeout of recommendations in milliseconds. Default: 250. */
-  timeoutMs?: number
+  timeoutMs?: number | undefined
   /** The largest number of queued events. Default: 10,000. */
-  queueSize?: number
+  queueSize?: number | undefined
   /** Receives warnings: the same message at most once a minute. Default: `console.warn`. */
-  warn?: (message: string) => void
+  warn?: ((message: string) => void) | undefined
 }
 
-export interface RecommendationOptions extends Omit<RecommendationRequest, "user_id"> {
+/** An option may be undefined, also where `exactOptionalPropertyTypes` is set. */
+type OrUndefined<Options> = { [Name in keyof Options]: Options[Name] | undefined }
+
+export interface RecommendationOptions extends OrUndefined<Omit<RecommendationRequest, "user_id">> {
   /** The items to return if the service doesn't answer in time, best first. */
-  fallback?: readonly string[]
-  timeoutMs?: number
+  fallback?: readonly string[] | undefined
+  timeoutMs?: number | undefined
 }
 
 export interface EventOptions {
-  type?: string
+  type?: string | undefined
   /** The value of the event, such as the price paid; 0 or greater. */
-  value?: number
-  recommendationId?: string | null
-  orderId?: string
+  value?: number | undefined
+  recommendationId?: string | null | undefined
+  orderId?: string | undefined
   /** The time of the event. Default: now. */
-  at?: Date
-  eventId?: string
+  at?: Date | undefined
+  eventId?: string | undefined
 }
 
 export interface ImpressionOptions {
-  recommendationId?: string | null
+  recommendationId?: string | null | undefined
 }
 
 /**
@@ -73,10 +76,7 @@ export class LisarecClient {
   }
 
   /** Returns the user's best items, or the first k items of the fallback. Never rejects. */
-  async recommendations(
-    userId: string | null,
-    options: RecommendationOptions = {},
-  ): Promise<Recommendations<ScoredItem | { item_id: string }>> {
+  async recommendations(userId: string | null, options: RecommendationOptions = {}): Promise<Recommendations<RecommendedItem>> {
     const { fallback = [], timeoutMs = this.#timeoutMs, ...wishes } = options
     try {
       if (Date.now() < this.#pauseUntil) throw new LisarecError(0, "silent", "no request was sent, because the service asked for a pause (Retry-After)")
@@ -115,14 +115,14 @@ export class LisarecClient {
   }
 
   /** Returns the items whose titles or ids match the query: best match first, or ranked for the user if given. */
-  async search(query: string, options: { userId?: string; limit?: number } = {}): Promise<FoundItem[]> {
+  async search(query: string, options: { userId?: string | undefined; limit?: number | undefined } = {}): Promise<FoundItem[]> {
     const asked = new URLSearchParams({ query, limit: String(options.limit ?? 20) })
     if (options.userId !== undefined) asked.set("user_id", options.userId)
     return (await this.call<{ items: FoundItem[] }>("GET", `/v1/items?${asked}`)).items
   }
 
   /** Returns the items that are most similar to an item. */
-  async similar(itemId: string, options: { k?: number } = {}): Promise<Recommendations> {
+  async similar(itemId: string, options: { k?: number | undefined } = {}): Promise<Recommendations> {
     requireId("itemId", itemId)
     return this.call("GET", `/v1/items/${encodeURIComponent(itemId)}/similar?k=${options.k ?? 10}`)
   }

@@ -8,6 +8,7 @@ export type {
   FoundItem,
   Recommendations,
   RecommendationRequest,
+  RecommendedItem,
   ScoredItem,
   ServedModel,
 } from "./schemas.js"

@@ -40,7 +40,20 @@ export interface ScoredItem {
   item_id: string
   score: number
   title?: string
+  /** The request or the scenario has put it at this place. */
+  pinned?: true
+  /** Only the scenario's `fallback` allows it. */
+  fallback?: true
+  /** No model has learned it yet. */
+  cold?: boolean
+  /** How the user buys it, with `mode` `repeat`. */
+  repeat?: { times: number; last_days: number; interval_days: number }
+  /** The parts of the score, with `explain`. */
+  explanation?: Record<string, unknown>
 }
+
+/** An item of the service's list, or of the fallback, which has only ids. */
+export type RecommendedItem = Pick<ScoredItem, "item_id"> & Partial<ScoredItem>
 
 /** A list from the service, or the fallback. Pass its `recommendation_id` with the events that result from it. */
 export interface Recommendations<Item = ScoredItem> {
@@ -57,7 +70,9 @@ export interface Recommendations<Item = ScoredItem> {
   /** The item that these are similar to. */
   because?: { item_id: string; title?: string }
   /** Why there are fewer than k items. */
-  short?: { reason: string; left: number }
+  short?: { reason: string; left: number; current_item?: "missing" | "unknown" }
+  /** How many items each part of the request removed, with `debug`. */
+  debug?: { items: number; removed: { part: string; condition?: string; items: number }[]; left: number }
 }
 
 /** An event, as in `POST /v1/events`. */

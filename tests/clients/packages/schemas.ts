@@ -1,5 +1,5 @@
 // What the package says of requests and answers is what /openapi.json says of them: compiled, never run.
-import type { ErrorDetail, EventToPost, FoundItem, Recommendations, RecommendationRequest, ServedModel } from "lisarec-client"
+import type { ErrorDetail, EventToPost, FoundItem, Recommendations, RecommendationRequest, ScoredItem, ServedModel } from "lisarec-client"
 import type { components, operations } from "./openapi.js"
 
 type Schemas = components["schemas"]
@@ -18,6 +18,8 @@ export type Answered = [
 export type NothingIsMissing = [
   Is<Exclude<keyof Schemas["RecommendationRequest"], keyof RecommendationRequest>, never>,
   Is<Exclude<keyof Schemas["PostedEvent"], keyof EventToPost>, never>,
+  Is<Exclude<keyof Schemas["Recommendations"], keyof Recommendations>, never>,
+  Is<Exclude<keyof Schemas["ScoredItem"], keyof ScoredItem>, never>,
   Is<Exclude<Schemas["Recommendations"]["source"], Recommendations["source"]>, never>,
 ]
 export type Named = Is<"post_events" | "get_recommendations" | "post_recommendations" | "get_stats", keyof operations>

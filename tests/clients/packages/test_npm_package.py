@@ -96,9 +96,18 @@ def test_its_types_are_those_of_the_description(npm_sources: Path, npm_project: 
     types = (npm_project / "openapi.d.ts").read_text()
     operations = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
     assert all(f'operations["{name}"]' in types for name in operations)
-    shutil.copy(HERE / "schemas.ts", npm_project)
-    options = ("--strict", "--noEmit", "--module", "nodenext", "--target", "es2022", "--lib", "es2022,dom")
-    run(str(tools / "tsc"), *options, "schemas.ts", cwd=npm_project)
+    compile_strictly(npm_sources, npm_project, "schemas.ts")
+
+
+def test_a_shop_in_strict_typescript_compiles(npm_sources: Path, npm_project: Path) -> None:
+    options = ("--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess")
+    compile_strictly(npm_sources, npm_project, "shop.ts", *options)
+
+
+def compile_strictly(npm_sources: Path, npm_project: Path, name: str, *options: str) -> None:
+    shutil.copy(HERE / name, npm_project)
+    always = ("--strict", "--noEmit", "--module", "nodenext", "--target", "es2022", "--lib", "es2022,dom")
+    run(str(npm_sources / "node_modules" / ".bin" / "tsc"), *always, *options, name, cwd=npm_project)
 
 
 def test_what_is_published_is_the_build_alone(npm_project: Path) -> None:
