@@ -86,6 +86,17 @@ def test_what_came_into_view_is_one_impression(
     assert sorted(seen["items"]) == ["item-1", "item-2", "item-3"]
 
 
+def test_an_item_that_came_into_view_twice_is_once_in_the_impression(
+    page: Page, shop: Shop, context: BrowserContext, documented: Callable[[str], str]
+) -> None:
+    page.evaluate(
+        "() => { document.body.innerHTML = '<p data-item=item-1>tea</p>'.repeat(2); self.recommendation_id = 'r' }"
+    )
+    page.add_script_tag(content=documented("IntersectionObserver"))
+    wait_until(lambda: shop.service.log(visitor(context)) if context.cookies() else [])
+    assert [event["items"] for event in shop.service.log(visitor(context))] == [["item-1"]]
+
+
 def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
     page: Page, shop: Shop, context: BrowserContext
 ) -> None:
