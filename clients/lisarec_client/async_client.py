@@ -109,13 +109,16 @@ class AsyncClient:
     ) -> str | None:
         """Queue an impression: the items that the user has actually seen, for `rotation`. Return its id, like `event`.
 
-        shown   the response, or 1 to 50 item ids
+        shown   the response, or 1 to 50 item ids; of a response without items nothing is queued
         places  the places in the list that were seen, counted from 1; default: all
         raises  ValueError if an argument is invalid
         """
-        items = list(shown.item_ids if isinstance(shown, Recommendations) else shown)
         if isinstance(shown, Recommendations):
+            if not shown.items:
+                return None  # an outage without a fallback must not break the page
             recommendation_id = recommendation_id or shown.recommendation_id
+            shown = shown.item_ids
+        items = list(shown)
         if places is not None:
             items = items_at(items, places)
         event: dict[str, Any] = {"event_id": new_event_id(), "user_id": user_id, "items": items}

@@ -48,3 +48,12 @@ def test_what_was_seen_of_an_answer_or_of_other_items_is_logged(service: Service
 def test_what_can_only_be_wrong_is_refused_where_it_is_made(connect: Connect, items: Any, places: Any) -> None:
     with pytest.raises(ValueError, match=r"impression|places|items"):
         connect().impression("ann", items, places)
+
+
+def test_of_an_empty_answer_nothing_was_seen(connect: Connect) -> None:
+    client = connect("http://127.0.0.1:9")
+    answer = client.recommendations("ann")
+    assert answer.items == []
+    assert client.impression("ann", answer) is None
+    assert client.impression("ann", answer, places=[1]) is None
+    assert client.flush(0)
