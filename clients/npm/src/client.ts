@@ -140,10 +140,12 @@ export class LisarecClient {
 
   /** Calls any other endpoint, such as `call("GET", "/v1/stats")`, with retries for ten seconds; then rejects with a LisarecError. */
   async call<Answer = Record<string, unknown>>(method: string, path: string, body?: unknown): Promise<Answer> {
+    if (!path.startsWith("/")) throw new TypeError(`the path must begin with a slash, as in /v1/stats: ${path}`)
+    const text = body === undefined ? undefined : JSON.stringify(body)
     const giveUpAt = Date.now() + RETRY_FOR_MS
     for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs *= 2) {
       try {
-        return (await this.#once(method, path, body, giveUpAt - Date.now())) as Answer
+        return (await this.#once(method, path, text, giveUpAt - Date.now())) as Answer
       } catch (failure) {
         const error = failure instanceof LisarecError ? failure : unreachable(failure)
         const waitFor = error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2)
@@ -165,13 +167,11 @@ export class LisarecClient {
 
   #put(event: Omit<EventToPost, "event_id">, options: EventOptions): string | null {
     requireId("userId", event.user_id)
-    const whole: EventToPost = {
-      ...event,
-      event_id: options.eventId ?? newEventId(),
-      timestamp: (options.at ?? new Date()).getTime() / 1000,
-    }
+    const at = options.at ?? new Date()
+    if (!(at instanceof Date && Number.isFinite(at.getTime()))) throw new TypeError("at must be a valid Date")
+    const whole: EventToPost = { ...event, event_id: options.eventId ?? newEventId(), timestamp: at.getTime() / 1000 }
     if (options.value !== undefined) {
-      if (!(options.value >= 0 && Number.isFinite(options.value))) throw new TypeError("value must be 0 or greater")
+      if (!(options.value >= 0 && Number.isFinite(options.value))) throw new TypeError("value must be a number, 0 or greater")
       whole.value = options.value
     }
     if (options.recommendationId) whole.recommendation_id = options.recommendationId
@@ -179,8 +179,8 @@ export class LisarecClient {
     return this.outbox.put(whole) ? whole.event_id : null
   }
 
-  async #once(method: string, path: string, body?: unknown, timeoutMs = RETRY_FOR_MS): Promise<Record<string, unknown>> {
-    const rest = body === undefined ? {} : { body: JSON.stringify(body) }
+  async #once(method: string, path: string, body?: string, timeoutMs = RETRY_FOR_MS): Promise<Record<string, unknown>> {
+    const rest = body === undefined ? {} : { body }
     try {
       return await parsed(await this.#fetch(method, path, { signal: AbortSignal.timeout(Math.max(timeoutMs, 1)), ...rest }))
     } catch (failure) {

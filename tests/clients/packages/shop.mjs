@@ -107,6 +107,12 @@ assert.throws(() => shop.event("no such user\n", "item-1"), TypeError)
 assert.throws(() => shop.event("half \ud83d", "item-1"), TypeError)
 assert.throws(() => shop.event(user, 42), { name: "TypeError", message: "itemId must be a string, not number" })
 assert.throws(() => shop.event(user, "item-1", { type: "no such type!" }), TypeError)
+for (const at of [new Date("no date"), "2026-01-01T00:00:00Z", 1e12]) {
+  assert.throws(() => shop.event(user, "item-1", { at }), { name: "TypeError", message: "at must be a valid Date" })
+}
+for (const [path, body] of [["v1/stats"], ["/v1/events", { value: 1n }]]) {
+  await assert.rejects(shop.call("POST", path, body), TypeError) // and not ten seconds later as unreachable
+}
 for (const unknown of [{ recommendation_id: "x" }, { recommendationID: undefined }]) {
   assert.throws(() => shop.event(user, "item-1", unknown), /TypeError: recommendation_?id is not an option/i)
   assert.throws(() => shop.impression(user, ["item-1"], unknown), TypeError)
