@@ -116,7 +116,9 @@ PROBLEMS: dict[type[Exception], Problem] = {
     TooManyPipelined: Problem(400, "too_many_pipelined"),
     UnsupportedMediaType: Problem(415, "unsupported_media_type"),
     UserNotFound: Problem(404, "user_not_found"),
-    UnknownEvent: Problem(404, "event_not_found", "this user has no event with this id; nothing changed"),
+    UnknownEvent: Problem(
+        404, "event_not_found", "no event was posted with this user and id, see the user's log; nothing changed"
+    ),
     MergeRefused: Problem(409, "merge_refused"),
     MergeTooLarge: Problem(409, "merge_too_large"),
     NoSuchModel: Problem(404, "model_not_found", "the models folder has no model of this name; nothing changed"),

@@ -142,6 +142,7 @@ def test_a_visitor_becomes_the_user_with_all_that_was_and_will_be(any_client: Cl
         "unknown_types": 0,
         "refused": 0,
     }
+    assert "see the user's log" in undo(any_client, "ada", "e4").json()["error"]["message"]  # which names the visitor
     assert undo(any_client, "visitor", "e4").json()["changed"]
     assert undo(any_client, "ada", "e1").json()["changed"]
     assert_history_is(any_client, "ada", 2, 2, 5)
