@@ -167,8 +167,9 @@ def _warn(table: Table, name: str, is_odd: pl.Series, what: str, way_out: str) -
     if is_odd.any():
         cells, row = table.frame[name], int(is_odd.arg_true()[0])
         logger.warning(
-            "column %s is %s, because row %d has %r (%d such cells of %d). If it should be one, send "
-            '{"items": {"%s": null}} with PUT to /v1/admin/properties, %s and import again',
+            "column %s is %s, because row %d has %r (%d such cells of %d). If it should be one: where the service has "
+            'it as another type, delete its values with PUT {"items": {"%s": null}} to /v1/admin/properties, %s and '
+            "import again",
             name,
             what,
             row + 1,

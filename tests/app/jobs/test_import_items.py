@@ -264,6 +264,7 @@ def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
         ),
         (["2,91 €", "1.113,50 €"], "because row 1 has '2,91 €' (2 such cells of 2)"),
         (["2,91 €", "1.113,50 €"], "to /v1/admin/properties, pass --decimal ',' and import again"),
+        (["2,91 €", "1.113,50 €"], "where the service has it as another type, delete its values"),
         (["4.5", "22"], None),
         (["007", "0815"], None),
         (["red", "blue", "7"], None),
