@@ -234,7 +234,7 @@ class AsyncClient:
         raises  LisarecError  with the code event_not_found if there is no such event
         """
         require_id("event_id", event_id)
-        await self._flush_or_raise()  # the event may still be in the queue
+        await self._send_queue()  # the event may still be in the queue
         return bool((await self.call("DELETE", user_path(user_id, "events", event_id)))["changed"])
 
     async def merge(self, user_id: str, visitor: str) -> bool:
@@ -247,7 +247,7 @@ class AsyncClient:
 
     async def erase(self, user_id: str) -> str:
         """Erase the user and all their events, including queued ones. Return the time when the last copies are gone."""
-        await self._flush_or_raise()  # an event that arrives after the erasure would create the user again
+        await self._send_queue()  # an event that arrives after the erasure would create the user again
         return str((await self.call("DELETE", user_path(user_id)))["files_by"])
 
     async def flush(self, timeout_s: float = RETRY_FOR_S) -> bool:
@@ -266,6 +266,6 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _flush_or_raise(self) -> None:
-        if not await self.flush():
-            raise LisarecError(0, "not_flushed", "nothing was changed: some queued events are unsent or were rejected")
+    async def _send_queue(self) -> None:
+        if not await asyncio.to_thread(self.outbox.drain, RETRY_FOR_S):
+            raise LisarecError(0, "not_flushed", "nothing was changed: some queued events are still unsent")

@@ -67,12 +67,18 @@ class Outbox:
         """Wait for the events queued so far. Return False after the timeout, or if one was rejected since last time."""
         with self._changed:
             newest = self._newest
-            self._changed.wait_for(lambda: self._is_closed or not self._waits_up_to(newest), timeout_s)
-            if self._waits_up_to(newest):
+            if not self.drain(timeout_s):
                 return False
             all_accepted = self._newest_refused <= self._flushed_to
             self._flushed_to = newest
             return all_accepted
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the events queued so far are logged or rejected. Return False after the timeout."""
+        with self._changed:
+            newest = self._newest
+            self._changed.wait_for(lambda: self._is_closed or not self._waits_up_to(newest), timeout_s)
+            return not self._waits_up_to(newest)
 
     def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Flush, and stop the thread. Events that can't be sent in time are lost; the log says how many."""

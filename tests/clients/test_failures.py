@@ -88,6 +88,27 @@ def test_an_event_that_is_refused_alone_does_not_hold_up_the_others(
     assert service.logged_ids(ann) == [first, last]
 
 
+def test_an_event_that_was_refused_prevents_no_correction(
+    service: Service, front: Front, connect: Connect, ann: str
+) -> None:
+    client = connect(front.url)
+    first = client.event(ann, "item-1")
+    assert client.flush(PATIENCE_S)
+
+    def refuse_first(exchange: Exchange) -> None:
+        front.play = Exchange.forward
+        exchange.refuse(422, "too_many_new_users_at_once", None)
+
+    front.play = refuse_first
+    client.event("stranger", "item-2")
+    assert client.undo(ann, first)
+    assert not client.flush(PATIENCE_S)  # an undo does not hide it
+    assert client.outbox.refused == 1
+    client.event("stranger", "no order", timestamp_s=4e9)
+    assert client.erase(ann)
+    assert service.log(ann) == []
+
+
 def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:
     asked, checked = threading.Barrier(5), threading.Event()
 
