@@ -114,10 +114,14 @@ def known_timezone(name: str) -> str:
 def require_columns(
     mapping: TableMapping, headers: Sequence[Sequence[str]], may_lack: Container[str] = frozenset()
 ) -> None:
-    """Raise DataError for a column of the mapping that no table has, unless the tables may lack it."""
+    """Raise DataError for a column of the mapping that no table has, unless the tables may lack it.
+
+    A column that they have in other capitals is a mistake all the same.
+    """
     found = [name.strip() for header in headers for name in header]
+    in_any_case = {name.casefold() for name in found}
     for own, ours in mapping.columns.items():
-        if own not in found and (ours not in may_lack or get_close_matches(own, found, 1)):
+        if own not in found and (ours not in may_lack or own.casefold() in in_any_case):
             raise DataError(f"--columns names {own!r}, but {_why_missing(own, ours, found)}")
 
 

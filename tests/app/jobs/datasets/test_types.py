@@ -149,3 +149,10 @@ def test_an_import_of_items_takes_the_mapping_of_the_whole_shop(tmp_path: Path) 
     for wrong in ({"Preis": "price"}, {"marke": "type"}):
         with pytest.raises(DataError, match=next(iter(wrong))):
             table_of_items(tmp_path / "items.csv", TableMapping(columns | wrong), tmp_path / "cache")
+
+
+def test_an_import_of_items_takes_columns_of_events_whose_names_are_like_those_of_items(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("Artikelnummer,Erstelldatum\nA,heute\n")
+    columns = {"Bestellnummer": "order_id", "Artikelnummer": "item_id", "Bestelldatum": "timestamp"}
+    table, _ = table_of_items(tmp_path / "items.csv", TableMapping(columns), tmp_path / "cache")
+    assert pl.read_csv(table).rows() == [("A", "heute")]
