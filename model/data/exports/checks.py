@@ -13,6 +13,7 @@ from model.data.exports.cells import looks_like_clock, looks_like_days
 from model.data.exports.event_types import find_types, find_unknown_types, read_types
 from model.data.exports.examination import Examination, opened
 from model.data.exports.mapping import (
+    ITEM_ID,
     JOIN,
     OF_EVENTS_ALONE,
     TableMapping,
@@ -61,7 +62,8 @@ def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
 def examine_items(path: Path, mapping: TableMapping) -> Examination:
     """Check a table of items. Raise DataError like `examine`."""
     found = _opened(path, mapping)
-    require_columns(mapping, [found.frame.columns], OF_EVENTS_ALONE)
+    mapped = {mapping.columns.get(name.strip()) for name in found.frame.columns}
+    require_columns(mapping, [found.frame.columns], OF_EVENTS_ALONE | ({ITEM_ID} & mapped))
     _examine_items(found, mapping)
     return found
 
@@ -198,7 +200,7 @@ def _suggested_columns(missing: Sequence[str], frame: pl.DataFrame) -> str:
     names = similar_columns(missing, [name for name in frame.columns if not looks_like_clock(frame[name])])
     if clock := _clock_beside(names.get("timestamp"), frame):
         names["timestamp"] += JOIN + clock
-    return columns_option({ours: names.get(ours, "NAME") for ours in missing})
+    return columns_option((names.get(ours, "NAME"), ours) for ours in missing)
 
 
 def _find_clock(found: Examination, mapping: TableMapping) -> None:

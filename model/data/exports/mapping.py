@@ -25,6 +25,7 @@ SYNONYMS: Mapping[str, str] = {
 """Other names of the columns, without spaces and signs."""
 JOIN = "+"  # of the column of days and that of their times, which make the timestamp
 EVERY_OTHER = "*"  # type of event, and lines without one
+ITEM_ID = "item_id"
 OF_EVENTS_ALONE = {"user_id", "timestamp", "type", "value", "order_id"}
 
 
@@ -32,7 +33,8 @@ OF_EVENTS_ALONE = {"user_id", "timestamp", "type", "value", "order_id"}
 class TableMapping:
     """How to read a shop's tables.
 
-    columns          our names of columns, by the tables' own names; Datum+Uhrzeit are two columns, for the timestamp
+    columns          our names of columns, by the tables' own names; Datum+Uhrzeit are two columns, for the timestamp.
+                     Several may be the item_id, because tables name it differently: each table's first one counts
     timezone         of times without one, such as Europe/Berlin
     decimal          the decimal separator; None if numbers are plain
     skips_bad_lines  whether unreadable lines are left out
@@ -54,13 +56,18 @@ class TableMapping:
         """Return the table's own name of each column, by its new name."""
         if self.is_plain:
             return {name: name for name in header}
-        names = {name: self.columns.get(name.strip(), name.strip()) for name in header}
-        mapped = {ours for own, ours in names.items() if own.strip() in self.columns}
-        return {ours: own for own, ours in names.items() if ours not in mapped or own.strip() in self.columns}
+        own_names = {name.strip(): name for name in header}
+        mapped: dict[str, str] = {}
+        for own, ours in self.columns.items():
+            if own in own_names:
+                mapped.setdefault(ours, own)
+        names = {own: self.columns.get(own, own) for own in own_names}
+        return {ours: own_names[own] for own, ours in names.items() if mapped.get(ours, own) == own}
 
     def option_with(self, /, **own_names: str) -> str:
         """Return the option that maps the same columns and these, the table's own names by ours."""
-        return columns_option({**{ours: own for own, ours in self.columns.items()}, **own_names})
+        columns = {own_names.get(ours, own): ours for own, ours in self.columns.items()}
+        return columns_option({**columns, **{own: ours for ours, own in own_names.items()}}.items())
 
     def joined(self, header: Iterable[str]) -> dict[str, tuple[str, str]]:
         """Return the table's own names of the days and of their times, by the name of the timestamp that they make.
@@ -83,8 +90,9 @@ def parse_columns(texts: Sequence[str]) -> dict[str, str]:
     columns = {own.strip(): ours.strip() for own, _, ours in pairs}
     if not all(own.strip() and ours.strip() for own, _, ours in pairs):
         raise ValueError("pass columns as OWN=NAME,OWN=NAME, such as customer=user_id,sku=item_id")
-    if len(columns) < len(pairs) or len(set(columns.values())) < len(pairs):
-        raise ValueError("map each column to one name, and each name to one column")
+    once = [ours for ours in columns.values() if ours != ITEM_ID]
+    if len(columns) < len(pairs) or len(set(once)) < len(once):
+        raise ValueError(f"map each column to one name, and each name to one column, {ITEM_ID} to one of each table")
     return columns
 
 
@@ -158,7 +166,7 @@ def similar_columns(wanted: Iterable[str], header: Iterable[str]) -> dict[str, s
     return {ours: own[0] for ours, own in known.items() if own}
 
 
-def columns_option(own_names: Mapping[str, str]) -> str:
-    """Return the option that maps columns, from the table's own names by ours."""
-    pairs = ",".join(f"{own.strip()}={ours}" for ours, own in own_names.items())
+def columns_option(columns: Iterable[tuple[str, str]]) -> str:
+    """Return the option that maps columns, from pairs of the table's own name and ours."""
+    pairs = ",".join(f"{own.strip()}={ours}" for own, ours in columns)
     return f"--columns {quote(pairs)}" if "'" in pairs else f"--columns '{pairs}'"

@@ -1,0 +1,46 @@
+"""Tables of a shop that name the item differently, as `orders.product_id` and `products.id` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from app.cli.main import main
+from app.jobs.datasets.mapped_copy import data_directory, table_of_items
+from model.data.exports.mapping import TableMapping, parse_columns
+from model.data.interactions import DataError
+from model.data.readers import read_interactions, read_items
+
+COLUMNS = "customer=user_id,product_id=item_id,id=item_id,at=timestamp,name=title"
+LINES = "id,customer,product_id,at\n9001,ann,tea,1700000000\n9002,bob,cup,1700000060\n"
+
+
+def shop(directory: Path) -> Path:
+    (directory / "interactions.csv").write_text(LINES)
+    (directory / "items.csv").write_text("id,name\ntea,Green tea\ncup,Blue cup\n")
+    return directory
+
+
+def test_each_table_has_the_items_of_its_first_mapped_column(tmp_path: Path) -> None:
+    mapping = TableMapping(parse_columns([COLUMNS]))
+    directory, said = data_directory(shop(tmp_path), mapping, tmp_path / "cache")
+    assert read_interactions(directory).item_ids == ["tea", "cup"]
+    assert read_items(directory).titles == {"tea": "Green tea", "cup": "Blue cup"}
+    assert not said
+    table, _ = table_of_items(tmp_path / "items.csv", mapping, tmp_path / "cache")
+    assert pl.read_csv(table).rows(named=True)[0] == {"item_id": "tea", "title": "Green tea"}
+
+
+def test_an_import_of_items_still_needs_a_column_of_its_own(tmp_path: Path) -> None:
+    mapping = TableMapping(parse_columns(["product_id=item_id,nr=item_id"]))
+    with pytest.raises(DataError, match="'product_id', but no table has this column"):
+        table_of_items(shop(tmp_path) / "items.csv", mapping, tmp_path / "cache")
+
+
+def test_a_suggested_option_keeps_both_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shop(tmp_path) / "interactions.csv").write_text(LINES.replace("at\n", "at,event\n").replace("00\n", "00,view\n"))
+    with pytest.raises(SystemExit):
+        main(["check", str(tmp_path), "--columns", COLUMNS])
+    assert f"--columns '{COLUMNS},event=type'" in capsys.readouterr().out
