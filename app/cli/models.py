@@ -21,6 +21,7 @@ from app.cli.options import (
     MemoryOption,
     ThreadsOption,
     UsersSampleOption,
+    file_to_write,
     known_preset_or_mechanism,
     model_output,
 )
@@ -331,7 +332,8 @@ class ReportOptions:
 
     json_file: JsonOption = None
     ranks: Annotated[
-        Path | None, typer.Option(help="Write every user's rank to this Parquet file.", metavar="FILE")
+        Path | None,
+        typer.Option(parser=file_to_write, help="Write every user's rank to this Parquet file.", metavar="FILE"),
     ] = None
     report: Annotated[
         Path | None, typer.Option(help="Write a report with plots, index.html, to this directory.", metavar="DIR")

@@ -142,8 +142,21 @@ EventsPerUserOption = Annotated[
     ),
 ]
 UsersSampleOption = Annotated[float, typer.Option(min=0.001, max=1, help="Share of users to train on.")]
+
+
+def file_to_write(text: str) -> Path:
+    """Return the path. Raise BadParameter, before the work begins, if no file can be there."""
+    file = Path(text)
+    if file.is_dir():
+        raise typer.BadParameter(f"{text!r} is a directory; name a file in it")
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {str(file.parent)!r}; create it first")
+    return file
+
+
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Also write the numbers to this JSON file.", metavar="FILE")
+    Path | None,
+    typer.Option("--json", parser=file_to_write, help="Also write the numbers to this JSON file.", metavar="FILE"),
 ]
 
 

@@ -113,6 +113,15 @@ class TestTrainAndEvaluate:
         assert (found["protocol"], found["users"]) == ("loo_full", 120)
         assert f"{found['metrics']['hr_at_10_full']:.4f}" in shown.out
 
+    @pytest.mark.parametrize("option", ["--json", "--ranks"])
+    def test_refuse_a_file_that_cannot_be_written_before_the_work(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+    ) -> None:
+        refused = Outcome(capsys, "evaluate", "--model", model, "--data", shop, option, tmp_path / "out" / "numbers")
+        assert refused.status == 2
+        assert "there is no directory" in refused.err
+        assert Outcome(capsys, "evaluate", "--model", model, "--data", shop, option, tmp_path).status == 2
+
     def test_only_the_baselines_that_are_named(
         self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
