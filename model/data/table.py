@@ -89,9 +89,7 @@ class Table:
         if are_compact_days(cells):
             reason = "timestamp {!r} is a day without a time zone; pass one, such as --timezone Europe/Berlin"
             self.refuse(cells.cast(pl.Float64, strict=False).is_not_null(), reason, "timestamp")
-        seconds = cells.cast(pl.Float64, strict=False)
-        seconds = seconds.set(~seconds.is_finite(), None)
-        times = (seconds * 1e6).round().cast(pl.Int64, strict=False)
+        times = unix_times(cells)
         if times.null_count():
             texts = cells.filter(times.is_null())
             parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
@@ -100,6 +98,13 @@ class Table:
         far = times.abs() > LAST_SECOND * 1_000_000
         self.refuse(far, "timestamp {!r} is after the year 9999; the unit is seconds", "timestamp")
         return times.to_numpy().astype(np.int64)
+
+
+def unix_times(cells: pl.Series) -> pl.Series:
+    """Return Unix seconds as microseconds, null for cells that are no finite numbers. What is too far stays too far."""
+    seconds = cells.cast(pl.Float64, strict=False)
+    seconds = seconds.set(~seconds.is_finite(), None).clip(-2 * LAST_SECOND, 2 * LAST_SECOND)  # 64 bits have room
+    return (seconds * 1e6).round().cast(pl.Int64)
 
 
 def pattern_of(column: str) -> tuple[str, str]:

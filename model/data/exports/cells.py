@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from model.data.delimited_text import COMPACT_DAY, are_compact_days
+from model.data.table import unix_times
 
 DecimalSign = Literal[".", ","]
 DECIMAL_SIGNS: tuple[DecimalSign, DecimalSign] = (",", ".")
@@ -42,12 +43,11 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
     texts = cells.fill_null("").str.strip_chars()
     if are_compact_days(texts):
         texts = texts.str.replace(COMPACT_DAY + r"(\.0+)?$", "${1}-${2}-${3}")
-    seconds = texts.cast(pl.Float64, strict=False)
     iso = texts.str.replace(_ISO_DAY + r" +(\d)", "${1}T${2}")
     local, either_way = _local_times(texts)
     frame = pl.DataFrame(
         {
-            "unix": (seconds.set(~seconds.is_finite(), None) * 1e6).round().cast(pl.Int64, strict=False),
+            "unix": unix_times(texts),
             "zoned": iso.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False).dt.timestamp("us"),
             "local": pl.repeat(None, len(texts), dtype=pl.Int64, eager=True)
             if timezone is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import polars as pl
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.data.exports.cells import DecimalSign, amounts_in, looks_like_amounts, looks_like_days, times_in
+from model.data.exports.checks import examine
+from model.data.exports.mapping import TableMapping
 
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S")
@@ -125,3 +128,13 @@ def test_amounts_are_read_whatever_stands_around_them(
 )
 def test_codes_and_texts_are_no_amounts(cells: list[str | None], decimal: DecimalSign, expected: bool) -> None:
     assert looks_like_amounts(pl.Series(cells, dtype=pl.String), decimal) == expected
+
+
+def test_milliseconds_and_microseconds_are_told_from_texts(tmp_path: Path) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text("user_id,item_id,timestamp\nu,i,1700000000000000\nu,i,-1700000000000\nu,i,soon\n")
+    found = examine(table, TableMapping()).popitem()[1].findings
+    assert [(finding.problem, finding.count) for finding in found if finding.count] == [
+        ("timestamp is not a valid time", 1),
+        ("timestamp is after the year 9999", 2),
+    ]
