@@ -9,7 +9,7 @@ import polars as pl
 
 from model.data.archived_log import ARCHIVE_MANIFEST
 from model.data.event_columns import MAX_ORDER_ID_CHARS
-from model.data.exports.cells import looks_like_clock, looks_like_days
+from model.data.exports.cells import looks_like_clock, looks_like_days, times_in
 from model.data.exports.event_types import find_types, find_unknown_types, read_types
 from model.data.exports.examination import Examination, opened
 from model.data.exports.mapping import (
@@ -175,17 +175,26 @@ def _rename(
     _find_repeated_columns(found, [own_names[name] for name in (*required, *optional) if name in own_names])
     missing = [name for name in required if name not in own_names]
     if missing:
-        found.note(
-            f"the header has no {' and no '.join(missing)}; it has {', '.join(repr(name.strip()) for name in header)}",
-            f"map the columns: {_suggested_columns(missing, found.frame)}",
-            stops=True,
-        )
+        _find_missing_columns(found, missing)
     wanted = [name for name in own_names if has_others or name in (*required, *optional)]
     cells = [pl.col(own_names[name]).alias(name) for name in wanted]
     if not mapping.is_plain:
         cells = [cell.str.strip_chars() for cell in cells]
     found.frame = found.frame.select(cells)
     found.dtypes = {name: found.dtypes[own_names[name]] for name in wanted if own_names[name] in found.dtypes}
+
+
+def _find_missing_columns(found: Examination, missing: Sequence[str]) -> None:
+    header = [name.strip() for name in found.frame.columns]
+    problem = f"the header has no {' and no '.join(missing)}; it has {', '.join(map(repr, header))}"
+    fix = f"map the columns: {_suggested_columns(missing, found.frame)}"
+    values = pl.Series(header).filter(times_in(pl.Series(header), "UTC").us.is_not_null())
+    if len(values):
+        problem = f"the first line has values, such as {values[0]!r}, where the names of the columns belong"
+        fix = f"put a line of names above it, such as {','.join(missing)}"
+    elif len(header) == 1:
+        fix = "separate the columns with commas, semicolons, tabs or |"
+    found.note(problem, fix, stops=True)
 
 
 def _find_repeated_columns(found: Examination, wanted: Container[str]) -> None:

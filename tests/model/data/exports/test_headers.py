@@ -1,0 +1,30 @@
+"""Tables without a header, or with a separator that no table may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model.data.exports.checks import examine
+from model.data.exports.mapping import TableMapping
+
+NAMES = "put a line of names above it, such as user_id,item_id,timestamp"
+SEPARATORS = "separate the columns with commas, semicolons, tabs or |"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ("A39,0205616461,5.0,1369699200\n", "the first line has values, such as '0205616461'", NAMES),
+        ("ann;tea;24.12.2025 18:30\n", "the first line has values, such as '24.12.2025 18:30'", NAMES),
+        ("1::1193::5::978300760\n", "the header has no user_id and no item_id and no timestamp", SEPARATORS),
+        ("Customer,Number,When\n", "the header has no user_id and no item_id and no timestamp", "map the columns"),
+    ],
+)
+def test_what_stands_in_place_of_a_header_is_named(tmp_path: Path, text: str, problem: str, fix: str) -> None:
+    table = tmp_path / "interactions.csv"
+    table.write_text(2 * text)
+    finding = next(one for one in examine(table, TableMapping()).popitem()[1].findings if one.stops and not one.count)
+    assert problem in finding.problem
+    assert fix in finding.fix
