@@ -98,15 +98,13 @@ def replay(
     It is safe to repeat, also with a longer table: lines with the same user, item, type and time count as often as the
     table has them.
     """
-    from app.jobs.replay import histories, wait_for_service, without_negative_values
+    from app.jobs.replay import acceptable_events, histories, wait_for_service
     from app.jobs.replay import replay as replay_events
     from model.data.readers import read_interactions
 
     key = read_key(key_file)
     found = read_interactions(source.directory())
-    interactions = without_negative_values(found, hold_out, skips_bad_lines=source.skip_bad_lines)
-    if skipped := len(found) - len(interactions):
-        say(f"{skipped:,} events with a negative value are skipped, because the service rejects them")
+    interactions = acceptable_events(found, hold_out, say, skips_bad_lines=source.skip_bad_lines)
     lengths = interactions.starts[1:] - interactions.starts[:-1]
     events = int((lengths - hold_out).clip(0).sum())
     wait_for_service(url, say)

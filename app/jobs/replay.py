@@ -16,7 +16,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
+from app.schemas.fields import MAX_AHEAD_US
 from model.data.interactions import Interactions
 
 EventJson = dict[str, str | float]
@@ -58,23 +60,39 @@ class ReplayCounts:
     retries: int = 0
 
 
-def without_negative_values(interactions: Interactions, hold_out: int, *, skips_bad_lines: bool) -> Interactions:
-    """Return the events whose values the service takes, and each user's last ``hold_out`` events whatever their values.
+def acceptable_events(
+    interactions: Interactions, hold_out: int, say: Callable[[str], None], *, skips_bad_lines: bool
+) -> Interactions:
+    """Return the events that the service takes, and each user's last ``hold_out`` events; `say` how many are skipped.
 
     raises  ReplayError  when others may not be skipped
     """
     lengths = np.diff(interactions.starts)
     before_the_end = np.repeat(interactions.starts[1:], lengths) - np.arange(len(interactions))  # 1: the user's last
-    is_negative = (interactions.value < 0) & (before_the_end > hold_out)
-    if skips_bad_lines or not is_negative.any():
-        return interactions.where(~is_negative)
-    row = int(is_negative.argmax())
+    is_sent = before_the_end > hold_out
+    is_ahead = is_sent & (interactions.timestamp_us > time.time_ns() // 1_000 + MAX_AHEAD_US)
+    is_negative = is_sent & (interactions.value < 0) & ~is_ahead
+    for bad, one, all_ in (
+        (is_ahead, "a time in the future", "times in the future"),
+        (is_negative, "a negative value", "negative values"),
+    ):
+        if bad.any():
+            if not skips_bad_lines:
+                raise _refused(interactions, bad, all_)
+            say(f"{bad.sum():,} events with {one} are skipped, because the service rejects them")
+    return interactions.where(~(is_ahead | is_negative))
+
+
+def _refused(interactions: Interactions, bad: NDArray[np.bool_], what: str) -> ReplayError:
+    """Return the error about bad events, which names the first one."""
+    row = int(bad.argmax())
     event = _event(interactions, row, Counter())
     moment = EPOCH + timedelta(microseconds=int(interactions.timestamp_us[row]))
-    raise ReplayError(
-        f"the service rejects negative values, and {is_negative.sum():,} of {len(interactions):,} events have one, "
-        f"such as that of user {event['user_id']!r}, item {event['item_id']!r} at {moment:%Y-%m-%d %H:%M:%S} UTC, "
-        f"{event['value']:g}; remove these lines, or skip them with --skip-bad-lines"
+    value = f", {event['value']:g}" if "value" in event else ""
+    return ReplayError(
+        f"the service rejects {what}, and {bad.sum():,} of {len(interactions):,} events have one, "
+        f"such as that of user {event['user_id']!r}, item {event['item_id']!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
+        f"{value}; remove these lines, or skip them with --skip-bad-lines"
     )
 
 

@@ -65,7 +65,8 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
     found.find(
         times.us > time.time_ns() // 1_000 + MAX_AHEAD_US,
         "timestamp is in the future",
-        "correct the clock or the time zone: training accepts these lines, but the service rejects them",
+        "correct the clock or the time zone: training accepts these lines, but 'lisarec replay' stops, or leaves them "
+        "out with --skip-bad-lines",
         column="timestamp",
         stops=False,
     )

@@ -352,6 +352,16 @@ class TestReturns:
         assert [event["value"] for event in service.acknowledged.values()] == [1, 2]
 
 
+@pytest.mark.parametrize(("options", "code", "sent"), [((), "1", []), (("--skip-bad-lines",), "0|None", [1, 2])])
+def test_times_in_the_future_are_refused_before_anything_is_sent_or_skipped(
+    service: Service, tmp_path: Path, options: tuple[str, ...], code: str, sent: list[int]
+) -> None:
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\nu,a,1\nv,b,4102444800\nv,b,2\n")
+    with pytest.raises(SystemExit, match=code):
+        main(["replay", "--data", str(tmp_path), "--url", service.url, *options])
+    assert sorted(event["timestamp"] for event in service.acknowledged.values()) == sent
+
+
 class TestWaiting:
     def test_for_a_service_that_is_being_started(self) -> None:
         said: list[str] = []
