@@ -191,7 +191,7 @@ class RetrainingRound:
         with announced("reading the archive", self._console), self._phases.during("archive"):
             unknown = self._data.read(archived, self._plan.max_events, self._plan.config(served).event_weights)
         if unknown:
-            print_line(self._console, f"ignored {unknown:,} events of types without a weight")
+            print_line(self._console, f"ignored {unknown:,} events of types without a weight, or with weight 0")
         past, holdout = self._data.split(self._trained_at_ms(served))
         events = self._data.count()
         if len(holdout) < MIN_HELD_OUT_EVENTS:

@@ -15,9 +15,9 @@ from model.data.interactions import DataError
 
 SYNONYMS: Mapping[str, str] = {
     "user_id": "user customer customerid customernumber customerno client clientid visitor visitorid account accountid "
-    "member memberid shopper userid kunde kundeid kundennr kundennummer",
+    "member memberid shopper userid email customeremail kunde kundeid kundennr kundennummer",
     "item_id": "item product productid productcode article articleid articlenumber sku stockcode itemid asin variant "
-    "artikel artikelid artikelnr artikelnummer artnr itemno itemnumber produkt produktid",
+    "lineitemsku variantsku artikel artikelid artikelnr artikelnummer artnr itemno itemnumber produkt produktid",
     "type": "event eventtype action activity vorgang typ aktion ereignis",
     "timestamp": "time date datetime when createdat created eventtime invoicedate orderdate orderedat purchasedate ts "
     "datum zeit zeitpunkt bestelldatum zeitstempel",

@@ -19,6 +19,11 @@ SEPARATORS = "separate the columns with commas, semicolons, tabs or |"
         ("A39,0205616461,5.0,1369699200\n", "the first line has values, such as '0205616461'", NAMES),
         ("ann;tea;24.12.2025 18:30\n", "the first line has values, such as '24.12.2025 18:30'", NAMES),
         ("1::1193::5::978300760\n", "the header has no user_id and no item_id and no timestamp", SEPARATORS),
+        (
+            "Name,Email,Created at,Lineitem sku\n",
+            "the header has no user_id and no item_id and no timestamp",
+            "map the columns: --columns 'Email=user_id,Lineitem sku=item_id,Created at=timestamp'",
+        ),
         ("Customer,Number,When\n", "the header has no user_id and no item_id and no timestamp", "map the columns"),
     ],
 )
