@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import TimerHandle
 from collections.abc import Iterable
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -19,6 +17,7 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
+from app.http.connection.deadline import Deadline
 from app.http.connection.keep_alive import KeepAlive
 from app.http.connection.lingering_transport import LingeringTransport
 from app.http.connection.response_transport import ResponseTransport
@@ -66,12 +65,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._services: Services = self.app_state["services"]
-        self._limits, self._idle = self._services.settings, self._services.idle_connections
-        self._late = self._services.late_connections
+        self._limits, self._idle_connections = self._services.settings, self._services.idle_connections
+        self._idle, self._late = self._idle_connections.idle, self._idle_connections.late
         self.app_state = {**self.app_state, "is_disconnected": self.is_disconnected}
         self._cycle: RequestResponseCycle | None = None  # the request in progress; `cycle` is the newest
-        self._deadline: TimerHandle | None = None  # for the client to send the request
-        self._response_deadline: TimerHandle | None = None  # for the client to take the response
+        self._deadline = Deadline(self.loop, self._close)  # for the client to send the request
+        self._response_deadline = Deadline(self.loop, self._abort)  # for the client to take the response
         self.keep_alive = KeepAlive(self.loop, self.timeout_keep_alive, self._close)
         self._in_head = self._in_body = False
         self._has_advanced = False  # in this call, a head began or ended, a chunk began, or data of a body came
@@ -86,18 +85,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, self._limits.answer_timeout_s))
         if len(self.connections) > self._limits.max_open_connections:
-            least_active = next(chain(self._idle, self._late), self.transport)
-            self._forget(least_active)
-            least_active.abort()
+            self._idle_connections.close_longest(self.transport)
         if not self.transport.is_closing():
             self._set_idle()
-            self._set_deadline(self._limits.head_timeout_s)
+            self._deadline.set(self._limits.head_timeout_s)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget(self.transport)
-        self._clear_deadline()
-        self._clear_response_deadline()
+        self._idle_connections.forget(self.transport)
+        self._deadline.clear()
+        self._response_deadline.clear()
         self.keep_alive.cancel()
         self._disconnect_cycle()
         self.transport.closed()
@@ -123,12 +120,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.parser = new_parser(self)
             self.data_received(over_http)
             return
-        if self._deadline is None:  # set late, because almost every request arrives in one piece
+        if not self._deadline.is_set:  # set late, because almost every request arrives in one piece
             if self._in_body:
-                self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
+                self._deadline.set(self._limits.body_timeout_s + BODY_GRACE_S)
                 self._set_late()
             elif self._in_head or not self._has_advanced:
-                self._set_deadline(self._limits.head_timeout_s)
+                self._deadline.set(self._limits.head_timeout_s)
         self._standstill_bytes = 0 if self._has_advanced else self._standstill_bytes + len(data)
         if self._standstill_bytes > self._limits.max_head_bytes:
             self._refuse(_head_too_large(self._limits.max_head_bytes))
@@ -153,7 +150,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) == MAX_PIPELINED:
             raise TooManyPipelined(TOO_MANY)
         self._in_head, self._has_advanced = False, True
-        self._clear_deadline()
+        if self._deadline.is_set:
+            self._deadline.clear()
         if (cycle := begin_plain(self, self.app_state["plain_requests"])) is None:
             if is_upgrade(self.parser):
                 return  # `data_received` parses the request again
@@ -180,8 +178,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         if self.transport.is_closing():
             return
-        if self._deadline is not None:
-            self._clear_deadline()
+        if self._deadline.is_set:
+            self._deadline.clear()
             self._late.pop(self.transport, None)
         super().on_message_complete()
         if self.cycle.response_complete:  # before the rest of the request came
@@ -208,12 +206,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     @override
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._clear_response_deadline()
-        self._response_deadline = self.loop.call_later(self._limits.answer_timeout_s, self._abort)
+        self._response_deadline.set(self._limits.answer_timeout_s)
 
     @override
     def resume_writing(self) -> None:
-        self._clear_response_deadline()
+        self._response_deadline.clear()
         super().resume_writing()
 
     @override
@@ -245,30 +242,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _set_late(self) -> None:
         """Record that the rest of a body is missing, if no earlier response is owed."""
-        if self._in_body and self._deadline is not None and self._cycle is self.cycle:
+        if self._in_body and self._deadline.is_set and self._cycle is self.cycle:
             self._late[self.transport] = None
-
-    def _forget(self, transport: LingeringTransport) -> None:
-        """Record no longer that a connection is idle or late."""
-        self._idle.pop(transport, None)
-        self._late.pop(transport, None)
 
     def _is_awaiting_rest(self) -> bool:
         """Return whether the client may still be sending a request that already has a response."""
         return self._refusal is not None or (self._in_body and self.cycle.response_started)
-
-    def _set_deadline(self, within_s: float) -> None:
-        self._deadline = self.loop.call_later(within_s, self._close)
-
-    def _clear_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _clear_response_deadline(self) -> None:
-        if self._response_deadline is not None:
-            self._response_deadline.cancel()
-            self._response_deadline = None
 
     def _refuse(self, failure: RequestError) -> None:
         """Reject input that never reaches the app: respond after the pending responses, and read no further.
@@ -280,7 +259,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         response = error_response(failure)
         self._refusal = _last_response(response)
         self._services.metrics.requests.observe("other", "unmatched", response.status_code, 0.0)
-        self._clear_deadline()
+        self._deadline.clear()
         if self._in_body:
             self._break_off_request()
         self._send_refusal_after_responses()
@@ -303,7 +282,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         """Close the connection, and give the client limited time to read what was sent."""
-        self._clear_deadline()
+        self._deadline.clear()
         self._disconnect_cycle()
         self._set_idle()
         self.transport.close()

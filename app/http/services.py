@@ -19,7 +19,7 @@ from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
 from app.http.auth.seal_keys import SealKeyring
 from app.http.auth.sealed_states import StateSealer
-from app.http.connection.lingering_transport import LingeringTransport
+from app.http.connection.idle_connections import IdleConnections
 from app.http.connection.tls import server_context
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
@@ -40,7 +40,7 @@ ASK_ARCHIVE_EVERY_S = 10.0  # the archive changes once a minute, and a bucket ma
 
 @dataclass(slots=True)
 class Services:
-    """One service per tenant, and their shared parts. Only `draining`, locks, turns and connections change."""
+    """One service per tenant, and their shared parts. Only `draining`, locks, turns and idle connections change."""
 
     settings: Settings
     by_tenant: Mapping[str, Service]
@@ -54,9 +54,7 @@ class Services:
     # by key and kind, while a call holds the lock or waits for it
     large_calls: WeakValueDictionary[tuple[str, Kind], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     key_turns: KeyTurns = field(default_factory=KeyTurns)
-    # connections of this process that are owed no response, and those with a head and no whole body; longest first
-    idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
-    late_connections: dict[LingeringTransport, None] = field(default_factory=dict)
+    idle_connections: IdleConnections = field(default_factory=IdleConnections)  # of this process
 
     @property
     def store_failure(self) -> StorageUnavailable | None:
