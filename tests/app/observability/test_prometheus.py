@@ -38,7 +38,7 @@ OPERATORS = {"or", "and", "unless", "bool", "by", "offset", "without"}
 
 def metrics_of(expression: str) -> set[str]:
     """The metrics that a PromQL expression names."""
-    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|without) \([^)]*\)', " ", expression)
+    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|on|without) \([^)]*\)', " ", expression)
     return set(re.findall(r"(?<![\w.])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - OPERATORS
 
 
