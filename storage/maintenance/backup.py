@@ -82,6 +82,10 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         _take_name(path, unfinished)
+    except OSError as exc:  # writing does not name the file
+        if exc.errno and not exc.filename:
+            exc.filename = str(path)
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
     try:

@@ -386,8 +386,9 @@ def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
     async def law() -> None:
         async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
             await store.append("main", [click("e")])
-            with pytest.raises(OSError, match="the disk is full"):
+            with pytest.raises(OSError, match="the disk is full") as failure:
                 await backup(store, path, fail)
+        assert failure.value.filename == str(path)
         assert list(path.parent.iterdir()) == []
 
     asyncio.run(law())
