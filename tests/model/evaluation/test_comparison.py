@@ -167,6 +167,23 @@ class TestModels:
             not in evaluate([first], shop, grids={"popularity": GRIDS["popularity"]}).to_json()["verdict"]
         )
 
+    @pytest.mark.parametrize(
+        ("card", "reason"),
+        [
+            ({"train_on": "all"}, "trained on all events"),
+            ({"split": "temporal"}, "trained for the split"),
+            ({"sha256": "0" * 64}, "was trained on the table 0000"),
+        ],
+    )
+    def test_that_may_know_the_test_events_are_refused_in_every_place(
+        self, first: Artifact, shop: Path, card: dict[str, str], reason: str
+    ) -> None:
+        data = first.config.data.model_copy(update=card)
+        knowing = replace(first, name="knowing", config=first.config.model_copy(update={"data": data}))
+        for models in ([knowing, first], [first, knowing]):
+            with pytest.raises(DataError, match=reason):
+                evaluate(models, shop)
+
     def test_all_have_their_ranks_written(self, first: Artifact, shop: Path) -> None:
         other = changed(first, "other", noise=1.0, epochs=9)
         report = evaluate([first, other], shop)
