@@ -293,6 +293,19 @@ def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path,
     assert len(report.baselines[0].ranks) == len(report.ranks)
 
 
+@pytest.mark.parametrize("train_on", ["train", "validation"])
+def test_a_neural_baseline_chooses_its_epoch_only_by_events_that_it_does_not_learn(
+    trained: Path, shop: Path, train_on: str
+) -> None:
+    messages: list[str] = []
+    model = model_directory.load(trained)
+    card = model.config.data.model_copy(update={"train_on": train_on})
+    model = replace(model, config=model.config.model_copy(update={"data": card}))
+    evaluate.evaluate([model], shop, None, None, {"gru4rec": [Gru4Rec(width=8, epochs=1)]}, messages.append)
+    is_measured = "validation NDCG@10 0.0000" not in messages[-1]
+    assert is_measured == (train_on == "train")
+
+
 def test_a_tuned_baseline_learns_from_the_same_users_as_the_model(
     shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], Progress]
 ) -> None:
