@@ -311,3 +311,34 @@ def test_no_window_has_twice_the_limit_and_a_refusal_says_when_to_come_back(
                 spent.append((now_s, cost))
             recent = [cost for at_s, cost in spent if at_s > now_s - window_s]
             assert sum(recent) <= 2 * limit
+
+
+def test_redis_slides_the_window_as_one_process_does(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)  # on a machine with other things to do
+    now_s, client = time.time(), redis_server.client
+    window_s = int(now_s) * 4 // 5  # so a quarter of the second window since the epoch is over
+    used, unused = Quota("used", 85), Quota("unused", 9)
+    spendings = [([used], 4), ([unused, used], 5), ([unused, used], 1), ([unused], 5), ([unused], 4), ([used], 60)]
+
+    async def spend_in_redis() -> list[Refusal | None]:
+        counters = SharedCounters(redis_server.url)
+        try:
+            return [await counters.spend(quotas, cost, window_s) for quotas, cost in spendings]
+        finally:
+            await counters.close()
+
+    client.hset(used.key, mapping={"-1": 9, "0": 101})
+    shared = asyncio.run(spend_in_redis())
+    assert client.hgetall(used.key) == {b"0": b"101", b"1": b"9"}
+    assert client.pttl(used.key) > 1_750 * window_s  # until the second window counts no longer
+    alone = LocalCounters()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert alone.spend([Quota(used.key, 101)], 101, window_s) is None
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    expected = [alone.spend(quotas, cost, window_s) for quotas, cost in spendings]
+    places = [[one and one.place for one in refusals] for refusals in (shared, expected)]
+    assert places == [[None, None, 1, 0, None, 0]] * 2
+    waits, expected_waits = ([one.wait_s for one in refusals if one] for refusals in (shared, expected))
+    assert waits == pytest.approx(expected_waits, abs=PATIENCE_S)  # of years
