@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -94,3 +95,25 @@ def test_who_is_unknown_gets_what_is_used_just_now_and_popular_items(busy: Clien
     assert answer["source"] == "popular"
     assert [-item["score"] for item in answer["items"]] == pytest.approx(expected, rel=1e-5)
     assert len(set(ids(answer))) == ITEMS
+
+
+@pytest.mark.parametrize("boost", [{}, {"tea": 1.0}])
+def test_pages_of_what_is_used_just_now_go_on_by_score_and_a_boost_multiplies_it(
+    busy: Client, boost: dict[str, float]
+) -> None:
+    counts = busy.service.catalogue.counts
+    each, live = trending.PRIOR_EVENTS / counts.sum(), {7: 3.0, 8: 2.0}
+    expected = {
+        item_id(row): (live.get(row, 0.0) + each * int(counts[row]))
+        * math.exp(sum(boost.get(category, 0.0) for category in categories_of(row)))
+        for row in range(ITEMS)
+    }
+    found, cursor = list[Any](), ""
+    while cursor is not None:
+        request = {"user_id": "unknown", "k": 7, "boost": boost, "cursor": cursor}
+        answer = busy.post("/v1/recommendations", json=request).json()
+        found, cursor = found + answer["items"], answer["cursor"]
+    scores = [item["score"] for item in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len(found) == ITEMS
+    assert {item["item_id"]: item["score"] for item in found} == pytest.approx(expected, rel=1e-5)
