@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.recommendation.ranking import rotation
 from app.settings import Settings
 from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
@@ -89,6 +91,23 @@ def test_a_basket_alone_lists_its_complements_and_nothing_else(shop: Client, use
     assert [one for page in pages for one in item_ids(page)] == item_ids(answer)
     by_query = shop.recommend(user, k=MORE, exclude_seen="none", basket=names(basket), basket_only="true")
     assert listed(by_query) == listed(answer)
+
+
+def test_a_baskets_complements_that_were_shown_keep_the_odds_that_rotation_leaves(
+    shop: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, basket = int(time.time()), [2, 5]
+    monkeypatch.setattr(rotation, "now_s", lambda: float(now_s))
+    together = scores_of(basket)
+    shown = sorted(together, key=lambda name: -together[name])[:3]
+    impression = {"user_id": "eve", "type": "impression", "items": shown, "timestamp": now_s}
+    assert shop.post("/v1/events", json=[impression] * 2).json()["accepted"] == 2
+    asked = {"user_id": "eve", "exclude_seen": "none", "basket": names(basket), "basket_only": True, "rotation": 0.5}
+    answer = recommend(shop, **asked, k=MORE)
+    expected = {name: score * (0.25 if name in shown else 1) for name, score in together.items()}
+    assert listed(answer) == pytest.approx(expected)
+    assert list(listed(answer).values()) == sorted(listed(answer).values(), reverse=True)
+    assert [one for page in all_pages(shop, asked | {"k": 3}) for one in item_ids(page)] == item_ids(answer)
 
 
 def test_an_item_has_those_of_a_basket_of_it(shop: Client) -> None:
