@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import count
@@ -15,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.http.auth.seal_keys import rotate
-from app.recommendation.ranking import rotation
+from app.recommendation.ranking import reranking, rotation
 from app.settings import Settings
 from storage.state.event import Event
-from tests.app.conftest import ITEMS, WEIGHTS, Client, item_id, write_model
+from tests.app.conftest import ITEMS, WEIGHTS, Client, categories_of, item_id, write_model
 from tests.app.support import ALL_ITEMS, CORRECTIONS, SECRET, assert_refused, correct, item_ids, recommend
 from tests.storage.archive.archived_redis import turn
 from tests.storage.oracles.naive_users import NaiveUsers
@@ -312,6 +313,21 @@ class TestRotatedLists:
             cursor = page["cursor"]
         assert pages == whole
         assert cursor is None
+
+    @pytest.mark.parametrize("user_id", ["rob", "new"])
+    def test_go_on_below_what_limits_leave_out(self, shop: Shop, user_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reranking, "SKIPPED_PER_ITEM", 0)  # so the first scan finds too few items
+        asked = {"user_id": user_id, "exclude_seen": "none", "rotation": 1.0, "rotation_days": 30}
+        whole = item_ids(recommend(shop.client, **asked, k=ITEMS))
+        for most in range(1, 9):
+            expected, listed = list[str](), Counter[str]()
+            for name in whole:
+                categories = categories_of(ALL_ITEMS.index(name))
+                if all(listed[category] < most for category in categories):
+                    expected.append(name)
+                    listed.update(categories)
+            for k in range(1, 25):
+                assert item_ids(recommend(shop.client, **asked, k=k, max_per_category=most)) == expected[:k]
 
     def test_explain_what_items_lose(self, shop: Shop) -> None:
         found = recommend(shop.client, user_id="rob", rotation=0.5, explain=True, k=ITEMS, exclude_seen="none")
