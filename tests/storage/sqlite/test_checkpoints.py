@@ -195,6 +195,28 @@ class TestErasingInSteps:
 
         asyncio.run(law())
 
+    def test_nobody_is_merged_with_whoever_is_being_erased_nor_gets_properties(self, tmp_path: Path) -> None:
+        async def law() -> None:
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            await store.append("main", [click("a", "gone"), click("b", "other")])
+            database = Database(tmp_path / FILE_NAME, 100)
+            await database.write(lambda db: corrections.begin_erasure(db, "main", "gone"))
+            await database.close()
+            for change in (
+                store.merge("main", "gone", "other"),
+                store.merge("main", "other", "gone"),
+                store.properties.put_of_user("main", "gone", {"plan": "free"}),
+            ):
+                with pytest.raises(StorageBusy):
+                    await change
+            assert [entry.record.entry_id for entry in await store.events("main", "other")] == ["b"]
+            await store.erase("main", "gone")
+            assert await store.merge("main", "gone", "other")
+            assert (await store.events("main", "gone"))[0].record.entry_id.endswith("/b")
+            await store.close()
+
+        asyncio.run(law())
+
     def test_an_erasure_that_was_interrupted_ends_when_the_store_is_opened(self, tmp_path: Path) -> None:
         async def law() -> None:
             store = await SQLiteStore.open(tmp_path, [GENERATION])
