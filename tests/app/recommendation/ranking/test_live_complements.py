@@ -252,6 +252,18 @@ def test_an_item_that_is_newer_than_the_model_goes_with_what_the_model_knows(beg
     assert gains[NEW] > 0
 
 
+def test_pairs_that_the_model_has_learned_since_they_were_counted_score_as_in_its_table(
+    begin: Begin, tmp_path: Path
+) -> None:
+    client = begin(model_dir=write_shop(tmp_path / "tiny"))
+    three, four = item_id(3), item_id(4)
+    counted = {pair_name(three, four): 5.0, three: 5.0, four: 5.0, ALL_ORDERS: 9.0}
+    client.runner.run(client.service.store.orders.add("main", counted))
+    sync(client)
+    assert client.service.signals.order_counter.newest.keys() == counted.keys()
+    assert together(client, three) == pytest.approx({four: 2, item_id(5): 1})
+
+
 def test_orders_of_others_count_though_the_log_of_one_cannot_be_read(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
