@@ -132,6 +132,7 @@ def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client],
         assert generations(client) == arms
         history = {"history": [item_id(1)]}
         assert client.post("/v1/recommendations", json=history).json()["generation"] == "july"
+        assert client.get(f"/v1/items/{item_id(1)}/similar").json()["generation"] == "july"
     finally:
         client.close()
 
