@@ -13,7 +13,9 @@ import pytest
 from app.recommendation.ranking.query_builder import QueryBuilder
 from app.schemas.properties import refusal
 from app.schemas.recommendations import RecommendationRequest
+from storage.errors import StorageUnavailable
 from tests.app.conftest import Client
+from tests.app.support import recommend
 
 HALF_A_PAIR = "\ud800"  # of surrogates: a text in JSON that no UTF-8 has
 
@@ -39,6 +41,21 @@ def test_why_a_value_is_refused_is_said_of_any_depth() -> None:
     for _ in range(sys.getrecursionlimit()):
         value = [value]
     assert refusal("x", "list", value, "number") == "x is a number, and a value of many levels is a list"
+
+
+def test_a_list_without_seen_items_is_that_of_nobody_while_the_log_cannot_be_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.click("ada", "item-1", "item-2")
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StorageUnavailable("the log cannot be read")
+
+    monkeypatch.setattr(client.service.store, "seen_items", fail)
+    found = recommend(client, user_id="ada", exclude_seen="all")
+    assert found["source"] == "popular"
+    assert found["items"] == recommend(client, user_id="nobody")["items"]
+    assert recommend(client, user_id="ada")["source"] == "personalised"
 
 
 def test_a_request_that_cannot_be_ranked_fails_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
