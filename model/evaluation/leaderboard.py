@@ -11,6 +11,7 @@ from model.evaluation.trial import Result
 from model.metrics import HEADLINES, Interval, mean_interval_95
 
 DECIDES = "ndcg_at_10"
+FEW_USERS = 30  # with fewer, the bootstrap's intervals are too narrow
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,11 @@ class Leaderboard:
 
     @property
     def verdict(self) -> str:
-        """The winner, its margin and the certainty, as a sentence; a second one says if the events learned differ."""
+        """The winner, its margin and the certainty, in a sentence; others tell of unequal training and few users."""
         caveat = "" if self.rival is None else self.best.variant.unequal_to(self.rival.variant)
-        return f"{self._result}{caveat}"
+        users = len(self.best.variant.results[0].ranks)
+        few = f" Tested on fewer than {FEW_USERS} users, it says little about others." if users < FEW_USERS else ""
+        return f"{self._result}{caveat}{few}"
 
     @property
     def _result(self) -> str:

@@ -69,6 +69,11 @@ class TestVerdict:
         assert Comparison.of(less, more).verdict == Comparison.of(one, other).verdict + caveat
         assert Leaderboard.of([less, more], []).verdict == Leaderboard.of([one, other], []).verdict + caveat
 
+    @pytest.mark.parametrize(("users", "is_little"), [(29, True), (30, False)])
+    def test_says_that_few_users_say_little(self, users: int, is_little: bool) -> None:
+        board = Leaderboard.of([variant("one", [1] * users), variant("other", [11] * users)], [])
+        assert ("fewer than 30 users" in board.verdict) is is_little
+
 
 def test_seeds_are_averaged_within_each_user() -> None:
     first, other = variant("one", [1, 11, 3], [2, 1, 11]), variant("other", [4, 4, 4])
