@@ -221,7 +221,7 @@ def retrain(
     """Train on the archive, compare with the active model, and activate the new model if it is no worse.
 
     The command is safe to kill: the next run continues. The result is in retrain.json in the folder of the models. The
-    exit status is 0 if a new model is active or there are too few events yet, and 3 if the new model was rejected.
+    exit status is 0 if a new model is active or the round waits, and 3 if the new model was rejected.
     """
     from app.jobs.retraining.loop import run_trainer
     from app.jobs.retraining.metrics import TrainerMetrics
