@@ -19,8 +19,9 @@ PATHS = frozenset({"/v1/events", "/v1/portable/events", "/v1/portable/recommenda
 METHOD = "POST"
 ALLOWED_HEADERS = frozenset({"authorization", "content-type"})
 PREFLIGHT_MAX_AGE_S = 600
+BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
 # When a page reads from its own host without TLS, browsers send only the last one.
-BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site", b"accept-language"})
+BROWSER_HEADERS_OF_READS = BROWSER_HEADERS | {b"accept-language"}
 PUBLIC_PATH = "/client.js"
 
 
@@ -64,9 +65,13 @@ class CrossOriginPolicy:
 
 
 def _is_cross_origin(scope: Scope, own_host: str) -> bool:
-    """Return whether a browser sent the request for a page of another origin; few others send BROWSER_HEADERS."""
-    if not any(name in BROWSER_HEADERS for name, _ in scope["headers"]) or scope["path"] == PUBLIC_PATH:
+    """Return whether a browser sent the request for a page of another origin; few others send such headers."""
+    of_browsers = BROWSER_HEADERS_OF_READS if scope["method"] in ("GET", "HEAD") else BROWSER_HEADERS
+    names = {name for name, _ in scope["headers"]}
+    if names.isdisjoint(of_browsers) or scope["path"] == PUBLIC_PATH:
         return False
+    if b"sec-fetch-mode" in names and b"sec-fetch-site" not in names:
+        return False  # Node.js: browsers send both or neither, and pages cannot set them
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

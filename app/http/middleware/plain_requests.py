@@ -23,7 +23,7 @@ from app.http.access import Caller, uncounted_caller
 from app.http.auth.keys import Scope as KeyScope
 from app.http.charged_calls import recommend
 from app.http.error_responses import EXPECTED_ERRORS, response_to
-from app.http.middleware.cors import BROWSER_HEADERS, PATHS
+from app.http.middleware.cors import BROWSER_HEADERS_OF_READS, PATHS
 from app.http.middleware.fast_path import GET_RECOMMENDATIONS, JSON_CONTENT_TYPE, POSTS, plain_request
 from app.http.middleware.load_shedding import RequestsInProgress, Source
 from app.http.middleware.request_metrics import RequestRecorder, request_id, trace_headers
@@ -139,7 +139,7 @@ class PlainRequests:
         self._recorder = recorder
         self._of_get_for_app = HEADERS_OF_GET_FOR_APP
         if services.keyring is None:  # the app checks the origins of pages
-            self._of_get_for_app |= BROWSER_HEADERS
+            self._of_get_for_app |= BROWSER_HEADERS_OF_READS
 
     def begin(self, url: bytes, scope: Scope, responder: Responder) -> PlainRequest | None:
         """Start to answer a GET request; return it, or None if the app must answer, for any reason.

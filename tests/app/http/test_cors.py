@@ -41,10 +41,12 @@ class TestWithoutKeys:
             {"host": "localhost", "origin": "http://localhost"},
             {"host": "127.0.0.1:8000", "sec-fetch-site": "none"},
             {"host": "anything.example"},  # no browser
+            {"host": "anything.example", "accept-language": "*", "sec-fetch-mode": "cors"},  # Node.js
         ],
     )
     def test_its_own_page_and_other_programs_may(self, shared_client: Client, headers: dict[str, str]) -> None:
         assert shared_client.get("/v1/items/popular", headers=headers).status_code == 200
+        assert shared_client.post("/v1/recommendations", json={"user_id": "ada"}, headers=headers).status_code == 200
 
     @pytest.mark.parametrize("path", ["/v1/stats", "/v1/admin/audit", "/v1/users/ada/recommendations", "/metrics"])
     def test_a_page_under_another_name_of_this_machine_may_not_read(self, shared_client: Client, path: str) -> None:
