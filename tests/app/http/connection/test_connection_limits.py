@@ -228,7 +228,7 @@ def test_who_reads_nothing_before_everything_is_sent_gets_the_refusal(
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_connections_that_only_wait_shut_nobody_out(server: Process, key: tuple[str, Path], before: int) -> None:
-    """They make room for new ones; a connection whose request is being answered does not, whatever came before it."""
+    """They make room for new ones; one whose body is late does not while others are idle, whatever came before it."""
     slow = b'{"user_id": "ada", "history": []}'
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key[0]}\r\n".encode()
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from app.http import protocol
 from app.http.middleware.plain_cycle import PlainCycle
 from app.http.middleware.plain_requests import PlainRequest
 from tests.app.conftest import Client
-from tests.app.http.middleware.server import Server, read_answer, request
+from tests.app.http.middleware.server import Server, post, read_answer, request
 from tests.waiting import PATIENCE_S, until
 
 PATH = "/v1/users/{}/recommendations"
@@ -100,3 +100,40 @@ def test_several_processes_yield_to_each_other_for_every_connection(monkeypatch:
         protocol.new_connection(app_state={"services": services})
         assert len(slept) == workers - 1
     assert 0 < slept[0] < 1e-3
+
+
+def test_a_connection_makes_no_room_while_the_response_to_a_whole_request_is_owed(
+    known: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, owed = asyncio.Event(), asyncio.Event()
+    append, room = known.service.store.append, known.services.idle_connections
+
+    async def append_later(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        await owed.wait()
+        return await append(*arguments, **options)
+
+    async def law() -> None:
+        async with asyncio.timeout(PATIENCE_S), server.connected() as (reader, writer):
+            writer.write(whole[:-1])
+            await until(lambda: room.late)
+            writer.write(whole[-1:])  # late, but here
+            await begun.wait()
+            assert not room.idle
+            assert not room.late
+            writer.write(whole[:-1])  # the next one waits for that response
+            (connection,) = server.state.connections
+            assert isinstance(connection, protocol.LimitedHttpProtocol)
+            await until(lambda: connection.pipeline)
+            assert not room.late
+            owed.set()
+            await read_answer(reader)
+            await until(lambda: room.late)
+            writer.write(whole[-1:])
+            await read_answer(reader)
+            assert room.idle
+            assert not room.late
+
+    monkeypatch.setattr(known.service.store, "append", append_later)
+    server, whole = Server(known), post({"user_id": "ada", "item_id": "item-1"})
+    known.runner.run(law())
