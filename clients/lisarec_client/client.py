@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import CancelledError
 from typing import Any, Self, TypeVar
 
 from .async_client import TIMEOUT_S, AsyncClient
@@ -112,6 +113,8 @@ class Client:
     async def _end_calls(self) -> None:
         await self._client.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
+        for other in others:  # one may be pausing before its next try
+            other.cancel()
         await asyncio.gather(*others, return_exceptions=True)  # their callers wait for the results
 
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
@@ -124,4 +127,7 @@ class Client:
                 call.close()
                 raise RuntimeError("this client is closed, or was created before a fork; create one in each process")
             answer = asyncio.run_coroutine_threadsafe(call, self._loop)
-        return answer.result()
+        try:
+            return answer.result()
+        except CancelledError:
+            raise RuntimeError("this client was closed during the call") from None
