@@ -145,7 +145,7 @@ UsersSampleOption = Annotated[float, typer.Option(min=0.001, max=1, help="Share 
 
 
 def file_to_write(text: str) -> Path:
-    """Return the path. Raise BadParameter, before the work begins, if no file can be there."""
+    """Return the path. Raise BadParameter, before the work begins, if it is a directory or has none to be in."""
     file = Path(text)
     if file.is_dir():
         raise typer.BadParameter(f"{text!r} is a directory; name a file in it")

@@ -172,6 +172,7 @@ def _rename(
     """Rename the columns, and find missing ones."""
     header = found.frame.columns
     own_names = mapping.own_names(header)
+    _find_other_items(found, mapping)
     _find_repeated_columns(found, [own_names[name] for name in (*required, *optional) if name in own_names])
     missing = [name for name in required if name not in own_names]
     if missing:
@@ -191,10 +192,18 @@ def _find_missing_columns(found: Examination, missing: Sequence[str]) -> None:
     values = pl.Series(header).filter(times_in(pl.Series(header), "UTC").us.is_not_null())
     if len(values):
         problem = f"the first line has values, such as {values[0]!r}, where the names of the columns belong"
-        fix = f"put a line of names above it, such as {','.join(missing)}"
+        fix = f"put a line of names above it, or in its place, such as {','.join(missing)}"
     elif len(header) == 1:
         fix = "separate the columns with commas, semicolons, tabs or |"
     found.note(problem, fix, stops=True)
+
+
+def _find_other_items(found: Examination, mapping: TableMapping) -> None:
+    header = {name.strip() for name in found.frame.columns}
+    first, *others = [own for own, ours in mapping.columns.items() if ours == ITEM_ID and own in header] or [""]
+    if others:
+        problem = f"the items are in {first!r}, and not in {', '.join(map(repr, others))}"
+        found.note(problem, "if that is wrong, name the column of this table first in --columns")
 
 
 def _find_repeated_columns(found: Examination, wanted: Container[str]) -> None:

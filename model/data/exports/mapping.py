@@ -34,7 +34,7 @@ class TableMapping:
     """How to read a shop's tables.
 
     columns          our names of columns, by the tables' own names; Datum+Uhrzeit are two columns, for the timestamp.
-                     Several may be the item_id, because tables name it differently: each table's first one counts
+                     Several may be the item_id, because tables name it differently: the first that a table has counts
     timezone         of times without one, such as Europe/Berlin
     decimal          the decimal separator; None if numbers are plain
     skips_bad_lines  whether unreadable lines are left out

@@ -52,7 +52,8 @@ def read_times(found: Examination, mapping: TableMapping) -> None:
     found.find(
         is_far,
         "timestamp is after the year 9999",
-        "the unit is seconds: divide milliseconds by 1,000, and microseconds by 1,000,000",
+        "the unit is seconds: divide milliseconds by 1,000, and microseconds by 1,000,000; "
+        "write days with times as 2025-12-24 18:30",
         column="timestamp",
     )
     found.find(

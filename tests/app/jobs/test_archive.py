@@ -288,6 +288,7 @@ def test_failures_of_jobs_are_warnings(command: list[str], form: str, tmp_path: 
         assert process.stderr is not None
         first = process.stderr.readline()
         process.kill()
+    assert first.startswith("{") == (form == "json")
     assert re.search('"level": "warning"|WARNING', first)
     assert "retrying: Redis failed" in first
 

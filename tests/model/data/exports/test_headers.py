@@ -9,7 +9,7 @@ import pytest
 from model.data.exports.checks import examine
 from model.data.exports.mapping import TableMapping
 
-NAMES = "put a line of names above it, such as user_id,item_id,timestamp"
+NAMES = "put a line of names above it, or in its place, such as user_id,item_id,timestamp"
 SEPARATORS = "separate the columns with commas, semicolons, tabs or |"
 
 
