@@ -16,10 +16,7 @@ MERMAID_SHA256 = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb
 MERMAID = "assets/javascripts/mermaid.min.js"
 DIAGRAM = 'class="mermaid"'
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-BACKGROUND = (
-    "measurements/",
-    "explanation/decisions/",
-)  # folders whose pages a search lists below guides and reference
+BACKGROUND = ("measurements/", "explanation/decisions/")  # a search lists pages of these folders last
 
 
 pages: list[Any] = []  # of the site that is built, in the order of the navigation

@@ -120,7 +120,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.parser = new_parser(self)
             self.data_received(over_http)
             return
-        if not self._deadline.is_set:  # set late, because almost every request arrives in one piece
+        if self._deadline.timer is None:  # set late, because almost every request arrives in one piece
             if self._in_body:
                 self._deadline.set(self._limits.body_timeout_s + BODY_GRACE_S)
                 self._set_late()
@@ -150,7 +150,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) == MAX_PIPELINED:
             raise TooManyPipelined(TOO_MANY)
         self._in_head, self._has_advanced = False, True
-        if self._deadline.is_set:
+        if self._deadline.timer is not None:
             self._deadline.clear()
         if (cycle := begin_plain(self, self.app_state["plain_requests"])) is None:
             if is_upgrade(self.parser):
@@ -178,7 +178,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         if self.transport.is_closing():
             return
-        if self._deadline.is_set:
+        if self._deadline.timer is not None:
             self._deadline.clear()
             self._late.pop(self.transport, None)
         super().on_message_complete()
@@ -242,7 +242,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _set_late(self) -> None:
         """Record that the rest of a body is missing, if no earlier response is owed."""
-        if self._in_body and self._deadline.is_set and self._cycle is self.cycle:
+        if self._in_body and self._deadline.timer is not None and self._cycle is self.cycle:
             self._late[self.transport] = None
 
     def _is_awaiting_rest(self) -> bool:

@@ -10,22 +10,21 @@ from collections.abc import Callable
 class Deadline:
     """Calls a function after some time, unless it is cleared before.
 
-    is_set  whether it was set and not cleared; without a call, because each request asks for it
+    timer  None unless it is set; an attribute, because each request asks for it
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        self.is_set = False
+        self.timer: TimerHandle | None = None
         self._loop = loop
         self._call = call
-        self._timer: TimerHandle | None = None
 
     def set(self, within_s: float) -> None:
         """Set the deadline, instead of an earlier one."""
         self.clear()
-        self._timer, self.is_set = self._loop.call_later(within_s, self._call), True
+        self.timer = self._loop.call_later(within_s, self._call)
 
     def clear(self) -> None:
         """Never call the function."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self.is_set = None, False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
