@@ -216,18 +216,31 @@ local function with_visitor(seen, visitor)
     for at = 1, #seen, 4 do sketch = sketch_with_visitor(sketch, string.sub(seen, at, at + 3)) end
     return sketch_with_visitor(sketch, visitor)
 end
-for arg = 6, #ARGV, 3 do
-    local item, weight = ARGV[arg], ARGV[arg + 2]
-    local seen, count = with_visitor(redis.call('HGET', KEYS[3], item) or '', ARGV[arg + 1])
+
+local items, seen, sums, changed = {}, {}, {}, {}
+for arg = 6, #ARGV, 3 do items[#items + 1] = ARGV[arg] end
+local visitors, trends = redis.call('HMGET', KEYS[3], unpack(items)), redis.call('ZMSCORE', KEYS[1], unpack(items))
+for i, item in ipairs(items) do seen[item], sums[item] = visitors[i] or '', tonumber(trends[i]) end
+for i, item in ipairs(items) do
+    local visitor, weight = ARGV[3 * i + 4], ARGV[3 * i + 5]
+    local of_item, count = with_visitor(seen[item], visitor)
     if count > 0 then
-        redis.call('HSET', KEYS[3], item, seen)
-        local trend, sum = position + math.log(weight * count) / math.log(2), redis.call('ZSCORE', KEYS[1], item)
+        local trend, sum = position + math.log(weight * count) / math.log(2), sums[item]
         if sum then
             local high, low = math.max(sum, trend), math.min(sum, trend)
             trend = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
         end
-        redis.call('ZADD', KEYS[1], string.format('%.17g', trend), item)
+        seen[item], sums[item], changed[item] = of_item, trend, true
     end
+end
+local of_visitors, of_trends = {}, {}
+for item in pairs(changed) do
+    of_visitors[#of_visitors + 1], of_visitors[#of_visitors + 2] = item, seen[item]
+    of_trends[#of_trends + 1], of_trends[#of_trends + 2] = string.format('%.17g', sums[item]), item
+end
+if #of_trends > 0 then
+    redis.call('HSET', KEYS[3], unpack(of_visitors))
+    redis.call('ZADD', KEYS[1], unpack(of_trends))
 end
 return 1
 """)
