@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from operator import itemgetter
 from typing import NamedTuple, Self
@@ -34,20 +34,56 @@ class LiveComplements:
         self._orders = orders
         self._catalogue = catalogue
         self._learned = learned  # the number of rows, from the first, that the model was trained on
-        self._newest: Mapping[str, float] = {}
-        self._scores: Mapping[int, Mapping[int, float]] = {}
+        self._pairs = _CountedPairs({}, catalogue, learned)
 
     def of(self, basket: Rows) -> Mapping[int, float]:
         """Return the scores of the complements of all items of a basket by row, without the basket's items."""
-        newest = self._orders.newest
-        if newest is not self._newest:
-            self._scores, self._newest = _live_scores(newest, self._catalogue, self._learned), newest
+        pairs, newest = self._pairs, self._orders.newest
+        if newest is not pairs.counts:
+            pairs = self._pairs = _CountedPairs(newest, self._catalogue, self._learned)
         found: defaultdict[int, float] = defaultdict(float)
         in_basket = basket.tolist()
         for row in in_basket:
-            for other, score in self._scores.get(row, {}).items():
+            for other, score in pairs.scores_of(row).items():
                 found[other] += score
         return {row: score for row, score in found.items() if row not in in_basket}
+
+
+class _CountedPairs:
+    """The pairs in one reading of the counts, of which an item's are scored when they are first needed."""
+
+    def __init__(self, counts: Mapping[str, float], catalogue: TrainedCatalogue, learned: int) -> None:
+        self.counts = counts
+        self._catalogue = catalogue
+        self._learned = learned
+        self._orders = max(counts.get(ALL_ORDERS, 0.0), 1.0)
+        self._partners: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+        self._scores: dict[int, Mapping[int, float]] = {}
+        for name, both in counts.items():
+            if SEPARATOR in name:
+                one, other = name.split(SEPARATOR, 1)
+                self._partners[one].append((other, both))
+                self._partners[other].append((one, both))
+
+    def scores_of(self, row: int) -> Mapping[int, float]:
+        """Return the strongest complements of a row and their scores, computed as in training."""
+        partners = self._partners.get(self._catalogue.item_ids[row]) if self._partners else None
+        if not partners:
+            return {}
+        if row not in self._scores:
+            self._scores[row] = self._strongest(row, partners)
+        return self._scores[row]
+
+    def _strongest(self, row: int, partners: Sequence[tuple[str, float]]) -> Mapping[int, float]:
+        with_item = self.counts.get(self._catalogue.item_ids[row], 0.0)
+        rows = self._catalogue.row_of.places_of([other for other, _ in partners]).tolist()
+        scores: dict[int, float] = {}
+        for (other, both), other_row in zip(partners, rows, strict=True):
+            if other_row == FREE_SLOT or max(row, other_row) < self._learned:
+                continue
+            with_other = max(self.counts.get(other, 0.0), both)
+            scores[other_row] = complement_score(both, max(with_item, both), min(with_other / self._orders, 1.0))
+        return dict(nlargest(COUNT, scores.items(), itemgetter(1)))
 
 
 class Basket(NamedTuple):
@@ -86,25 +122,6 @@ class Basket(NamedTuple):
         """Return the gains of the scores of some items: (len(rows),)."""
         gains = dict(zip(*(part.tolist() for part in self.lifted), strict=True))
         return np.array([gains.get(row, 0.0) for row in rows.tolist()])
-
-
-def _live_scores(
-    counts: Mapping[str, float], catalogue: TrainedCatalogue, learned: int
-) -> Mapping[int, Mapping[int, float]]:
-    """Return the strongest complements of each row from counts of orders, computed as in training."""
-    found: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    orders = max(counts.get(ALL_ORDERS, 0.0), 1.0)
-    pairs = {name: name.split(SEPARATOR, 1) for name in counts if SEPARATOR in name}
-    columns = ([pair[place] for pair in pairs.values()] for place in (0, 1))
-    places = (catalogue.row_of.places_of(column).tolist() for column in columns)
-    for (name, (one, other)), row, other_row in zip(pairs.items(), *places, strict=True):
-        if min(row, other_row) == FREE_SLOT or max(row, other_row) < learned:
-            continue
-        both = counts[name]
-        with_one, with_other = max(counts.get(one, 0.0), both), max(counts.get(other, 0.0), both)
-        found[row][other_row] = complement_score(both, with_one, min(with_other / orders, 1.0))
-        found[other_row][row] = complement_score(both, with_other, min(with_one / orders, 1.0))
-    return {row: dict(nlargest(COUNT, scores.items(), itemgetter(1))) for row, scores in found.items()}
 
 
 def _with_newer(trained: Scored, newer: Mapping[int, float], most: int | None) -> Scored:
