@@ -29,19 +29,13 @@ from app.settings import Settings
 from model.config import MECHANISMS, PRESETS, SERVED_TRAINING, Config, MechanismRecipe
 from model.data.readers import read_interactions
 from model.mechanisms import train as mechanisms
-from model.training.loop import EpochReport
+from model.training.loop import Progress
 from model.training.train import train
 
 SHOPPERS = 120  # nearly all do something after the others, and 100 have to, for the trainer to compare models
 BATCH = 1000
 CONSOLE = Console(quiet=True)
 Click = dict[str, str]
-
-
-class Silent:
-    def stage(self, name: str) -> None: ...
-    def batch(self, epoch: int, share: float, loss: float, events: int) -> None: ...
-    def epoch(self, report: EpochReport) -> None: ...
 
 
 def main(place: Path) -> None:
@@ -76,10 +70,10 @@ def train_models(place: Path) -> list[Path]:
     """Train a model of each kind."""
     for name, (shape, training) in PRESETS.items():
         recipe = Config(model=shape, training=training.model_copy(update={"epochs": 1}))
-        train(place / "shop", place / name, recipe, progress=Silent())
+        train(place / "shop", place / name, recipe, progress=Progress())
     learned = SERVED_TRAINING.model_copy(update={"epochs": 1})
     mechanism = MechanismRecipe(model=MECHANISMS["lisa-soft"], training=learned)
-    mechanisms.train(place / "shop", place / "lisa-soft", mechanism, progress=Silent())
+    mechanisms.train(place / "shop", place / "lisa-soft", mechanism, progress=Progress())
     return [place / name for name in (*PRESETS, "lisa-soft")]
 
 

@@ -40,7 +40,7 @@ from model.holdout_ranks import NegativeSampling, Scorer, ranks_sampled
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
 from model.metrics import interval_95, metrics
-from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
+from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport, Progress
 
 MIGRATED_PRESETS = {  # presets with the codes of another preset's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
@@ -71,7 +71,7 @@ MAX_CACHED_SCORES = 2**28  # scores, a gigabyte
 console = Console(width=200)
 
 
-class TrainingRecorder:
+class TrainingRecorder(Progress):
     """Prints the progress of a training, and records the processor time and the share of changed codes of each epoch.
 
     Both are stored in files next to the model, so that they survive interruptions.
@@ -81,12 +81,6 @@ class TrainingRecorder:
         self._directory = directory
         self._begun_s = time.process_time()
         self._codes = codes_at(directory / LAST_CHECKPOINT) if (directory / LAST_CHECKPOINT).exists() else None
-
-    def stage(self, name: str) -> None:
-        """Do nothing at a stage."""
-
-    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
-        """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:
         """Record and print the epoch."""

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -59,20 +59,17 @@ class EpochReport(NamedTuple):
     lift: dict[str, float] | None = None
 
 
-class Progress(Protocol):
-    """Follows a training run; the command line draws its progress."""
+class Progress:
+    """Follows a training run and shows nothing; subclasses show what they override."""
 
     def stage(self, name: str) -> None:
         """Report the current stage, until the next batch or stage."""
-        ...
 
     def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
         """Report a batch: the completed share of the epoch, the batch's loss, and the number of events of an epoch."""
-        ...
 
     def epoch(self, report: EpochReport) -> None:
         """Report the end of an epoch."""
-        ...
 
 
 class TrainingLoop(ABC, Generic[Batch]):

@@ -6,8 +6,8 @@ import pytest
 
 from app.jobs.datasets import synthetic_shop
 from model.config import Config, ModelConfig, TrainConfig
+from model.training.loop import Progress
 from model.training.train import train
-from tests.benchmarks.support import Silent
 from tests.docker.shells import alpine_shell
 
 __all__ = ["alpine_shell"]
@@ -18,5 +18,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of a shop, for what is not about quality."""
     data, directory = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("models") / "shop"
     synthetic_shop.generate(data, shoppers=100)
-    train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Silent())
+    train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Progress())
     return directory

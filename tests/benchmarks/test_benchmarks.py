@@ -42,9 +42,9 @@ from model.config import (
 )
 from model.inference.scan import supported_paths
 from model.mechanisms.train import train as train_mechanism
-from model.training.loop import EpochReport
+from model.training.loop import EpochReport, Progress
 from model.training.train import train
-from tests.benchmarks.support import Silent, require_servers
+from tests.benchmarks.support import require_servers
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "shop"
     config = Config(model=ModelConfig(width=32), training=TrainConfig(epochs=2))
-    train(data, directory, config, progress=Silent())
+    train(data, directory, config, progress=Progress())
     return directory
 
 
@@ -135,7 +135,7 @@ def test_an_archiver_that_is_killed_archives_into_a_bucket_once(
 def other_model(data: Path, model: Path) -> Path:
     directory = model.parent / "other"
     config = Config(model=ModelConfig(width=32, decay_rates=(0.1, 0.5)), training=TrainConfig(epochs=1))
-    train(data, directory, config, progress=Silent())
+    train(data, directory, config, progress=Progress())
     return directory
 
 

@@ -15,7 +15,7 @@ from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.lisa.lisa_mini import LisaMini
 from model.training import train
-from model.training.loop import EpochReport
+from model.training.loop import EpochReport, Progress
 
 TINY_MODEL = config.ModelConfig(
     width=16,
@@ -40,7 +40,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class Silent:
+class Silent(Progress):
     """Progress that shows nothing, but may be told to interrupt the training after an epoch."""
 
     def __init__(self, stop_after: int | None = None) -> None:

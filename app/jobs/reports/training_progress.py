@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from app.jobs.reports.job_progress import JobProgress, RateColumn, ShareColumn, TimeLeftColumn
 from app.jobs.reports.phase_times import MIB, PhaseTimes
-from model.training.loop import EpochReport
+from model.training.loop import EpochReport, Progress
 from model.training.memory import resident_bytes
 
 EPOCHS = "epochs"
@@ -36,7 +36,7 @@ class MemoryColumn(ProgressColumn):
         return Text(f"{resident_bytes() / MIB:,.0f} MiB")
 
 
-class TrainingProgress:
+class TrainingProgress(Progress):
     """A context manager that shows the stage, the progress, the time left, the rate and the memory of a training.
 
     The time left is that until the last epoch; early stopping ends a training sooner. A successful training prints the

@@ -26,7 +26,7 @@ from benchmarks.harness.service_process import running_service
 from benchmarks.inference.gpu.device import PowerMeter
 from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
 from model.config import Config, ModelConfig, TrainConfig
-from model.training.loop import EpochReport
+from model.training.loop import Progress
 from model.training.train import train
 
 ITEMS = 10_000_000, 1_000_000, 100_000_000  # the most important size comes first
@@ -38,19 +38,6 @@ SECONDS_PER_MILLION = 7.0  # for writing and loading a catalogue
 SECONDS_TO_START = 30.0  # including the histories of the users
 SHOPPERS, QUICK_SHOPPERS = 300, 60
 METRICS = ("lisarec_batch_queries", "lisarec_engine_seconds", "lisarec_batch_wait_seconds")
-
-
-class NoProgress:
-    """The progress of a training that prints nothing."""
-
-    def stage(self, name: str) -> None:
-        """Do nothing at a stage."""
-
-    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
-        """Do nothing at a batch."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Do nothing at an epoch."""
 
 
 def measure(options: StageOptions, recorder: StageRecorder) -> None:
@@ -134,5 +121,5 @@ def trained_shop(directory: Path, is_quick: bool) -> Path:
     data.mkdir()
     synthetic_shop.generate(data, shoppers=QUICK_SHOPPERS if is_quick else SHOPPERS)
     shape = ModelConfig(width=32) if is_quick else ModelConfig()
-    train(data, model, Config(model=shape, training=TrainConfig(epochs=1)), progress=NoProgress())
+    train(data, model, Config(model=shape, training=TrainConfig(epochs=1)), progress=Progress())
     return model

@@ -19,7 +19,7 @@ from benchmarks.inference.gpu.device import forget_peak, is_cuda, peak_bytes
 from benchmarks.inference.gpu.stage import StageOptions, StageRecorder
 from model.config import Config, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
-from model.training.loop import EpochReport
+from model.training.loop import EpochReport, Progress
 from model.training.loss import matmul_dtype
 from model.training.memory import Resources
 from model.training.train import train
@@ -38,7 +38,7 @@ class TimeUp(Exception):
     """The time of a training is up."""
 
 
-class TimedProgress:
+class TimedProgress(Progress):
     """Keeps the reports of epochs, and ends a training when its time is up."""
 
     def __init__(self, seconds: float) -> None:

@@ -47,7 +47,7 @@ from model.evaluation.evaluate import prepare_trial
 from model.inference.engine import Engine
 from model.lisa.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, interval_95, metrics
-from model.training.loop import EpochReport
+from model.training.loop import EpochReport, Progress
 from model.training.train import content
 from model.training.trainer import Trainer, prepare
 
@@ -66,14 +66,8 @@ def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
     return held
 
 
-class SilentProgress:
-    """The progress of a training that prints only the reports of epochs."""
-
-    def stage(self, name: str) -> None:
-        """Do nothing at a stage."""
-
-    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
-        """Do nothing at a batch."""
+class ReportPrinter(Progress):
+    """Prints the reports of epochs."""
 
     def epoch(self, report: EpochReport) -> None:
         """Print the report."""
@@ -100,7 +94,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, rec
     train = parts.train[kept]
     config = Config.model_validate(recipe.model_dump())
     trainer = Trainer(prepare(known, Split(train, validation, validation[:0]), config), config, out, "cpu")
-    trainer.fit(SilentProgress(), resume=False)
+    trainer.fit(ReportPrinter(), resume=False)
     texts = read_items(directory)
     items = ItemTable(
         known.item_ids,

@@ -2,20 +2,14 @@
 
 from rich.console import Console
 
-from model.training.loop import EpochReport
+from model.training.loop import EpochReport, Progress
 
 
-class EpochPrinter:
+class EpochPrinter(Progress):
     """The progress of a training that prints only epochs."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name, self._console = name, console
-
-    def stage(self, name: str) -> None:
-        """Do nothing at a stage."""
-
-    def batch(self, epoch: int, share: float, loss: float, events: int) -> None:
-        """Do nothing at a batch."""
 
     def epoch(self, report: EpochReport) -> None:
         """Print the quality and the time of the epoch."""

@@ -27,7 +27,7 @@ from app.cli.options import MemoryOption
 from benchmarks.harness.compose import ROOT
 from benchmarks.machine import cpu
 from model.config import Config, DataCard, Protocol, preset
-from model.training.loop import EpochReport
+from model.training.loop import Progress
 from model.training.memory import MIB, Resources
 from model.training.threads import use_threads
 from model.training.train import train
@@ -54,7 +54,7 @@ class Phase:
     file_bytes: int = 0
 
 
-class PhaseRecorder:
+class PhaseRecorder(Progress):
     """The progress of a training, which measures the process that trains."""
 
     def __init__(self, folder: Path, share: float) -> None:
@@ -89,9 +89,6 @@ class PhaseRecorder:
         self.epoch_share = share
         if share >= self._share:
             raise EnoughError
-
-    def epoch(self, report: EpochReport) -> None:
-        """Do nothing: the next stage ends the phase."""
 
     def set_config(self, config: Config) -> None:
         """Record the number of events."""

@@ -17,8 +17,8 @@ from model.config import Config, DataCard, ModelConfig, TrainConfig
 from model.data.interactions import DataError, Interactions
 from model.evaluation.evaluate import prepare_trial
 from model.evaluation.trial import Trial
+from model.training.loop import Progress
 from model.training.train import train
-from tests.benchmarks.support import Silent
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape, card = ModelConfig(width=16), DataCard(split="temporal")
     config = Config(model=shape, training=TrainConfig(epochs=1), data=card)
     directory = tmp_path_factory.mktemp("model") / "model"
-    train(data, directory, config, progress=Silent())
+    train(data, directory, config, progress=Progress())
     return directory
 
 

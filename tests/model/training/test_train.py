@@ -27,7 +27,7 @@ from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, Lif
 from model.lisa.lisa_mini import LisaMini
 from model.training import train
 from model.training.lift_choice import LiftedRanks
-from model.training.loop import EpochReport, Validation
+from model.training.loop import EpochReport, Progress, Validation
 from model.training.trainer import Trainer, prepare
 
 Make = Callable[..., Any]
@@ -164,9 +164,7 @@ def weights_by_epoch(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """Train to the end; the weights after every epoch."""
     weights = []
 
-    class Watching:
-        def stage(self, name: str) -> None: ...
-        def batch(self, epoch: int, share: float, loss: float, events: int) -> None: ...
+    class Watching(Progress):
         def epoch(self, report: EpochReport) -> None:
             weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
 

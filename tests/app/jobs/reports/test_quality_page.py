@@ -33,7 +33,7 @@ from model.evaluation.comparison import Comparison, Variant
 from model.evaluation.evaluate import evaluate
 from model.evaluation.report import Report
 from model.metrics import metrics
-from model.training.loop import EpochReport
+from model.training.loop import Progress
 from model.training.train import train
 from tests.app.http.playground.conftest import serious
 
@@ -45,12 +45,6 @@ GRIDS: dict[str, list[Baseline]] = {
 WICKED = "</td></table><script>alert('&')</script>"
 VOID = {"meta"}
 MADE = Provenance(f"lisarec evaluate --model '{WICKED}'", datetime(2026, 11, 24, 18, 5, tzinfo=UTC), "0.2.0")
-
-
-class Silent:
-    def stage(self, name: str) -> None: ...
-    def batch(self, epoch: int, share: float, loss: float, events: int) -> None: ...
-    def epoch(self, report: EpochReport) -> None: ...
 
 
 class Reader(HTMLParser):
@@ -93,7 +87,7 @@ def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Artifac
     wicked = []
     for seed in (0, 1):
         config = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1, seed=seed))
-        made = train(data, tmp_path_factory.mktemp("models") / f"seed-{seed}", config, progress=Silent())
+        made = train(data, tmp_path_factory.mktemp("models") / f"seed-{seed}", config, progress=Progress())
         items = ItemTable(made.items.ids, [WICKED] * len(made.items), made.items.categories, made.items.counts)
         wicked.append(replace(made, name=WICKED, items=items))
     return wicked
