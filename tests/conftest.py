@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
+import inspect
 import os
 import shutil
 import subprocess
@@ -272,6 +274,16 @@ def is_slow(item: pytest.Item) -> bool:
     parameters = {value for value in callspec.params.values() if isinstance(value, str)} if callspec else set()
     fixtures = set(getattr(item, "fixturenames", ()))
     return place_of(item.path).startswith(SLOW_PATHS) or bool(fixtures & SLOW_FIXTURES or parameters & SLOW_PARAMETERS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

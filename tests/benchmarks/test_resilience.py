@@ -244,26 +244,23 @@ class TestMachine:
         assert took_s >= 0.2
 
 
-def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
+async def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     async def has_begun() -> bool:
         return log.exists() and log.read_text().endswith("begun\n")
 
-    async def law() -> None:
-        process = SupervisedProcess(
-            "sleeper", lambda: spawn_program(["/bin/sh", "-c", "echo begun; exec sleep 60"], log), has_begun
-        )
-        await process.start()
-        process.kill()
-        await until(lambda: log.read_text().count("begun") == 2)
-        await process.end(signal.SIGKILL)
-        await asyncio.sleep(0.5)
-        assert not process.is_running()
-        await process.close()
-        assert log.read_text().count("begun") == 2
-
-    asyncio.run(law())
+    process = SupervisedProcess(
+        "sleeper", lambda: spawn_program(["/bin/sh", "-c", "echo begun; exec sleep 60"], log), has_begun
+    )
+    await process.start()
+    process.kill()
+    await until(lambda: log.read_text().count("begun") == 2)
+    await process.end(signal.SIGKILL)
+    await asyncio.sleep(0.5)
+    assert not process.is_running()
+    await process.close()
+    assert log.read_text().count("begun") == 2
 
 
 @pytest.mark.usefixtures("alpine_shell")

@@ -82,64 +82,54 @@ def test_as_many_as_may_begin_and_the_others_wait_in_order(steps: Sequence[str],
         asyncio.run(law())
 
 
-def test_other_keys_do_not_wait() -> None:
-    async def law() -> None:
-        turns = shared_turns()
-        async with AsyncExitStack() as stack:
-            for _ in range(AT_ONCE):
-                await stack.enter_async_context(turns.turn(ONE))
-            async with asyncio.timeout(PATIENCE_S), turns.turn(OTHER):
-                pass
-
-    asyncio.run(law())
-
-
-def test_what_takes_long_lets_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that wait for a node that hangs do not hold up those of users on other nodes."""
-
-    async def law() -> None:
-        turns, begun, may_end = shared_turns(), list[int](), asyncio.Event()
-
-        async def work(number: int) -> None:
-            async with turns.turn(ONE):
-                begun.append(number)
-                await may_end.wait()
-
-        async def begin_and_end() -> None:
-            for _ in range(AT_ONCE):  # and end before they are slow
-                async with turns.turn(ONE):
-                    pass
-            tasks = [asyncio.create_task(work(number)) for number in range(3 * AT_ONCE)]
-            await until(lambda: len(begun) == len(tasks))
-            monkeypatch.setattr(key_turns, "SLOW_S", PATIENCE_S)
-            may_end.set()
-            await asyncio.gather(*tasks)
-            may_end.clear()
-            again = [asyncio.create_task(work(number)) for number in range(3 * AT_ONCE)]
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert len(begun) == len(tasks) + AT_ONCE  # no turn has ended twice
-            may_end.set()
-            await asyncio.gather(*again)
-
-        monkeypatch.setattr(key_turns, "SLOW_S", 0.001)
-        async with turns.turn(ONE):  # a key without requests is forgotten
-            await begin_and_end()
-
-    asyncio.run(law())
-
-
-def test_whoever_has_gone_has_no_turn() -> None:
-    async def law() -> None:
-        turns = shared_turns()
-        for _ in range(2 * AT_ONCE):
-            with pytest.raises(ClientDisconnect):
-                async with turns.turn(Requester(lambda: True, "one")):
-                    pass
-        async with asyncio.timeout(PATIENCE_S), turns.turn(ONE):
+async def test_other_keys_do_not_wait() -> None:
+    turns = shared_turns()
+    async with AsyncExitStack() as stack:
+        for _ in range(AT_ONCE):
+            await stack.enter_async_context(turns.turn(ONE))
+        async with asyncio.timeout(PATIENCE_S), turns.turn(OTHER):
             pass
 
-    asyncio.run(law())
+
+async def test_what_takes_long_lets_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait for a node that hangs do not hold up those of users on other nodes."""
+    turns, begun, may_end = shared_turns(), list[int](), asyncio.Event()
+
+    async def work(number: int) -> None:
+        async with turns.turn(ONE):
+            begun.append(number)
+            await may_end.wait()
+
+    async def begin_and_end() -> None:
+        for _ in range(AT_ONCE):  # and end before they are slow
+            async with turns.turn(ONE):
+                pass
+        tasks = [asyncio.create_task(work(number)) for number in range(3 * AT_ONCE)]
+        await until(lambda: len(begun) == len(tasks))
+        monkeypatch.setattr(key_turns, "SLOW_S", PATIENCE_S)
+        may_end.set()
+        await asyncio.gather(*tasks)
+        may_end.clear()
+        again = [asyncio.create_task(work(number)) for number in range(3 * AT_ONCE)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(begun) == len(tasks) + AT_ONCE  # no turn has ended twice
+        may_end.set()
+        await asyncio.gather(*again)
+
+    monkeypatch.setattr(key_turns, "SLOW_S", 0.001)
+    async with turns.turn(ONE):  # a key without requests is forgotten
+        await begin_and_end()
+
+
+async def test_whoever_has_gone_has_no_turn() -> None:
+    turns = shared_turns()
+    for _ in range(2 * AT_ONCE):
+        with pytest.raises(ClientDisconnect):
+            async with turns.turn(Requester(lambda: True, "one")):
+                pass
+    async with asyncio.timeout(PATIENCE_S), turns.turn(ONE):
+        pass
 
 
 @pytest.mark.parametrize("query", ["", "?exclude_seen=none"], ids=["plain", "by the app"])

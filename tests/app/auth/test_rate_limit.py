@@ -176,20 +176,16 @@ def test_a_refused_key_counts_each_request_once_and_ahead_again_when_it_has_room
     asyncio.run(law())
 
 
-def test_without_the_cluster_each_process_counts_alone() -> None:
+async def test_without_the_cluster_each_process_counts_alone() -> None:
     _, key = make("main", ["recs:read"], requests_per_minute=2)
-
-    async def law() -> None:
-        alone = RateLimiter("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
-        try:
+    alone = RateLimiter("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
+    try:
+        await alone.count(key)
+        await alone.count(key)
+        with pytest.raises(TooManyRequests):
             await alone.count(key)
-            await alone.count(key)
-            with pytest.raises(TooManyRequests):
-                await alone.count(key)
-        finally:
-            await alone.close()
-
-    asyncio.run(law())
+    finally:
+        await alone.close()
 
 
 def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_again(redis_server: RedisServer) -> None:
@@ -266,7 +262,7 @@ def test_requests_beyond_those_that_may_wait_for_redis_are_counted_by_the_proces
     assert "Overloaded" in caplog.text
 
 
-def test_a_request_whose_counters_move_to_another_node_fails_alone(redis_server: RedisServer) -> None:
+async def test_a_request_whose_counters_move_to_another_node_fails_alone(redis_server: RedisServer) -> None:
     execute_all = RedisServers.execute_all
 
     async def first_moves(servers: RedisServers, commands: Sequence[Command], **how: bool) -> list[Any]:
@@ -275,18 +271,15 @@ def test_a_request_whose_counters_move_to_another_node_fails_alone(redis_server:
         moving = (command.key == "moving-0" for command in commands)
         return [TryAgainError() if is_moving else reply for is_moving, reply in zip(moving, replies, strict=True)]
 
-    async def law() -> None:
-        counters = SharedCounters(redis_server.url)
-        try:
-            with patch.object(RedisServers, "execute_all", first_moves):
-                spent = (counters.spend([Quota(f"moving-{place}", 5)], 1, 60) for place in range(3))
-                moved, *others = await asyncio.gather(*spent, return_exceptions=True)
-            assert isinstance(moved, StorageError)
-            assert others == [None, None]
-        finally:
-            await counters.close()
-
-    asyncio.run(law())
+    counters = SharedCounters(redis_server.url)
+    try:
+        with patch.object(RedisServers, "execute_all", first_moves):
+            spent = (counters.spend([Quota(f"moving-{place}", 5)], 1, 60) for place in range(3))
+            moved, *others = await asyncio.gather(*spent, return_exceptions=True)
+        assert isinstance(moved, StorageError)
+        assert others == [None, None]
+    finally:
+        await counters.close()
 
 
 @given(st.lists(st.tuples(st.floats(0, 90), st.integers(1, 5), st.booleans()), max_size=60))

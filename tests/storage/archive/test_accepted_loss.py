@@ -71,47 +71,40 @@ class TestAcceptedLoss:
 
         asyncio.run(law())
 
-    def test_an_erasure_afterwards_erases_the_merged_visitors_too(
+    async def test_an_erasure_afterwards_erases_the_merged_visitors_too(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
         """Through a chain of merges, and before anything else reads the visitors."""
         chain = ("visitor", "customer", "account")
+        async with opened(any_server, tmp_path) as store:
+            await store.append("main", [click(f"of {user_id}", user_id) for user_id in chain])
+            for visitor, user_id in pairwise(chain):
+                await store.merge("main", user_id, visitor)
+            await asyncio.to_thread(turn, any_server, tmp_path)
+            any_server.client.flushall()
+        async with opened(any_server, tmp_path) as store:
+            await store.repair(accept_loss=True)
+            await store.erase("main", chain[-1])
+            for user_id in chain:
+                assert await store.events("main", user_id) == []
+            await asyncio.to_thread(turn, any_server, tmp_path)
+            for user_id in chain:
+                assert await store.events("main", user_id) == []
+        assert not list(tmp_path.rglob("*.parquet"))
 
-        async def law() -> None:
-            async with opened(any_server, tmp_path) as store:
-                await store.append("main", [click(f"of {user_id}", user_id) for user_id in chain])
-                for visitor, user_id in pairwise(chain):
-                    await store.merge("main", user_id, visitor)
-                await asyncio.to_thread(turn, any_server, tmp_path)
-                any_server.client.flushall()
-            async with opened(any_server, tmp_path) as store:
-                await store.repair(accept_loss=True)
-                await store.erase("main", chain[-1])
-                for user_id in chain:
-                    assert await store.events("main", user_id) == []
-                await asyncio.to_thread(turn, any_server, tmp_path)
-                for user_id in chain:
-                    assert await store.events("main", user_id) == []
-            assert not list(tmp_path.rglob("*.parquet"))
-
-        asyncio.run(law())
-
-    def test_a_repair_leaves_no_id_of_a_visitor_who_is_erased_meanwhile(
+    async def test_a_repair_leaves_no_id_of_a_visitor_who_is_erased_meanwhile(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def law() -> None:
-            async with opened(any_server, tmp_path) as store, opened(any_server, tmp_path) as command:
-                await store.append("main", [click("e", user_id) for user_id in ("visitor", "user")])
-                await store.merge("main", "user", "visitor")
+        async with opened(any_server, tmp_path) as store, opened(any_server, tmp_path) as command:
+            await store.append("main", [click("e", user_id) for user_id in ("visitor", "user")])
+            await store.merge("main", "user", "visitor")
 
-                async def erase() -> None:
-                    await store.erase("main", "user")
+            async def erase() -> None:
+                await store.erase("main", "user")
 
-                overtake(monkeypatch, "SADD", erase)
-                await command.repair()
-                assert not list(any_server.client.scan_iter("*:aliases:*"))
-
-        asyncio.run(law())
+            overtake(monkeypatch, "SADD", erase)
+            await command.repair()
+            assert not list(any_server.client.scan_iter("*:aliases:*"))
 
     def test_services_write_nothing_before_all_heads_are_made_again(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,33 +174,29 @@ class TestAcceptedLoss:
             await assert_state_is_fold_of_log(store, user_id)
 
     @pytest.mark.parametrize("mark", [SET_ASIDE.sha, REPAIR.sha], ids=["set aside", "repair"])
-    def test_what_others_log_meanwhile_is_logged_behind_the_archived_entries(
+    async def test_what_others_log_meanwhile_is_logged_behind_the_archived_entries(
         self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
         """The command is called once, though a service without the archive goes on with the numbers in the meantime."""
         directory = tmp_path / "archive"
         late = [click("late", user_id) for user_id in (*USERS, "newcomer")]
+        async with opened(overwritten, None) as forgetful, opened(overwritten, directory) as command:
+            await forgetful.append("main", [click("early", USERS[0])])  # it has looked at what there is
 
-        async def law() -> None:
-            async with opened(overwritten, None) as forgetful, opened(overwritten, directory) as command:
-                await forgetful.append("main", [click("early", USERS[0])])  # it has looked at what there is
+            async def go_on() -> None:
+                assert not any(result.duplicate for result in await forgetful.append("main", late))
 
-                async def go_on() -> None:
-                    assert not any(result.duplicate for result in await forgetful.append("main", late))
-
-                overtake(monkeypatch, mark, go_on)
-                await command.repair(accept_loss=True)
-                await self.assert_logged(command, "early", "late")
-                assert {result.duplicate for result in await command.append("main", late)} == {True}
-            turn(overwritten, directory)
-            assert_nothing_is_missing_or_twice(overwritten, directory)
-
-        asyncio.run(law())
+            overtake(monkeypatch, mark, go_on)
+            await command.repair(accept_loss=True)
+            await self.assert_logged(command, "early", "late")
+            assert {result.duplicate for result in await command.append("main", late)} == {True}
+        turn(overwritten, directory)
+        assert_nothing_is_missing_or_twice(overwritten, directory)
 
     @pytest.mark.parametrize(
         "mark", [SET_ASIDE.sha, "XADD", "HDEL", APPEND.sha], ids=["set aside", "xadd", "accept", "append"]
     )
-    def test_a_command_that_dies_loses_nothing_of_it(
+    async def test_a_command_that_dies_loses_nothing_of_it(
         self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
     ) -> None:
         directory = tmp_path / "archive"
@@ -215,15 +204,12 @@ class TestAcceptedLoss:
         async def die() -> None:
             raise StorageUnavailable("killed")
 
-        async def law() -> None:
-            async with opened(overwritten, directory) as command:
-                overtake(monkeypatch, mark, die)
-                with pytest.raises(StorageUnavailable, match="killed"):
-                    await command.repair(accept_loss=True)
-            async with opened(overwritten, directory) as command:
-                await command.repair(accept_loss=mark != APPEND.sha)
-                await self.assert_logged(command, "early")
-            turn(overwritten, directory)
-            assert_nothing_is_missing_or_twice(overwritten, directory)
-
-        asyncio.run(law())
+        async with opened(overwritten, directory) as command:
+            overtake(monkeypatch, mark, die)
+            with pytest.raises(StorageUnavailable, match="killed"):
+                await command.repair(accept_loss=True)
+        async with opened(overwritten, directory) as command:
+            await command.repair(accept_loss=mark != APPEND.sha)
+            await self.assert_logged(command, "early")
+        turn(overwritten, directory)
+        assert_nothing_is_missing_or_twice(overwritten, directory)

@@ -113,58 +113,47 @@ class TestMoving:
 
         asyncio.run(read())
 
-    def test_a_state_that_is_gone_is_folded_from_archive_and_tail_and_kept(
+    async def test_a_state_that_is_gone_is_folded_from_archive_and_tail_and_kept(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
-        async def law() -> None:
-            async with opened(any_server, tmp_path) as store:
-                await store.append("main", [click(f"e{n}", item=n % 12) for n in range(700)])
-            await asyncio.to_thread(move_all, any_server, tmp_path)
-            async with opened(any_server, tmp_path) as store:
-                for tail in (0, 3):
-                    await store.append("main", [click(f"tail{n}") for n in range(tail)])
-                    (key,) = any_server.client.keys("*:state:*/u")
-                    any_server.client.delete(key)
-                    await assert_state_is_fold_of_log(store)
-                    assert any_server.client.exists(key)
-                    assert len(await ids(store)) == 700 + tail
+        async with opened(any_server, tmp_path) as store:
+            await store.append("main", [click(f"e{n}", item=n % 12) for n in range(700)])
+        await asyncio.to_thread(move_all, any_server, tmp_path)
+        async with opened(any_server, tmp_path) as store:
+            for tail in (0, 3):
+                await store.append("main", [click(f"tail{n}") for n in range(tail)])
+                (key,) = any_server.client.keys("*:state:*/u")
                 any_server.client.delete(key)
-                (answer,) = await store.append("main", [click("e5")])  # folds, then asks for the id
-                assert answer.duplicate
                 await assert_state_is_fold_of_log(store)
+                assert any_server.client.exists(key)
+                assert len(await ids(store)) == 700 + tail
+            any_server.client.delete(key)
+            (answer,) = await store.append("main", [click("e5")])  # folds, then asks for the id
+            assert answer.duplicate
+            await assert_state_is_fold_of_log(store)
 
-        asyncio.run(law())
-
-    def test_trimming_between_reading_and_committing_is_noticed(
+    async def test_trimming_between_reading_and_committing_is_noticed(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The id was in the index when the store looked, and is in the archive when it commits."""
+        async with opened(any_server, tmp_path) as store:
+            await store.append("main", [click("contended"), *(click(f"e{n}") for n in range(40))])
+            overtake(monkeypatch, COMMIT.sha, lambda: asyncio.to_thread(turn, any_server, tmp_path))
+            answers = await store.append("main", [click("contended"), click("new")])
+            assert [answer.duplicate for answer in answers] == [True, False]
+            await assert_state_is_fold_of_log(store)
 
-        async def law() -> None:
-            async with opened(any_server, tmp_path) as store:
-                await store.append("main", [click("contended"), *(click(f"e{n}") for n in range(40))])
-                overtake(monkeypatch, COMMIT.sha, lambda: asyncio.to_thread(turn, any_server, tmp_path))
-                answers = await store.append("main", [click("contended"), click("new")])
-                assert [answer.duplicate for answer in answers] == [True, False]
-                await assert_state_is_fold_of_log(store)
-
-        asyncio.run(law())
-
-    def test_trimming_between_reading_a_head_and_its_index_is_noticed(
+    async def test_trimming_between_reading_a_head_and_its_index_is_noticed(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The head that an undo has read knew nothing of an archive, and then the id is gone from the index."""
-
-        async def law() -> None:
-            async with opened(any_server, tmp_path) as store:
-                await store.append("main", [click("undone"), *(click(f"e{n}") for n in range(40))])
-                overtake(monkeypatch, "ZMSCORE", lambda: asyncio.to_thread(turn, any_server, tmp_path))
-                assert await store.undo("main", "u", "undone")
-                assert not await store.undo("main", "u", "undone")
-                with pytest.raises(UnknownEvent):
-                    await store.undo("main", "u", "unknown")
-
-        asyncio.run(law())
+        async with opened(any_server, tmp_path) as store:
+            await store.append("main", [click("undone"), *(click(f"e{n}") for n in range(40))])
+            overtake(monkeypatch, "ZMSCORE", lambda: asyncio.to_thread(turn, any_server, tmp_path))
+            assert await store.undo("main", "u", "undone")
+            assert not await store.undo("main", "u", "undone")
+            with pytest.raises(UnknownEvent):
+                await store.undo("main", "u", "unknown")
 
     def test_trimming_between_asking_the_archive_and_committing_is_noticed(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -283,31 +272,27 @@ class TestBelonging:
         (log,) = any_server.client.keys("*:log")
         assert any_server.client.xlen(log) == 5
 
-    def test_what_was_logged_on_older_files_is_not_archived_once_they_are_noticed(
+    async def test_what_was_logged_on_older_files_is_not_archived_once_they_are_noticed(
         self, server: RedisServer, tmp_path: Path
     ) -> None:
         """It has numbers of entries that come back with the data."""
         directory = tmp_path / "archive"
-
-        async def law() -> None:
-            async with opened(server, directory) as store:
-                await store.append("main", [click("1")])
+        async with opened(server, directory) as store:
+            await store.append("main", [click("1")])
+            await asyncio.to_thread(turn, server, directory)
+            older = server.copy_data(tmp_path / "older")
+            await store.append("main", [click("2")])
+            newer = server.copy_data(tmp_path / "newer")
+            server.restart_with(older)
+            async with opened(server, directory) as forgetful:
+                await forgetful.append("main", [click("3")])
+            assert "has lost acknowledged events" in await refusal(store, "u")
+            with pytest.raises(StorageUnavailable, match="accept-loss"):
                 await asyncio.to_thread(turn, server, directory)
-                older = server.copy_data(tmp_path / "older")
-                await store.append("main", [click("2")])
-                newer = server.copy_data(tmp_path / "newer")
-                server.restart_with(older)
-                async with opened(server, directory) as forgetful:
-                    await forgetful.append("main", [click("3")])
-                assert "has lost acknowledged events" in await refusal(store, "u")
-                with pytest.raises(StorageUnavailable, match="accept-loss"):
-                    await asyncio.to_thread(turn, server, directory)
-                server.restart_with(newer)
-                assert (await asyncio.to_thread(turn, server, directory)).archived == 1
-                await until_applied(store, [click("3")])
-                assert await ids(store) == ["1", "2", "3"]
-
-        asyncio.run(law())
+            server.restart_with(newer)
+            assert (await asyncio.to_thread(turn, server, directory)).archived == 1
+            await until_applied(store, [click("3")])
+            assert await ids(store) == ["1", "2", "3"]
 
     def test_what_is_lost_while_it_is_read_is_not_archived(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

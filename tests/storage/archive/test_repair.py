@@ -131,31 +131,29 @@ DAMAGES_OF_ARCHIVED = [lose_archived_part, lower_archived_part, raise_archived_p
 
 class TestDamage:
     @pytest.mark.parametrize("is_archived", [False, True], ids=["in Redis", "archived"])
-    def test_all_that_readers_see_is_as_before(self, server: RedisServer, tmp_path: Path, is_archived: bool) -> None:
+    async def test_all_that_readers_see_is_as_before(
+        self, server: RedisServer, tmp_path: Path, is_archived: bool
+    ) -> None:
         directory = tmp_path / "archive" if is_archived else None
-
-        async def law() -> None:
-            async with opened(server, directory) as store:
-                await append_all(store, 0, 5)
-                await store.undo("main", UNDONE, f"{UNDONE}-1")
-                await store.erase("main", USERS[3])
-                if directory is not None:
-                    await asyncio.to_thread(turn, server, directory)
-                await append_all(store, 5, 7)
-                await store.merge("main", INTO, MERGED)
-                before = await seen_of(store)
-                damage_everything(server)
-                with pytest.raises(StorageError):
-                    await append_all(store, 0, 7)
-                repaired = await store.repair()
-                assert repaired == len(USERS)
-                assert await seen_of(store) == before
-                assert await append_all(store, 4, 8) == len(USERS) + 1  # of the erased user one more
-                assert await store.repair() == 0
+        async with opened(server, directory) as store:
+            await append_all(store, 0, 5)
+            await store.undo("main", UNDONE, f"{UNDONE}-1")
+            await store.erase("main", USERS[3])
             if directory is not None:
-                turn(server, directory)
-
-        asyncio.run(law())
+                await asyncio.to_thread(turn, server, directory)
+            await append_all(store, 5, 7)
+            await store.merge("main", INTO, MERGED)
+            before = await seen_of(store)
+            damage_everything(server)
+            with pytest.raises(StorageError):
+                await append_all(store, 0, 7)
+            repaired = await store.repair()
+            assert repaired == len(USERS)
+            assert await seen_of(store) == before
+            assert await append_all(store, 4, 8) == len(USERS) + 1  # of the erased user one more
+            assert await store.repair() == 0
+        if directory is not None:
+            turn(server, directory)
 
     @pytest.mark.parametrize(
         ("damage", "is_archived"),
@@ -165,78 +163,69 @@ class TestDamage:
         ],
         ids=lambda value: getattr(value, "__name__", "archived" if value else "in Redis"),
     )
-    def test_each_damage_of_one_user_is_found(
+    async def test_each_damage_of_one_user_is_found(
         self, any_server: RedisServer, tmp_path: Path, damage: Damage, is_archived: bool
     ) -> None:
         """Of users whose archived entries are still there in part, as with any archiver that keeps a tail."""
         directory = tmp_path / "archive"
+        async with opened(any_server, directory) as store:
+            await append_all(store, 0, 3)
+            if is_archived:
+                await asyncio.to_thread(turn, any_server, directory)
+            await append_all(store, 3, 5)
+            await store.append("main", [click(uuid7(NOW_MS, number), USERS[4]) for number in range(2)])
+            if is_archived:
+                await asyncio.to_thread(turn, any_server, directory)
+            await append_all(store, 5, 6)
+            if is_archived:
+                await asyncio.to_thread(turn, any_server, directory, keep_tail_s=3600)
+            await append_all(store, 6, 7)
+            await store.merge("main", INTO, MERGED)
+            before = await seen_of(store)
+            assert await store.repair() == 0
+            user = Keyspace("lisarec", FEW_PARTITIONS).user("main", MERGED if damage is lose_merge else USERS[4])
+            damage(any_server.client, user)
+            assert await store.repair() == 1
+            assert await seen_of(store) == before
+            assert await append_all(store, 0, 7) == 0
+            resent = [click(uuid7(NOW_MS, number), USERS[4]) for number in range(2)]
+            assert [result.duplicate for result in await store.append("main", resent)] == [True, True]
+            assert await store.repair() == 0
 
-        async def law() -> None:
-            async with opened(any_server, directory) as store:
-                await append_all(store, 0, 3)
-                if is_archived:
-                    await asyncio.to_thread(turn, any_server, directory)
-                await append_all(store, 3, 5)
-                await store.append("main", [click(uuid7(NOW_MS, number), USERS[4]) for number in range(2)])
-                if is_archived:
-                    await asyncio.to_thread(turn, any_server, directory)
-                await append_all(store, 5, 6)
-                if is_archived:
-                    await asyncio.to_thread(turn, any_server, directory, keep_tail_s=3600)
-                await append_all(store, 6, 7)
-                await store.merge("main", INTO, MERGED)
-                before = await seen_of(store)
-                assert await store.repair() == 0
-                user = Keyspace("lisarec", FEW_PARTITIONS).user("main", MERGED if damage is lose_merge else USERS[4])
-                damage(any_server.client, user)
-                assert await store.repair() == 1
-                assert await seen_of(store) == before
-                assert await append_all(store, 0, 7) == 0
-                resent = [click(uuid7(NOW_MS, number), USERS[4]) for number in range(2)]
-                assert [result.duplicate for result in await store.append("main", resent)] == [True, True]
-                assert await store.repair() == 0
-
-        asyncio.run(law())
-
-    def test_repairing_finds_nothing_in_a_store_that_is_used(self, any_server: RedisServer, tmp_path: Path) -> None:
+    async def test_repairing_finds_nothing_in_a_store_that_is_used(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
         """Events, the archiver and erasures go on meanwhile."""
         directory = tmp_path / "archive"
+        async with opened(any_server, directory) as store, opened(any_server, directory) as command:
+            await append_all(store, 0, 3)
+            is_done = asyncio.Event()
 
-        async def law() -> None:
-            async with opened(any_server, directory) as store, opened(any_server, directory) as command:
-                await append_all(store, 0, 3)
-                is_done = asyncio.Event()
+            async def use() -> None:
+                number = 3
+                while not is_done.is_set():
+                    await append_all(store, number, number + 1)
+                    await asyncio.to_thread(turn, any_server, directory)
+                    await store.erase("main", USERS[number % len(USERS)])
+                    number += 1
 
-                async def use() -> None:
-                    number = 3
-                    while not is_done.is_set():
-                        await append_all(store, number, number + 1)
-                        await asyncio.to_thread(turn, any_server, directory)
-                        await store.erase("main", USERS[number % len(USERS)])
-                        number += 1
+            using = asyncio.ensure_future(use())
+            for _ in range(20):
+                assert await command.repair() == 0
+            is_done.set()
+            await using
 
-                using = asyncio.ensure_future(use())
-                for _ in range(20):
-                    assert await command.repair() == 0
-                is_done.set()
-                await using
-
-        asyncio.run(law())
-
-    def test_states_of_nobody_are_removed(self, any_server: RedisServer) -> None:
-        async def law() -> None:
-            async with opened(any_server, None) as store:
-                await store.append("main", [click("e", "somebody")])
-                keys = Keyspace("lisarec", FEW_PARTITIONS)
-                left = keys.user("main", "nobody").state(GENERATION)
-                any_server.client.set(left, b"0" * 16)
-                with pytest.raises(StorageError, match="lisarec repair"):
-                    await store.append("main", [click("e", "nobody")])
-                await store.repair()
-                assert not any_server.client.exists(left)
+    async def test_states_of_nobody_are_removed(self, any_server: RedisServer) -> None:
+        async with opened(any_server, None) as store:
+            await store.append("main", [click("e", "somebody")])
+            keys = Keyspace("lisarec", FEW_PARTITIONS)
+            left = keys.user("main", "nobody").state(GENERATION)
+            any_server.client.set(left, b"0" * 16)
+            with pytest.raises(StorageError, match="lisarec repair"):
                 await store.append("main", [click("e", "nobody")])
-
-        asyncio.run(law())
+            await store.repair()
+            assert not any_server.client.exists(left)
+            await store.append("main", [click("e", "nobody")])
 
 
 class TestLostUsers:
@@ -255,30 +244,27 @@ class TestLostUsers:
             any_server.client.delete(user.head, user.id_index, user.state(GENERATION))
         return any_server
 
-    def test_nobody_begins_a_second_log_for_them(self, lost: RedisServer, tmp_path: Path) -> None:
-        async def law() -> None:
-            async with opened(lost, tmp_path) as store:
-                new = [click("e", f"new {number}") for number in range(20)]
-                events = [click("e", USERS[0]), *new, click("e", USERS[1]), click("e", USERS[20])]
-                with pytest.raises(PartlyApplied, match="lisarec repair") as partly:
-                    await store.append("main", events)
-                assert set(partly.value.results) == set(range(len(events))) - {0, 21}
-                for call in (
-                    lambda: store.append("main", [click("f", USERS[2])]),
-                    lambda: store.undo("main", USERS[2], f"{USERS[2]}-1"),
-                    lambda: store.merge("main", USERS[2], USERS[20]),
-                    lambda: store.merge("main", USERS[20], USERS[2]),
-                ):
-                    with pytest.raises(StorageError, match="lisarec repair"):
-                        await call()
-                assert await store.repair() == 7
-                assert await append_all(store, 0, 3) == 0
-                for user_id in USERS:
-                    log = [entry.record.entry_id for entry in await store.events("main", user_id)]
-                    assert log[:3] == ids_of(user_id, 3)
-                await store.append("main", [click("f", USERS[2])])
-
-        asyncio.run(law())
+    async def test_nobody_begins_a_second_log_for_them(self, lost: RedisServer, tmp_path: Path) -> None:
+        async with opened(lost, tmp_path) as store:
+            new = [click("e", f"new {number}") for number in range(20)]
+            events = [click("e", USERS[0]), *new, click("e", USERS[1]), click("e", USERS[20])]
+            with pytest.raises(PartlyApplied, match="lisarec repair") as partly:
+                await store.append("main", events)
+            assert set(partly.value.results) == set(range(len(events))) - {0, 21}
+            for call in (
+                lambda: store.append("main", [click("f", USERS[2])]),
+                lambda: store.undo("main", USERS[2], f"{USERS[2]}-1"),
+                lambda: store.merge("main", USERS[2], USERS[20]),
+                lambda: store.merge("main", USERS[20], USERS[2]),
+            ):
+                with pytest.raises(StorageError, match="lisarec repair"):
+                    await call()
+            assert await store.repair() == 7
+            assert await append_all(store, 0, 3) == 0
+            for user_id in USERS:
+                log = [entry.record.entry_id for entry in await store.events("main", user_id)]
+                assert log[:3] == ids_of(user_id, 3)
+            await store.append("main", [click("f", USERS[2])])
 
     def test_erasing_them_erases_what_is_archived(self, lost: RedisServer, tmp_path: Path) -> None:
         async def law() -> None:
@@ -335,64 +321,57 @@ class TestLostUsers:
 
 class TestLoss:
     @pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "older"])
-    def test_what_the_archive_has_comes_back(self, server: RedisServer, tmp_path: Path, is_empty: bool) -> None:
+    async def test_what_the_archive_has_comes_back(self, server: RedisServer, tmp_path: Path, is_empty: bool) -> None:
         directory = tmp_path / "archive"
+        async with opened(server, directory) as store:
+            await append_all(store, 0, 2)
+            await asyncio.to_thread(turn, server, directory)
+            older = None if is_empty else server.copy_data(tmp_path / "older")
+            await append_all(store, 2, 4)
+            await asyncio.to_thread(turn, server, directory)
+            archived = await seen_of(store)
+            await append_all(store, 4, 5)
+            server.restart_with(older)
+        async with opened(server, directory) as store:  # it knows only what the archive tells
+            with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
+                await append_all(store, 5, 6)
+            with pytest.raises(StorageError, match=r"lost|accept-loss"):
+                await store.repair()
+            await store.repair(accept_loss=True)
+            assert await append_all(store, 0, 4) == 0
+            seen = await seen_of(store)
+            assert seen["logs"] == archived["logs"]
+            assert seen["states"] == archived["states"]
+            assert await append_all(store, 4, 6) == 2 * len(USERS)
+            assert store.failure is None
+        turn(server, directory)
+        assert_nothing_is_missing_or_twice(server, directory)
 
-        async def law() -> None:
-            async with opened(server, directory) as store:
-                await append_all(store, 0, 2)
-                await asyncio.to_thread(turn, server, directory)
-                older = None if is_empty else server.copy_data(tmp_path / "older")
-                await append_all(store, 2, 4)
-                await asyncio.to_thread(turn, server, directory)
-                archived = await seen_of(store)
-                await append_all(store, 4, 5)
-                server.restart_with(older)
-            async with opened(server, directory) as store:  # it knows only what the archive tells
-                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
-                    await append_all(store, 5, 6)
-                with pytest.raises(StorageError, match=r"lost|accept-loss"):
-                    await store.repair()
-                await store.repair(accept_loss=True)
-                assert await append_all(store, 0, 4) == 0
-                seen = await seen_of(store)
-                assert seen["logs"] == archived["logs"]
-                assert seen["states"] == archived["states"]
-                assert await append_all(store, 4, 6) == 2 * len(USERS)
-                assert store.failure is None
-            turn(server, directory)
-            assert_nothing_is_missing_or_twice(server, directory)
-
-        asyncio.run(law())
-
-    def test_services_that_remember_more_go_on_once_it_is_accepted(
+    async def test_services_that_remember_more_go_on_once_it_is_accepted(
         self, any_server: RedisServer, tmp_path: Path
     ) -> None:
-        async def law() -> None:
-            async with opened(any_server, None) as service:
-                await append_all(service, 0, 1)
-                older = any_server.copy_data(tmp_path / "older")
-                await append_all(service, 1, 2)
-                any_server.restart_with(older)
-                for _ in range(2):
-                    with pytest.raises(StorageUnavailable):
-                        await append_all(service, 2, 3)
-                async with opened(any_server, None) as command:
-                    await command.repair(accept_loss=True)
-                async with asyncio.timeout(PATIENCE_S):
-                    while True:
-                        try:
-                            await append_all(service, 1, 3)
-                            break
-                        except StorageUnavailable:
-                            await asyncio.sleep(0.05)
-                for user_id in USERS:
-                    found = await service.events("main", user_id)
-                    assert [entry.record.entry_id for entry in found] == ids_of(user_id, 3)
-                any_server.restart_with(older)  # which knows nothing of that acceptance
+        async with opened(any_server, None) as service:
+            await append_all(service, 0, 1)
+            older = any_server.copy_data(tmp_path / "older")
+            await append_all(service, 1, 2)
+            any_server.restart_with(older)
+            for _ in range(2):
                 with pytest.raises(StorageUnavailable):
-                    await append_all(service, 3, 4)
-                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
-                    await append_all(service, 3, 4)
-
-        asyncio.run(law())
+                    await append_all(service, 2, 3)
+            async with opened(any_server, None) as command:
+                await command.repair(accept_loss=True)
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        await append_all(service, 1, 3)
+                        break
+                    except StorageUnavailable:
+                        await asyncio.sleep(0.05)
+            for user_id in USERS:
+                found = await service.events("main", user_id)
+                assert [entry.record.entry_id for entry in found] == ids_of(user_id, 3)
+            any_server.restart_with(older)  # which knows nothing of that acceptance
+            with pytest.raises(StorageUnavailable):
+                await append_all(service, 3, 4)
+            with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
+                await append_all(service, 3, 4)

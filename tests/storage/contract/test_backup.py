@@ -119,22 +119,18 @@ def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
     asyncio.run(law())
 
 
-def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) -> None:
+async def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) -> None:
     """It would take them for events."""
-
-    async def law() -> None:
-        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
-            await store.append("main", [click("e1"), click("e2")])
-            await store.undo("main", "u", "e1")
-            await backup(store, tmp_path / "log.gz")
-        address = new_address("redis-server", tmp_path)
-        async with opened(address, GENERATION) as store:
-            await restore(store, tmp_path / "log.gz")
-        url, prefix = address.removeprefix("redis:").split(" ")
-        with redis.Redis.from_url(url) as client:
-            assert client.hget(f"{prefix}:meta", "layout") == b"5"
-
-    asyncio.run(law())
+    async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+        await store.append("main", [click("e1"), click("e2")])
+        await store.undo("main", "u", "e1")
+        await backup(store, tmp_path / "log.gz")
+    address = new_address("redis-server", tmp_path)
+    async with opened(address, GENERATION) as store:
+        await restore(store, tmp_path / "log.gz")
+    url, prefix = address.removeprefix("redis:").split(" ")
+    with redis.Redis.from_url(url) as client:
+        assert client.hget(f"{prefix}:meta", "layout") == b"5"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
@@ -184,51 +180,44 @@ def test_a_backup_of_an_earlier_version_is_restored(tmp_path: Path, kind: str) -
 
 @pytest.mark.parametrize("version", [5, 6])
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_impressions_of_an_earlier_version_are_restored(tmp_path: Path, kind: str, version: int) -> None:
+async def test_impressions_of_an_earlier_version_are_restored(tmp_path: Path, kind: str, version: int) -> None:
     """Until version 5 their items were one text, with spaces between them."""
     texts = [replace(one, item_id=" ".join(one.items), items=()) for one in IMPRESSIONS]
     before = texts if version == 5 else IMPRESSIONS
     lines = [{"lisarec": "log", "version": version}, *(to_json("main", one) for one in [click("e1"), *before])]
     path = tmp_path / "log.gz"
     path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in [*lines, {"entries": 3}]).encode()))
-
-    async def law() -> None:
-        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
-            assert await restore(store, path) == 3
-            log = [entry.record for entry in await store.events("main", "u")]
-            assert log == [click("e1"), *IMPRESSIONS]
-            (value,) = await store.states("main", ["u"], GENERATION)
-            assert_state_is(value, fold(GENERATION, log))
-
-    asyncio.run(law())
+    async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+        assert await restore(store, path) == 3
+        log = [entry.record for entry in await store.events("main", "u")]
+        assert log == [click("e1"), *IMPRESSIONS]
+        (value,) = await store.states("main", ["u"], GENERATION)
+        assert_state_is(value, fold(GENERATION, log))
 
 
 def told_by(path: Path) -> list[str]:
     return sorted(line for line in gzip.open(path, "rt") if "merge" not in line)
 
 
-def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None:
-    async def law() -> None:
-        path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
-        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
-            await fill(store)
-            await backup(store, path)
-        lines = gzip.decompress(path.read_bytes()).splitlines(True)
-        whole = path.read_bytes()
-        bad = [
-            b"",
-            b"no gzip",
-            whole[:-20],
-            *map(gzip.compress, (b"".join(lines[:-1]), b"".join(lines[:3] + lines[-1:]))),
-        ]
-        async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
-            for content in [*bad, gzip.compress(b"{}\n"), gzip.compress(lines[0] + b"[1]\n")]:
-                torn.write_bytes(content)
-                with pytest.raises(StorageError, match="torn"):
-                    await restore(store, torn)
-                assert [page.entries for page in [page async for page in store.log()]] == [[]]
-
-    asyncio.run(law())
+async def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None:
+    path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
+    async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+        await fill(store)
+        await backup(store, path)
+    lines = gzip.decompress(path.read_bytes()).splitlines(True)
+    whole = path.read_bytes()
+    bad = [
+        b"",
+        b"no gzip",
+        whole[:-20],
+        *map(gzip.compress, (b"".join(lines[:-1]), b"".join(lines[:3] + lines[-1:]))),
+    ]
+    async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
+        for content in [*bad, gzip.compress(b"{}\n"), gzip.compress(lines[0] + b"[1]\n")]:
+            torn.write_bytes(content)
+            with pytest.raises(StorageError, match="torn"):
+                await restore(store, torn)
+            assert [page.entries for page in [page async for page in store.log()]] == [[]]
 
 
 def write_backup(path: Path, *lines: Any, entries: int) -> None:
@@ -281,30 +270,27 @@ def test_tenants_whose_lines_alternate_are_restored_in_a_few_calls(
     asyncio.run(law())
 
 
-def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: RedisServer, tmp_path: Path) -> None:
+async def test_only_a_whole_file_and_an_empty_store_accept_a_loss(any_server: RedisServer, tmp_path: Path) -> None:
     """Of the events that services remember, which the store may still get back."""
     path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
 
     def has_accepted() -> bool:
         return bool(any_server.client.hexists("lisarec:meta", "accepted"))
 
-    async def law() -> None:
-        async with open_redis(any_server.url) as store:
-            await store.append("main", [click("e")])
-            await backup(store, path)
-            torn.write_bytes(path.read_bytes()[:-20])
-            await restore(store, path, resume=True)
-            assert not has_accepted()
-            any_server.restart_with(None)
-        async with open_redis(any_server.url) as store:
-            for resume in (False, True):
-                with pytest.raises(StorageError, match="torn"):
-                    await restore(store, torn, resume=resume)
-            assert not has_accepted()
-            assert await restore(store, path) == 1
-            assert has_accepted()
-
-    asyncio.run(law())
+    async with open_redis(any_server.url) as store:
+        await store.append("main", [click("e")])
+        await backup(store, path)
+        torn.write_bytes(path.read_bytes()[:-20])
+        await restore(store, path, resume=True)
+        assert not has_accepted()
+        any_server.restart_with(None)
+    async with open_redis(any_server.url) as store:
+        for resume in (False, True):
+            with pytest.raises(StorageError, match="torn"):
+                await restore(store, torn, resume=resume)
+        assert not has_accepted()
+        assert await restore(store, path) == 1
+        assert has_accepted()
 
 
 @pytest.mark.parametrize("has_links", [True, False])
@@ -357,7 +343,7 @@ def test_a_killed_backup_leaves_its_name_free_or_is_whole(tmp_path: Path) -> Non
     assert asyncio.run(restored()) == 1
 
 
-def test_a_backup_that_is_done_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backup_that_is_done_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content is synced before the file has its name, and the name before the call returns."""
     path, fsync, synced = tmp_path / "backups" / "log.gz", os.fsync, []
     path.parent.mkdir()
@@ -366,29 +352,23 @@ def test_a_backup_that_is_done_survives_a_power_cut(tmp_path: Path, monkeypatch:
         fsync(descriptor)
         synced.append((os.fstat(descriptor).st_ino, path.exists()))
 
-    async def law() -> None:
-        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "fsync", recorded)
-                await backup(store, path)
-        assert synced == [(path.stat().st_ino, False), (path.parent.stat().st_ino, True)]
-
-    asyncio.run(law())
+    async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", recorded)
+            await backup(store, path)
+    assert synced == [(path.stat().st_ino, False), (path.parent.stat().st_ino, True)]
 
 
-def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
+async def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "backups" / "log.gz"
     path.parent.mkdir()
 
     def fail(_: int) -> None:
         raise OSError(ENOSPC, "the disk is full")
 
-    async def law() -> None:
-        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
-            await store.append("main", [click("e")])
-            with pytest.raises(OSError, match="the disk is full") as failure:
-                await backup(store, path, fail)
-        assert failure.value.filename == str(path)
-        assert list(path.parent.iterdir()) == []
-
-    asyncio.run(law())
+    async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+        await store.append("main", [click("e")])
+        with pytest.raises(OSError, match="the disk is full") as failure:
+            await backup(store, path, fail)
+    assert failure.value.filename == str(path)
+    assert list(path.parent.iterdir()) == []

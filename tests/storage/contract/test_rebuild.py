@@ -39,24 +39,23 @@ PAUSE_S = 0.02  # of writers, which otherwise take the processor from the rebuil
 class TestRebuild:
     @pytest.mark.usefixtures("small_pages")
     @pytest.mark.parametrize(("users", "each"), [(1, 20), (1, 21), (30, 1), (7, 7), (5, 14), (0, 0)])
-    def test_the_log_is_every_entry_once_and_each_user_s_in_order(self, address: str, users: int, each: int) -> None:
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                for tenant in ("main", "other"):
-                    await append_all(store, events_of(users, each), tenant)
-                found, complete = defaultdict(list), set()
-                async for page in store.log():
-                    for tenant, entry in page.entries:
-                        assert (tenant, entry.record.user_id) not in complete
-                        found[tenant, entry.record.user_id].append(entry)
-                    if page.is_complete:
-                        complete |= set(found)
-                assert complete == set(found)
-                assert len(found) == 2 * users
-                for (tenant, user_id), entries in found.items():
-                    assert entries == await store.events(tenant, user_id)
-
-        asyncio.run(law())
+    async def test_the_log_is_every_entry_once_and_each_user_s_in_order(
+        self, address: str, users: int, each: int
+    ) -> None:
+        async with opened(address, OLD) as store:
+            for tenant in ("main", "other"):
+                await append_all(store, events_of(users, each), tenant)
+            found, complete = defaultdict(list), set()
+            async for page in store.log():
+                for tenant, entry in page.entries:
+                    assert (tenant, entry.record.user_id) not in complete
+                    found[tenant, entry.record.user_id].append(entry)
+                if page.is_complete:
+                    complete |= set(found)
+            assert complete == set(found)
+            assert len(found) == 2 * users
+            for (tenant, user_id), entries in found.items():
+                assert entries == await store.events(tenant, user_id)
 
     def test_one_user_is_folded_by_what_is_compiled_for_several(
         self, address: str, monkeypatch: pytest.MonkeyPatch
@@ -80,24 +79,20 @@ class TestRebuild:
         assert not any(contiguous)
 
     @pytest.mark.usefixtures("small_pages")
-    def test_a_rebuild_folds_everything(self, address: str) -> None:
+    async def test_a_rebuild_folds_everything(self, address: str) -> None:
         events = events_of(12, 9)
-
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                await append_all(store, events)
-                await append_all(store, events[:10], tenant="other")
-                progress: list[Rebuilt] = []
-                done = await rebuild(store, NEW, progress.append)
-                assert (done.events, done.users) == (108, 12)
-                assert progress[-1] == done
-                assert await count_saved(store, user_ids_of(events), NEW) == 12
-                await assert_states_are_folds(store, user_ids_of(events), OLD, NEW)
-                done = await rebuild(store, NEW, tenant="other")
-                assert (done.events, done.users) == (10, len(user_ids_of(events[:10])))
-                await assert_states_are_folds(store, user_ids_of(events[:10]), NEW, tenant="other")
-
-        asyncio.run(law())
+        async with opened(address, OLD) as store:
+            await append_all(store, events)
+            await append_all(store, events[:10], tenant="other")
+            progress: list[Rebuilt] = []
+            done = await rebuild(store, NEW, progress.append)
+            assert (done.events, done.users) == (108, 12)
+            assert progress[-1] == done
+            assert await count_saved(store, user_ids_of(events), NEW) == 12
+            await assert_states_are_folds(store, user_ids_of(events), OLD, NEW)
+            done = await rebuild(store, NEW, tenant="other")
+            assert (done.events, done.users) == (10, len(user_ids_of(events[:10])))
+            await assert_states_are_folds(store, user_ids_of(events[:10]), NEW, tenant="other")
 
     @pytest.mark.usefixtures("small_pages")
     def test_events_go_on_through_other_processes_while_it_runs(self, address: str) -> None:
@@ -127,46 +122,39 @@ class TestRebuild:
 
         asyncio.run(law())
 
-    def test_a_killed_rebuild_is_run_again(self, address: str) -> None:
+    async def test_a_killed_rebuild_is_run_again(self, address: str) -> None:
         events = events_of(300, 3)
         user_ids = user_ids_of(events)
+        async with opened(address, OLD) as store:
+            await append_all(store, events)
+            for _ in range(3):
+                command = [sys.executable, "-m", "tests.storage.processes.rebuild_forever", address]
+                process = subprocess.Popen(command, cwd=ROOT)
+                await until(lambda: count_saved(store, user_ids[:1], NEW))
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                await append_all(store, events_of(300, 1, f"after {process.pid} "))
+            await assert_states_are_folds(store, user_ids[:20], NEW)
+            await rebuild(store, NEW)
+            assert await count_saved(store, user_ids, NEW) == 300
+            await assert_states_are_folds(store, user_ids, OLD, NEW)
 
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                await append_all(store, events)
-                for _ in range(3):
-                    command = [sys.executable, "-m", "tests.storage.processes.rebuild_forever", address]
-                    process = subprocess.Popen(command, cwd=ROOT)
-                    await until(lambda: count_saved(store, user_ids[:1], NEW))
-                    process.send_signal(signal.SIGKILL)
-                    process.wait()
-                    await append_all(store, events_of(300, 1, f"after {process.pid} "))
-                await assert_states_are_folds(store, user_ids[:20], NEW)
-                await rebuild(store, NEW)
-                assert await count_saved(store, user_ids, NEW) == 300
-                await assert_states_are_folds(store, user_ids, OLD, NEW)
-
-        asyncio.run(law())
-
-    def test_what_is_kept_never_goes_back_and_needs_a_log(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                await store.append("main", [click("e1"), click("e2", item=1)])
-                first, second = await store.events("main", "u")
-                assert isinstance(first.record, Event)
-                of_first, of_both = NEW.empty(), NEW.empty()
-                fold_event(NEW, of_first, first.record)
-                for entry in (first, second):
-                    assert isinstance(entry.record, Event)
-                    fold_event(NEW, of_both, entry.record)
-                await store.save_states(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
-                await store.save_states(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
-                await store.save_states(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])
-                assert await store.states("main", ["u", "nobody"], NEW, max_missing=0) == [NEW.encode(of_both), None]
-                await store.append("main", [click("e1", "nobody", item=3)])
-                await assert_states_are_folds(store, ["u", "nobody"], NEW)
-
-        asyncio.run(law())
+    async def test_what_is_kept_never_goes_back_and_needs_a_log(self, address: str) -> None:
+        async with opened(address, OLD) as store:
+            await store.append("main", [click("e1"), click("e2", item=1)])
+            first, second = await store.events("main", "u")
+            assert isinstance(first.record, Event)
+            of_first, of_both = NEW.empty(), NEW.empty()
+            fold_event(NEW, of_first, first.record)
+            for entry in (first, second):
+                assert isinstance(entry.record, Event)
+                fold_event(NEW, of_both, entry.record)
+            await store.save_states(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
+            await store.save_states(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
+            await store.save_states(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])
+            assert await store.states("main", ["u", "nobody"], NEW, max_missing=0) == [NEW.encode(of_both), None]
+            await store.append("main", [click("e1", "nobody", item=3)])
+            await assert_states_are_folds(store, ["u", "nobody"], NEW)
 
 
 class Interrupted:
@@ -184,63 +172,49 @@ class Interrupted:
 
 
 class TestRebuildAndErasing:
-    def test_erasing_reaches_the_states_of_every_generation(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, OLD) as store, opened(address) as rebuilding:
-                await append_all(store, events_of(5, 4))
-                await rebuild(rebuilding, NEW)
-                await store.erase("main", "user0")
-                for generation in (OLD, NEW):
-                    assert await store.states("main", ["user0"], generation) == [None]
-                assert await redis_keys(address, "*/user0") == []
-                await append_all(store, events_of(1, 2, "back "))
-                await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
+    async def test_erasing_reaches_the_states_of_every_generation(self, address: str) -> None:
+        async with opened(address, OLD) as store, opened(address) as rebuilding:
+            await append_all(store, events_of(5, 4))
+            await rebuild(rebuilding, NEW)
+            await store.erase("main", "user0")
+            for generation in (OLD, NEW):
+                assert await store.states("main", ["user0"], generation) == [None]
+            assert await redis_keys(address, "*/user0") == []
+            await append_all(store, events_of(1, 2, "back "))
+            await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 
-        asyncio.run(law())
-
-    def test_who_was_erased_and_came_back_before_the_archiver_s_turn(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                await append_all(store, events_of(5, 9))
-                await store.erase("main", "user0")
-                await type(store).append(store, "main", events_of(1, 3, "back "))  # which archives nothing
-                await rebuild(store, NEW)
-                assert await count_saved(store, user_ids_of(events_of(5, 9)), NEW) == 5
-                await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
-
-        asyncio.run(law())
+    async def test_who_was_erased_and_came_back_before_the_archiver_s_turn(self, address: str) -> None:
+        async with opened(address, OLD) as store:
+            await append_all(store, events_of(5, 9))
+            await store.erase("main", "user0")
+            await type(store).append(store, "main", events_of(1, 3, "back "))  # which archives nothing
+            await rebuild(store, NEW)
+            assert await count_saved(store, user_ids_of(events_of(5, 9)), NEW) == 5
+            await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 
     @pytest.mark.usefixtures("small_pages")
-    def test_users_are_erased_and_come_back_while_it_runs(self, address: str) -> None:
+    async def test_users_are_erased_and_come_back_while_it_runs(self, address: str) -> None:
         user_ids = user_ids_of(events_of(6, 20))
         turns = count()
+        async with opened(address, OLD) as store:
+            await append_all(store, events_of(6, 20))
 
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                await append_all(store, events_of(6, 20))
+            async def erase_one() -> None:
+                turn = next(turns)
+                if turn < 30:
+                    user_id = f"user{turn % 6}"
+                    await store.erase("main", user_id)
+                    await store.append("main", [click(f"back {turn} {n}", user_id, item=n % 12) for n in range(8)])
 
-                async def erase_one() -> None:
-                    turn = next(turns)
-                    if turn < 30:
-                        user_id = f"user{turn % 6}"
-                        await store.erase("main", user_id)
-                        await store.append("main", [click(f"back {turn} {n}", user_id, item=n % 12) for n in range(8)])
+            await rebuild(cast("UserStore", Interrupted(store, erase_one)), NEW)
+            await assert_states_are_folds(store, user_ids, OLD, NEW)
 
-                await rebuild(cast("UserStore", Interrupted(store, erase_one)), NEW)
-                await assert_states_are_folds(store, user_ids, OLD, NEW)
-
-        asyncio.run(law())
-
-    def test_a_trimmed_log_is_not_rebuilt_without_its_archive(self, tmp_path: Path) -> None:
+    async def test_a_trimmed_log_is_not_rebuilt_without_its_archive(self, tmp_path: Path) -> None:
         address = new_address(ARCHIVED, tmp_path)
-
-        async def law() -> None:
-            async with opened(address, OLD) as store:
-                await append_all(store, events_of(5, 9))
-            url, prefix = address.partition(":")[2].split(" ")[:2]
-            lost = await RedisStore.open(url, [NEW], prefix=prefix, partitions=FEW_PARTITIONS)
-            with pytest.raises(StorageUnavailable, match="--archive-dir"):
-                await rebuild(lost, NEW)
-            await lost.close()
-
-        asyncio.run(law())
+        async with opened(address, OLD) as store:
+            await append_all(store, events_of(5, 9))
+        url, prefix = address.partition(":")[2].split(" ")[:2]
+        lost = await RedisStore.open(url, [NEW], prefix=prefix, partitions=FEW_PARTITIONS)
+        with pytest.raises(StorageUnavailable, match="--archive-dir"):
+            await rebuild(lost, NEW)
+        await lost.close()

@@ -89,19 +89,16 @@ class TestState:
         asyncio.run(law())
 
     @pytest.mark.usefixtures("small_pages")
-    def test_seen_items_are_those_of_the_newest_entries_however_many_pages_that_takes(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, GENERATION) as store:
-                for number in range(40):
-                    await store.append("main", [click(f"e{number}", item=number), click(f"e{number}", "v", 50)])
-                for limit in (1, 2, 3, 4, 7, 39, 40, 41, 1000):
-                    seen = await store.seen_items("main", "u", limit=limit)
-                    assert seen.item_ids == {f"item{number}" for number in range(40)[-limit:]}
-                    assert seen.is_complete == (limit >= 40)
-                nobody = await store.seen_items("main", "nobody", limit=1)
-                assert (nobody.item_ids, nobody.is_complete) == (set(), True)
-
-        asyncio.run(law())
+    async def test_seen_items_are_those_of_the_newest_entries_however_many_pages_that_takes(self, address: str) -> None:
+        async with opened(address, GENERATION) as store:
+            for number in range(40):
+                await store.append("main", [click(f"e{number}", item=number), click(f"e{number}", "v", 50)])
+            for limit in (1, 2, 3, 4, 7, 39, 40, 41, 1000):
+                seen = await store.seen_items("main", "u", limit=limit)
+                assert seen.item_ids == {f"item{number}" for number in range(40)[-limit:]}
+                assert seen.is_complete == (limit >= 40)
+            nobody = await store.seen_items("main", "nobody", limit=1)
+            assert (nobody.item_ids, nobody.is_complete) == (set(), True)
 
     @given(logs(30), st.integers(0, 30), st.integers(0, 30))
     @laws
@@ -151,34 +148,28 @@ class TestState:
 
         asyncio.run(law())
 
-    def test_users_and_tenants_are_apart(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, GENERATION) as store:
-                await store.append("main", [click("e1", "anna", 1), click("e1", "bert", 2), click("e2", "anna", 3)])
-                (answer,) = await store.append("shop", [click("e1", "anna", 4)])
-                assert not answer.duplicate
-                values = await store.states("main", ["bert", "nobody", "anna", "bert"], GENERATION)
-                last = [None if value is None else int(GENERATION.decode(value)["last_item"]) for value in values]
-                assert last == [2, None, 3, 2]
-                assert (await store.seen_items("shop", "anna")).item_ids == {"item4"}
-                assert await store.states("shop", ["bert"], GENERATION) == [None]
-                assert await store.states("main", [], GENERATION) == []
-                assert await store.append("main", []) == []
+    async def test_users_and_tenants_are_apart(self, address: str) -> None:
+        async with opened(address, GENERATION) as store:
+            await store.append("main", [click("e1", "anna", 1), click("e1", "bert", 2), click("e2", "anna", 3)])
+            (answer,) = await store.append("shop", [click("e1", "anna", 4)])
+            assert not answer.duplicate
+            values = await store.states("main", ["bert", "nobody", "anna", "bert"], GENERATION)
+            last = [None if value is None else int(GENERATION.decode(value)["last_item"]) for value in values]
+            assert last == [2, None, 3, 2]
+            assert (await store.seen_items("shop", "anna")).item_ids == {"item4"}
+            assert await store.states("shop", ["bert"], GENERATION) == [None]
+            assert await store.states("main", [], GENERATION) == []
+            assert await store.append("main", []) == []
 
-        asyncio.run(law())
-
-    def test_the_log_is_read_in_pages(self, address: str) -> None:
-        async def law() -> None:
-            events = [click(f"e{number}", timestamp_us=START_US - number) for number in range(7)]
-            async with opened(address, GENERATION) as store:
-                await store.append("main", events)
-                pages, after = [], 0
-                while page := await store.events("main", "u", after=after, limit=3):
-                    pages.append([entry.record for entry in page])
-                    after = page[-1].seq
-                assert pages == [events[:3], events[3:6], events[6:]]
-
-        asyncio.run(law())
+    async def test_the_log_is_read_in_pages(self, address: str) -> None:
+        events = [click(f"e{number}", timestamp_us=START_US - number) for number in range(7)]
+        async with opened(address, GENERATION) as store:
+            await store.append("main", events)
+            pages, after = [], 0
+            while page := await store.events("main", "u", after=after, limit=3):
+                pages.append([entry.record for entry in page])
+                after = page[-1].seq
+            assert pages == [events[:3], events[3:6], events[6:]]
 
 
 def test_users_are_without_a_log_until_their_first_event_or_merge_and_after_their_erasure(address: str) -> None:
@@ -202,95 +193,82 @@ def test_users_are_without_a_log_until_their_first_event_or_merge_and_after_thei
     asyncio.run(law())
 
 
-def test_lengths_of_logs_are_counted_up_to_a_limit_and_never_too_short(address: str) -> None:
+async def test_lengths_of_logs_are_counted_up_to_a_limit_and_never_too_short(address: str) -> None:
     """Exactly, but where a part is archived; an erasure goes through no fewer entries than the user has."""
-
-    async def law() -> None:
-        ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
-        is_archived = address.startswith(ARCHIVED)
-        async with opened(address, GENERATION) as store:
-            for n in range(6):
-                await store.append("main", [click(f"a{n}", ada), *([click(f"v{n}", visitor)] if n < 3 else [])])
-            for limit in (1, 3, 5, 50):
-                expected = [min(limit, 6), 0, min(limit, 3)]
-                found = await store.log_lengths("main", [ada, nobody, visitor], limit=limit)
-                assert found == ([limit, 0, limit] if is_archived else expected)
-                assert await store.erasure_length("main", nobody, limit=limit) == 0
-                erased = await store.erasure_length("main", ada, limit=limit)
-                assert erased <= limit
-                assert is_archived or erased >= min(limit, 6)
-            assert await store.log_lengths("main", [], limit=5) == []
-            assert (await store.archived_files("main", ada) > 0) == is_archived
-            assert await store.archived_files("main", nobody) == 0
-            await store.merge("main", ada, visitor)
-            assert await store.log_lengths("main", [ada, visitor], limit=9) == [9, 9]
-            if not is_archived:
-                assert await store.erasure_length("main", visitor, limit=9) == 9
-
-    asyncio.run(law())
+    ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
+    is_archived = address.startswith(ARCHIVED)
+    async with opened(address, GENERATION) as store:
+        for n in range(6):
+            await store.append("main", [click(f"a{n}", ada), *([click(f"v{n}", visitor)] if n < 3 else [])])
+        for limit in (1, 3, 5, 50):
+            expected = [min(limit, 6), 0, min(limit, 3)]
+            found = await store.log_lengths("main", [ada, nobody, visitor], limit=limit)
+            assert found == ([limit, 0, limit] if is_archived else expected)
+            assert await store.erasure_length("main", nobody, limit=limit) == 0
+            erased = await store.erasure_length("main", ada, limit=limit)
+            assert erased <= limit
+            assert is_archived or erased >= min(limit, 6)
+        assert await store.log_lengths("main", [], limit=5) == []
+        assert (await store.archived_files("main", ada) > 0) == is_archived
+        assert await store.archived_files("main", nobody) == 0
+        await store.merge("main", ada, visitor)
+        assert await store.log_lengths("main", [ada, visitor], limit=9) == [9, 9]
+        if not is_archived:
+            assert await store.erasure_length("main", visitor, limit=9) == 9
 
 
 class TestErasing:
-    def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, GENERATION, OTHER_GENERATION) as store:
-                await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(40) for user_id in "uv"])
-                await store.append("shop", [click("e1", "u", 1)])
-                for _ in range(2):
-                    await store.erase("main", "u")
-                    assert await whole_log(store, "u") == []
-                    assert (await store.seen_items("main", "u")).item_ids == set()
-                    for generation in (GENERATION, OTHER_GENERATION):
-                        assert await store.states("main", ["u"], generation) == [None]
-                again = [click(f"e{n}", "u", 3) for n in range(5)]
-                assert not any(answer.duplicate for answer in await store.append("main", again))
-                await store.append("main", [click("after", "v")])
-                assert [entry.record for entry in await whole_log(store, "u")] == again
-                assert all(answer.duplicate for answer in await store.append("main", again))
-                assert len(await whole_log(store, "v")) == 41
-                assert len(await whole_log(store, "u", "shop")) == 1
-                for user_id in "uv":
-                    await assert_state_is_fold_of_log(store, user_id)
-                    await assert_state_is_fold_of_log(store, user_id, OTHER_GENERATION)
-                await store.erase("main", "nobody")
+    async def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
+        async with opened(address, GENERATION, OTHER_GENERATION) as store:
+            await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(40) for user_id in "uv"])
+            await store.append("shop", [click("e1", "u", 1)])
+            for _ in range(2):
+                await store.erase("main", "u")
+                assert await whole_log(store, "u") == []
+                assert (await store.seen_items("main", "u")).item_ids == set()
+                for generation in (GENERATION, OTHER_GENERATION):
+                    assert await store.states("main", ["u"], generation) == [None]
+            again = [click(f"e{n}", "u", 3) for n in range(5)]
+            assert not any(answer.duplicate for answer in await store.append("main", again))
+            await store.append("main", [click("after", "v")])
+            assert [entry.record for entry in await whole_log(store, "u")] == again
+            assert all(answer.duplicate for answer in await store.append("main", again))
+            assert len(await whole_log(store, "v")) == 41
+            assert len(await whole_log(store, "u", "shop")) == 1
+            for user_id in "uv":
+                await assert_state_is_fold_of_log(store, user_id)
+                await assert_state_is_fold_of_log(store, user_id, OTHER_GENERATION)
+            await store.erase("main", "nobody")
 
-        asyncio.run(law())
-
-    def test_erasing_and_appending_at_once_leaves_the_fold_of_what_is_logged(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
-                for number in range(8):
-                    events = [click(f"e{number}-{n}", item=n % 12) for n in range(10)]
-                    sent = [store.append("main", [event]) for event in events for store in (one, two)]
-                    await asyncio.gather(*sent, one.erase("main", "u"), two.append("main", [click("again and again")]))
-                    for store in (one, two):
-                        log = [entry.record for entry in await whole_log(store, "u")]
-                        if log:
-                            await assert_state_is_fold_of_log(store, "u")
-                        else:
-                            assert await store.states("main", ["u"], GENERATION) == [None]
-
-        asyncio.run(law())
+    async def test_erasing_and_appending_at_once_leaves_the_fold_of_what_is_logged(self, address: str) -> None:
+        async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
+            for number in range(8):
+                events = [click(f"e{number}-{n}", item=n % 12) for n in range(10)]
+                sent = [store.append("main", [event]) for event in events for store in (one, two)]
+                await asyncio.gather(*sent, one.erase("main", "u"), two.append("main", [click("again and again")]))
+                for store in (one, two):
+                    log = [entry.record for entry in await whole_log(store, "u")]
+                    if log:
+                        await assert_state_is_fold_of_log(store, "u")
+                    else:
+                        assert await store.states("main", ["u"], GENERATION) == [None]
 
 
 class TestConcurrency:
-    def test_two_stores_appending_at_once_are_both_counted(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
-                events = [click(f"e{number}", item=number % 12) for number in range(40)]
-                sent = [
-                    store.append("main", [event])
-                    for number, event in enumerate(events)
-                    for store in ([one, two] if number % 4 == 0 else [one] if number % 2 else [two])
-                ]
-                answers = [answer for (answer,) in await asyncio.gather(*sent)]
-                assert sum(not answer.duplicate for answer in answers) == 40
-                assert sum(answer.duplicate for answer in answers) == 10
-                for store in (one, two):
-                    assert len(await whole_log(store, "u")) == 40
-                    await assert_state_is_fold_of_log(store, "u")
-
-        asyncio.run(law())
+    async def test_two_stores_appending_at_once_are_both_counted(self, address: str) -> None:
+        async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
+            events = [click(f"e{number}", item=number % 12) for number in range(40)]
+            sent = [
+                store.append("main", [event])
+                for number, event in enumerate(events)
+                for store in ([one, two] if number % 4 == 0 else [one] if number % 2 else [two])
+            ]
+            answers = [answer for (answer,) in await asyncio.gather(*sent)]
+            assert sum(not answer.duplicate for answer in answers) == 40
+            assert sum(answer.duplicate for answer in answers) == 10
+            for store in (one, two):
+                assert len(await whole_log(store, "u")) == 40
+                await assert_state_is_fold_of_log(store, "u")
 
     @pytest.mark.slow
     def test_processes_that_start_and_append_at_once_are_all_counted(self, address: str) -> None:
@@ -306,20 +284,17 @@ class TestConcurrency:
 
         asyncio.run(law())
 
-    def test_a_cancelled_waiter_does_not_disturb_the_others(self, address: str) -> None:
-        async def law() -> None:
-            async with opened(address, GENERATION) as store:
-                tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(60)]
-                await asyncio.sleep(0)
-                for task in tasks[::3]:
-                    task.cancel()
-                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-                kept = {f"e{number}" for number, outcome in enumerate(outcomes) if isinstance(outcome, list)}
-                assert len(kept) >= 40
-                assert kept <= {entry.record.entry_id for entry in await whole_log(store, "u")}
-                await assert_state_is_fold_of_log(store, "u")
-
-        asyncio.run(law())
+    async def test_a_cancelled_waiter_does_not_disturb_the_others(self, address: str) -> None:
+        async with opened(address, GENERATION) as store:
+            tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(60)]
+            await asyncio.sleep(0)
+            for task in tasks[::3]:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            kept = {f"e{number}" for number, outcome in enumerate(outcomes) if isinstance(outcome, list)}
+            assert len(kept) >= 40
+            assert kept <= {entry.record.entry_id for entry in await whole_log(store, "u")}
+            await assert_state_is_fold_of_log(store, "u")
 
 
 class TestDurability:
@@ -344,46 +319,37 @@ class TestDurability:
         assert len(acknowledged) >= 170
         asyncio.run(law())
 
-    def test_a_store_opened_again_goes_on_where_it_was(self, address: str) -> None:
-        async def law() -> None:
-            for number in range(3):
-                async with opened(address, GENERATION) as store:
-                    await store.append("main", [click(f"e{number}"), click("always the same")])
+    async def test_a_store_opened_again_goes_on_where_it_was(self, address: str) -> None:
+        for number in range(3):
             async with opened(address, GENERATION) as store:
-                assert len(await whole_log(store, "u")) == 4
-                await assert_state_is_fold_of_log(store, "u")
-
-        asyncio.run(law())
+                await store.append("main", [click(f"e{number}"), click("always the same")])
+        async with opened(address, GENERATION) as store:
+            assert len(await whole_log(store, "u")) == 4
+            await assert_state_is_fold_of_log(store, "u")
 
 
 class TestClosing:
-    def test_closing_answers_what_was_accepted(self, address: str) -> None:
-        async def law() -> None:
-            store = await open_store(address, [GENERATION])
-            tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(50)]
-            await asyncio.sleep(0)
-            await store.close()
-            answers = [answer for (answer,) in await asyncio.gather(*tasks)]
-            assert not any(answer.duplicate for answer in answers)
-            async with opened(address, GENERATION) as again:
-                assert len(await whole_log(again, "u")) == 50
+    async def test_closing_answers_what_was_accepted(self, address: str) -> None:
+        store = await open_store(address, [GENERATION])
+        tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(50)]
+        await asyncio.sleep(0)
+        await store.close()
+        answers = [answer for (answer,) in await asyncio.gather(*tasks)]
+        assert not any(answer.duplicate for answer in answers)
+        async with opened(address, GENERATION) as again:
+            assert len(await whole_log(again, "u")) == 50
 
-        asyncio.run(law())
-
-    def test_a_closed_store_refuses_and_closing_twice_is_closing_once(self, address: str) -> None:
-        async def law() -> None:
-            store = await open_store(address, [GENERATION])
-            await store.ping()
-            await asyncio.gather(store.close(), store.close())
-            await store.close()
-            for call in (
-                store.append("main", [click("e")]),
-                store.states("main", ["u"], GENERATION),
-                store.seen_items("main", "u"),
-                store.events("main", "u"),
-                store.ping(),
-            ):
-                with pytest.raises(StorageUnavailable, match="closed"):
-                    await call
-
-        asyncio.run(law())
+    async def test_a_closed_store_refuses_and_closing_twice_is_closing_once(self, address: str) -> None:
+        store = await open_store(address, [GENERATION])
+        await store.ping()
+        await asyncio.gather(store.close(), store.close())
+        await store.close()
+        for call in (
+            store.append("main", [click("e")]),
+            store.states("main", ["u"], GENERATION),
+            store.seen_items("main", "u"),
+            store.events("main", "u"),
+            store.ping(),
+        ):
+            with pytest.raises(StorageUnavailable, match="closed"):
+                await call

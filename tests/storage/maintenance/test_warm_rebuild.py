@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from itertools import count
@@ -109,7 +108,7 @@ def plain_events(users: int, each: int) -> list[Event]:
 
 class TestTakingOver:
     @pytest.mark.usefixtures("small_pages_of_states")
-    def test_states_of_known_items_are_taken_over_and_the_others_are_folded(self, address: str) -> None:
+    async def test_states_of_known_items_are_taken_over_and_the_others_are_folded(self, address: str) -> None:
         events = plain_events(20, 6)
         kinds = [
             click("n1", "user1", item=13),  # one of the new items
@@ -124,96 +123,80 @@ class TestTakingOver:
             click("n7", "visitor", item=12),  # who becomes user7
             click("k8", "other visitor", item=2),  # who becomes user8
         ]
+        async with opened(address, SERVED) as store:
+            await append_all(store, events)
+            await append_all(store, kinds)
+            await store.append("other", [click("o", "user1")])
+            await store.undo("main", "user6", "n6")
+            await store.undo("main", "user9", next(one.event_id for one in events if one.user_id == "user9"))
+            await store.merge("main", "user7", "visitor")
+            await store.merge("main", "user8", "other visitor")
+            user_ids = user_ids_of(events)
+            before = dict(zip(user_ids, await store.states("main", user_ids, SERVED), strict=True))
+            logs = {user_id: await log_of(store, user_id) for user_id in user_ids}
+            to_fold = {user_id for user_id in user_ids if touches_others(logs[user_id])}
+            assert to_fold == {"user1", "user2", "user3", "user4", "user5", "user7"}
+            watched = Watched(store)
+            watched.generations = store.generations  # type: ignore[assignment]
+            done = await rebuilt(store, WARM, SERVED, watched)
+            assert done.carried == 14
+            assert done.users == 6
+            assert done.events == sum(isinstance(one, Event) for user_id in to_fold for one in logs[user_id])
+            assert watched.folded_one_by_one == set()
+            assert await count_saved(store, user_ids, WARM) == 20
+            after = dict(zip(user_ids, await store.states("main", user_ids, WARM), strict=True))
+            for user_id in set(user_ids) - to_fold:
+                old, new = before[user_id], after[user_id]
+                assert old is not None
+                assert new == old[: TAG_BYTES.start] + WARM.tag + old[TAG_BYTES.stop :], user_id
+            await assert_states_are_those_of_the_log(store, user_ids, SERVED, WARM)
+            assert await store.states("other", ["user1"], WARM, max_missing=0) == [None]
 
-        async def law() -> None:
-            async with opened(address, SERVED) as store:
-                await append_all(store, events)
-                await append_all(store, kinds)
-                await store.append("other", [click("o", "user1")])
-                await store.undo("main", "user6", "n6")
-                await store.undo("main", "user9", next(one.event_id for one in events if one.user_id == "user9"))
-                await store.merge("main", "user7", "visitor")
-                await store.merge("main", "user8", "other visitor")
-                user_ids = user_ids_of(events)
-                before = dict(zip(user_ids, await store.states("main", user_ids, SERVED), strict=True))
-                logs = {user_id: await log_of(store, user_id) for user_id in user_ids}
-                to_fold = {user_id for user_id in user_ids if touches_others(logs[user_id])}
-                assert to_fold == {"user1", "user2", "user3", "user4", "user5", "user7"}
-                watched = Watched(store)
-                watched.generations = store.generations  # type: ignore[assignment]
-                done = await rebuilt(store, WARM, SERVED, watched)
-                assert done.carried == 14
-                assert done.users == 6
-                assert done.events == sum(isinstance(one, Event) for user_id in to_fold for one in logs[user_id])
-                assert watched.folded_one_by_one == set()
-                assert await count_saved(store, user_ids, WARM) == 20
-                after = dict(zip(user_ids, await store.states("main", user_ids, WARM), strict=True))
-                for user_id in set(user_ids) - to_fold:
-                    old, new = before[user_id], after[user_id]
-                    assert old is not None
-                    assert new == old[: TAG_BYTES.start] + WARM.tag + old[TAG_BYTES.stop :], user_id
-                await assert_states_are_those_of_the_log(store, user_ids, SERVED, WARM)
-                assert await store.states("other", ["user1"], WARM, max_missing=0) == [None]
-
-        asyncio.run(law())
-
-    def test_where_few_touched_new_items_no_other_log_is_read(self, address: str) -> None:
+    async def test_where_few_touched_new_items_no_other_log_is_read(self, address: str) -> None:
         events = plain_events(150, 2)
-
-        async def law() -> None:
-            async with opened(address, SERVED) as store:
-                await append_all(store, [*events, click("new", "user3", item=12)])
-                watched = Watched(store)
-                watched.generations = store.generations  # type: ignore[assignment]
-                done = await rebuilt(store, WARM, SERVED, watched)
-                assert (done.carried, done.users) == (149, 1)
-                assert (watched.pages_of_log, watched.folded_one_by_one) == (0, {"user3"})
-                assert await count_saved(store, user_ids_of(events), WARM) == 150
-                await assert_states_are_those_of_the_log(store, ["user2", "user3"], WARM)
-
-        asyncio.run(law())
+        async with opened(address, SERVED) as store:
+            await append_all(store, [*events, click("new", "user3", item=12)])
+            watched = Watched(store)
+            watched.generations = store.generations  # type: ignore[assignment]
+            done = await rebuilt(store, WARM, SERVED, watched)
+            assert (done.carried, done.users) == (149, 1)
+            assert (watched.pages_of_log, watched.folded_one_by_one) == (0, {"user3"})
+            assert await count_saved(store, user_ids_of(events), WARM) == 150
+            await assert_states_are_those_of_the_log(store, ["user2", "user3"], WARM)
 
     @pytest.mark.usefixtures("small_pages_of_states")
-    def test_events_and_corrections_go_on_meanwhile(self, address: str) -> None:
+    async def test_events_and_corrections_go_on_meanwhile(self, address: str) -> None:
         events = plain_events(8, 4)
         user_ids = user_ids_of(events)
         turns = count()
+        async with opened(address, SERVED) as store, opened(address, SERVED) as rebuilding:
+            await append_all(store, [*events, click("gone", "user7", item=1)])
 
-        async def law() -> None:
-            async with opened(address, SERVED) as store, opened(address, SERVED) as rebuilding:
-                await append_all(store, [*events, click("gone", "user7", item=1)])
+            async def goes_on() -> None:
+                turn = next(turns)
+                await store.append("main", [click(f"t{turn}", f"user{turn % 7}", item=(11, 12)[turn % 2])])
+                if turn == 0:
+                    await store.undo("main", "user7", "gone")
+                elif turn == 1:
+                    await store.merge("main", "user1", "user2")
+                elif turn < 12:
+                    user_id = f"user{3 + turn % 3}"
+                    await store.erase("main", user_id)
+                    await store.append("main", [click(f"back {turn} {n}", user_id, item=n) for n in range(turn)])
 
-                async def goes_on() -> None:
-                    turn = next(turns)
-                    await store.append("main", [click(f"t{turn}", f"user{turn % 7}", item=(11, 12)[turn % 2])])
-                    if turn == 0:
-                        await store.undo("main", "user7", "gone")
-                    elif turn == 1:
-                        await store.merge("main", "user1", "user2")
-                    elif turn < 12:
-                        user_id = f"user{3 + turn % 3}"
-                        await store.erase("main", user_id)
-                        await store.append("main", [click(f"back {turn} {n}", user_id, item=n) for n in range(turn)])
+            watched = Watched(rebuilding, goes_on)
+            watched.generations = Registry(rebuilding, goes_on)  # type: ignore[assignment]
+            await rebuilt(rebuilding, WARM, SERVED, watched)
+            assert next(turns) > 2
+            await assert_states_are_those_of_the_log(store, user_ids, WARM)
+            await store.append("main", [click(f"last {user_id}", user_id, item=13) for user_id in user_ids])
+            await assert_states_are_those_of_the_log(store, user_ids, SERVED, WARM)
 
-                watched = Watched(rebuilding, goes_on)
-                watched.generations = Registry(rebuilding, goes_on)  # type: ignore[assignment]
-                await rebuilt(rebuilding, WARM, SERVED, watched)
-                assert next(turns) > 2
-                await assert_states_are_those_of_the_log(store, user_ids, WARM)
-                await store.append("main", [click(f"last {user_id}", user_id, item=13) for user_id in user_ids])
-                await assert_states_are_those_of_the_log(store, user_ids, SERVED, WARM)
-
-        asyncio.run(law())
-
-    def test_a_generation_that_extends_nothing_folds_everything(self, address: str) -> None:
+    async def test_a_generation_that_extends_nothing_folds_everything(self, address: str) -> None:
         events = plain_events(6, 4)
         other = replace(WARM, decay_rates=(0.0, 0.05, 0.7))
-
-        async def law() -> None:
-            async with opened(address, SERVED) as store:
-                await append_all(store, events)
-                done = await rebuilt(store, other, SERVED)
-                assert (done.events, done.users, done.carried) == (24, 6, 0)
-                await assert_states_are_those_of_the_log(store, user_ids_of(events), other)
-
-        asyncio.run(law())
+        async with opened(address, SERVED) as store:
+            await append_all(store, events)
+            done = await rebuilt(store, other, SERVED)
+            assert (done.events, done.users, done.carried) == (24, 6, 0)
+            await assert_states_are_those_of_the_log(store, user_ids_of(events), other)

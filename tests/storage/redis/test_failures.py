@@ -39,50 +39,47 @@ FROZEN_TIMEOUT_S = 0.3
 
 
 class TestFailures:
-    def test_a_server_killed_under_load_loses_nothing_acknowledged_and_is_found_again(
+    async def test_a_server_killed_under_load_loses_nothing_acknowledged_and_is_found_again(
         self, server: RedisServer
     ) -> None:
-        async def law() -> None:
-            acknowledged: list[str] = []
-            refused: list[str] = []
-            stopping = False
+        acknowledged: list[str] = []
+        refused: list[str] = []
+        stopping = False
 
-            async def keep_appending(lane: int, store: RedisStore) -> None:
-                number = 0
-                while not stopping:
-                    event_id = f"{lane}-{number}"
-                    try:
-                        await store.append("main", [click(event_id, f"user{number % 7}", number % 12)])
-                    except StorageUnavailable:
-                        refused.append(event_id)
-                    else:
-                        acknowledged.append(event_id)
-                        number += 1
-                    await asyncio.sleep(0)
+        async def keep_appending(lane: int, store: RedisStore) -> None:
+            number = 0
+            while not stopping:
+                event_id = f"{lane}-{number}"
+                try:
+                    await store.append("main", [click(event_id, f"user{number % 7}", number % 12)])
+                except StorageUnavailable:
+                    refused.append(event_id)
+                else:
+                    acknowledged.append(event_id)
+                    number += 1
+                await asyncio.sleep(0)
 
-            async def until_more(noted: list[str]) -> None:
-                enough = len(noted) + 8
-                await until(lambda: len(noted) > enough)
+        async def until_more(noted: list[str]) -> None:
+            enough = len(noted) + 8
+            await until(lambda: len(noted) > enough)
 
-            async with opened(server.url) as store:
-                lanes = [asyncio.ensure_future(keep_appending(lane, store)) for lane in range(8)]
-                for _ in range(3):
-                    await until_more(acknowledged)
-                    server.kill()
-                    await until_more(refused)
-                    await asyncio.to_thread(server.start)
-                    await until_it_succeeds(store.ping)
-                    await until_more(acknowledged)
-                stopping = True
-                await asyncio.gather(*lanes)
-                users = [f"user{number}" for number in range(7)]
-                logged = [event_id for user_id in users for event_id in await ids(store, user_id)]
-                assert len(acknowledged) == len(set(acknowledged))
-                assert set(acknowledged) <= set(logged)
-                for user_id in users:
-                    await assert_state_is_fold_of_log(store, user_id)
-
-        asyncio.run(law())
+        async with opened(server.url) as store:
+            lanes = [asyncio.ensure_future(keep_appending(lane, store)) for lane in range(8)]
+            for _ in range(3):
+                await until_more(acknowledged)
+                server.kill()
+                await until_more(refused)
+                await asyncio.to_thread(server.start)
+                await until_it_succeeds(store.ping)
+                await until_more(acknowledged)
+            stopping = True
+            await asyncio.gather(*lanes)
+            users = [f"user{number}" for number in range(7)]
+            logged = [event_id for user_id in users for event_id in await ids(store, user_id)]
+            assert len(acknowledged) == len(set(acknowledged))
+            assert set(acknowledged) <= set(logged)
+            for user_id in users:
+                await assert_state_is_fold_of_log(store, user_id)
 
     def test_a_frozen_server_is_given_up_in_bounded_time_and_found_again(self, server: RedisServer) -> None:
         async def law() -> None:
@@ -146,118 +143,100 @@ class TestFailures:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(law())
 
-    def test_a_full_server_refuses_events_whole_and_can_be_read(self, server: RedisServer) -> None:
-        async def law() -> None:
-            async with opened(server.url) as store:
-                await store.append("main", [click("before", user_id) for user_id in ("u", "v")])
-                server.client.config_set("maxmemory", 1)
-                for events in (
-                    [click("one")],
-                    [click(f"e{number}", user_id) for number in range(9) for user_id in "uv"],
-                ):
-                    with pytest.raises(StorageUnavailable, match="maxmemory"):
-                        await store.append("main", events)
-                server.client.delete(*server.client.keys("*:state:*"))  # must be folded again, and cannot be kept
-                for user_id in ("u", "v"):
-                    assert await ids(store, user_id) == ["before"]
-                    await assert_state_is_fold_of_log(store, user_id)
-                server.client.config_set("maxmemory", 0)
-                await store.append("main", [click("after")])
-                assert await ids(store) == ["before", "after"]
-                await assert_state_is_fold_of_log(store)
+    async def test_a_full_server_refuses_events_whole_and_can_be_read(self, server: RedisServer) -> None:
+        async with opened(server.url) as store:
+            await store.append("main", [click("before", user_id) for user_id in ("u", "v")])
+            server.client.config_set("maxmemory", 1)
+            for events in (
+                [click("one")],
+                [click(f"e{number}", user_id) for number in range(9) for user_id in "uv"],
+            ):
+                with pytest.raises(StorageUnavailable, match="maxmemory"):
+                    await store.append("main", events)
+            server.client.delete(*server.client.keys("*:state:*"))  # must be folded again, and cannot be kept
+            for user_id in ("u", "v"):
+                assert await ids(store, user_id) == ["before"]
+                await assert_state_is_fold_of_log(store, user_id)
+            server.client.config_set("maxmemory", 0)
+            await store.append("main", [click("after")])
+            assert await ids(store) == ["before", "after"]
+            await assert_state_is_fold_of_log(store)
 
-        asyncio.run(law())
+    async def test_a_replica_refuses_events_and_can_be_read(self, server: RedisServer) -> None:
+        async with opened(server.url) as store:
+            await store.append("main", [click("before")])
+            server.client.replicaof("127.0.0.1", "1")
+            for count in (1, 5):
+                with pytest.raises(StorageUnavailable, match=r"READONLY|read only"):
+                    await store.append("main", [click(f"e{n}", user) for n, user in enumerate(["u", *"abcd"][:count])])
+            async with opened(server.url) as another:  # opened while it is read-only
+                await assert_state_is_fold_of_log(another)
+            server.client.replicaof("NO", "ONE")
+            await store.append("main", [click("after")])
+            assert await ids(store) == ["before", "after"]
 
-    def test_a_replica_refuses_events_and_can_be_read(self, server: RedisServer) -> None:
-        async def law() -> None:
-            async with opened(server.url) as store:
-                await store.append("main", [click("before")])
-                server.client.replicaof("127.0.0.1", "1")
-                for count in (1, 5):
-                    with pytest.raises(StorageUnavailable, match=r"READONLY|read only"):
-                        await store.append(
-                            "main", [click(f"e{n}", user) for n, user in enumerate(["u", *"abcd"][:count])]
-                        )
-                async with opened(server.url) as another:  # opened while it is read-only
-                    await assert_state_is_fold_of_log(another)
-                server.client.replicaof("NO", "ONE")
-                await store.append("main", [click("after")])
-                assert await ids(store) == ["before", "after"]
+    async def test_scripts_that_the_server_has_lost_are_given_to_it_again(self, server: RedisServer) -> None:
+        users = in_other_partitions(20)
+        async with opened(server.url) as store:
+            for round_ in range(3):
+                server.client.script_flush()
+                answers = await store.append("main", [click(f"e{round_}", user_id) for user_id in users])
+                assert not any(answer.duplicate for answer in answers)
+                server.client.script_flush()
+                assert len(await ids(store, users[0])) == round_ + 1
+            await assert_state_is_fold_of_log(store, users[0])
 
-        asyncio.run(law())
-
-    def test_scripts_that_the_server_has_lost_are_given_to_it_again(self, server: RedisServer) -> None:
-        async def law() -> None:
-            users = in_other_partitions(20)
-            async with opened(server.url) as store:
-                for round_ in range(3):
-                    server.client.script_flush()
-                    answers = await store.append("main", [click(f"e{round_}", user_id) for user_id in users])
-                    assert not any(answer.duplicate for answer in answers)
-                    server.client.script_flush()
-                    assert len(await ids(store, users[0])) == round_ + 1
-                await assert_state_is_fold_of_log(store, users[0])
-
-        asyncio.run(law())
-
-    def test_a_server_that_is_not_there_yet_is_waited_for(
+    async def test_a_server_that_is_not_there_yet_is_waited_for(
         self, any_server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def law() -> None:
-            any_server.kill()
-            async with opened(any_server.url) as store:
-                assert "not available yet" in caplog.text
-                for call in (store.append("main", [click("e")]), store.states("main", ["u"], GENERATION), store.ping()):
-                    with pytest.raises(StorageUnavailable):
-                        await call
-                any_server.start()
-                await store.append("main", [click("e")])
-                assert await ids(store) == ["e"]
+        any_server.kill()
+        async with opened(any_server.url) as store:
+            assert "not available yet" in caplog.text
+            for call in (store.append("main", [click("e")]), store.states("main", ["u"], GENERATION), store.ping()):
+                with pytest.raises(StorageUnavailable):
+                    await call
+            any_server.start()
+            await store.append("main", [click("e")])
+            assert await ids(store) == ["e"]
 
-        asyncio.run(law())
+    async def test_a_request_that_is_applied_in_part_says_in_which_and_may_be_sent_again(
+        self, server: RedisServer
+    ) -> None:
+        users = in_other_partitions(5)
+        events = [click(f"e{number}", user_id) for user_id in users for number in range(2)]
+        broken = Keyspace(PREFIX, PARTITIONS).user("main", users[3]).log
+        async with opened(server.url) as store:
+            server.client.set(broken, "not a stream")
+            with pytest.raises(PartlyApplied) as partly:
+                await store.append("main", events)
+            assert partly.value.results == dict.fromkeys((0, 1, 2, 3, 4, 5, 8, 9), AppendResult())
+            server.client.delete(broken)
+            assert [await ids(store, user_id) for user_id in users[2:]] == [["e0", "e1"], [], ["e0", "e1"]]
+            answers = await store.append("main", events)
+            assert [position for position, answer in enumerate(answers) if not answer.duplicate] == [6, 7]
+            for user_id in users:
+                await assert_state_is_fold_of_log(store, user_id)
 
-    def test_a_request_that_is_applied_in_part_says_in_which_and_may_be_sent_again(self, server: RedisServer) -> None:
-        async def law() -> None:
-            users = in_other_partitions(5)
-            events = [click(f"e{number}", user_id) for user_id in users for number in range(2)]
-            broken = Keyspace(PREFIX, PARTITIONS).user("main", users[3]).log
-            async with opened(server.url) as store:
-                server.client.set(broken, "not a stream")
-                with pytest.raises(PartlyApplied) as partly:
-                    await store.append("main", events)
-                assert partly.value.results == dict.fromkeys((0, 1, 2, 3, 4, 5, 8, 9), AppendResult())
-                server.client.delete(broken)
-                assert [await ids(store, user_id) for user_id in users[2:]] == [["e0", "e1"], [], ["e0", "e1"]]
-                answers = await store.append("main", events)
-                assert [position for position, answer in enumerate(answers) if not answer.duplicate] == [6, 7]
-                for user_id in users:
-                    await assert_state_is_fold_of_log(store, user_id)
-
-        asyncio.run(law())
-
-    def test_a_lost_log_entry_fails_only_who_needs_it(self, any_server: RedisServer) -> None:
-        async def law() -> None:
-            broken, sound = in_other_partitions(2)
-            async with opened(any_server.url) as store:
-                await store.append("main", [click("e", broken), click("e", sound)])
-                user = Keyspace(PREFIX, PARTITIONS).user("main", broken)
-                any_server.client.xtrim(user.log, maxlen=0, approximate=False)
-                any_server.client.delete(*user.states([GENERATION]))
-                for call in (store.events("main", broken), store.states("main", [broken], GENERATION)):
-                    with pytest.raises(StorageError, match="lost its entry 1"):
-                        await call
-                requests = [store.append("main", [click("e2", user_id)]) for user_id in (broken, sound)]
-                failed, applied = await asyncio.gather(*requests, return_exceptions=True)
-                assert isinstance(failed, StorageError)
-                assert not isinstance(applied, BaseException)
-
-        asyncio.run(law())
+    async def test_a_lost_log_entry_fails_only_who_needs_it(self, any_server: RedisServer) -> None:
+        broken, sound = in_other_partitions(2)
+        async with opened(any_server.url) as store:
+            await store.append("main", [click("e", broken), click("e", sound)])
+            user = Keyspace(PREFIX, PARTITIONS).user("main", broken)
+            any_server.client.xtrim(user.log, maxlen=0, approximate=False)
+            any_server.client.delete(*user.states([GENERATION]))
+            for call in (store.events("main", broken), store.states("main", [broken], GENERATION)):
+                with pytest.raises(StorageError, match="lost its entry 1"):
+                    await call
+            requests = [store.append("main", [click("e2", user_id)]) for user_id in (broken, sound)]
+            failed, applied = await asyncio.gather(*requests, return_exceptions=True)
+            assert isinstance(failed, StorageError)
+            assert not isinstance(applied, BaseException)
 
 
 class TestMissingData:
     """What a server lacks, for seconds or for good, is not taken for what never was."""
 
-    def test_a_node_that_does_not_find_its_cluster_yet_is_not_trusted(
+    async def test_a_node_that_does_not_find_its_cluster_yet_is_not_trusted(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """For seconds after its start a node of a cluster tells its state, and reads no keys."""
@@ -271,67 +250,56 @@ class TestMissingData:
                 if str(command.args[0]).startswith("X"):
                     replies[place] = ClusterDownError("The cluster is down")
 
-        async def law() -> None:
-            new, *others = in_other_partitions(3)
-            async with opened(any_server.url) as store:
-                older = any_server.copy_data(tmp_path / "older")
-                await store.append("main", [click("1", user_id) for user_id in others])
-                any_server.restart_with(older)
-                monkeypatch.setattr(NodeClients, "send", refuse_keys)
-                for _ in range(3):
-                    with pytest.raises(StorageUnavailable):
-                        await store.append("main", [click("2", new)])
-                monkeypatch.undo()
-                assert "has lost acknowledged events" in await refusal(store, new)
+        new, *others = in_other_partitions(3)
+        async with opened(any_server.url) as store:
+            older = any_server.copy_data(tmp_path / "older")
+            await store.append("main", [click("1", user_id) for user_id in others])
+            any_server.restart_with(older)
+            monkeypatch.setattr(NodeClients, "send", refuse_keys)
+            for _ in range(3):
+                with pytest.raises(StorageUnavailable):
+                    await store.append("main", [click("2", new)])
+            monkeypatch.undo()
+            assert "has lost acknowledged events" in await refusal(store, new)
 
-        asyncio.run(law())
-
-    def test_what_follows_from_missing_data_is_not_said(self, any_server: RedisServer, tmp_path: Path) -> None:
+    async def test_what_follows_from_missing_data_is_not_said(self, any_server: RedisServer, tmp_path: Path) -> None:
         """Undos and merges of what the server lacks are refused, and not answered as if it had never been."""
-
-        async def law() -> None:
-            async with opened(any_server.url) as store:
-                older = any_server.copy_data(tmp_path / "older")
-                await store.append("main", [click("1", "ada"), click("1", "visitor"), click("1", "bob")])
-                await store.merge("main", "ada", "visitor")
-                newer = any_server.copy_data(tmp_path / "newer")
-                any_server.restart_with(older)
-                await refusal(store, "ada")
-                for call in (
-                    lambda: store.undo("main", "ada", "1"),
-                    lambda: store.undo("main", "visitor", "1"),
-                    lambda: store.merge("main", "bob", "visitor"),
-                    lambda: store.merge("main", "visitor", "visitor"),
-                    lambda: store.erase("main", "ada"),
-                ):
-                    with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
-                        await call()
-                any_server.restart_with(newer)
-                await until_applied(store, [click("2", "ada")])
-                assert await store.undo("main", "ada", "1")
-                assert await ids(store, "visitor") == await ids(store, "ada")
-
-        asyncio.run(law())
+        async with opened(any_server.url) as store:
+            older = any_server.copy_data(tmp_path / "older")
+            await store.append("main", [click("1", "ada"), click("1", "visitor"), click("1", "bob")])
+            await store.merge("main", "ada", "visitor")
+            newer = any_server.copy_data(tmp_path / "newer")
+            any_server.restart_with(older)
+            await refusal(store, "ada")
+            for call in (
+                lambda: store.undo("main", "ada", "1"),
+                lambda: store.undo("main", "visitor", "1"),
+                lambda: store.merge("main", "bob", "visitor"),
+                lambda: store.merge("main", "visitor", "visitor"),
+                lambda: store.erase("main", "ada"),
+            ):
+                with pytest.raises(StorageUnavailable, match="has lost acknowledged events"):
+                    await call()
+            any_server.restart_with(newer)
+            await until_applied(store, [click("2", "ada")])
+            assert await store.undo("main", "ada", "1")
+            assert await ids(store, "visitor") == await ids(store, "ada")
 
     @pytest.mark.parametrize("is_archived", [False, True], ids=["in Redis", "archived"])
-    def test_an_erasure_waits_for_the_repair_of_a_visitor_who_may_be_merged(
+    async def test_an_erasure_waits_for_the_repair_of_a_visitor_who_may_be_merged(
         self, any_server: RedisServer, tmp_path: Path, is_archived: bool
     ) -> None:
         users = Keyspace(PREFIX, FEW_PARTITIONS)
-
-        async def law() -> None:
-            async with archived_redis.opened(any_server, tmp_path) as store:
-                await store.append("main", [click("e", user_id) for user_id in ("visitor", "user")])
-                await store.merge("main", "user", "visitor")
-                if is_archived:
-                    await asyncio.to_thread(archived_redis.move_all, any_server, tmp_path)
-                visitor = users.user("main", "visitor")
-                any_server.client.delete(visitor.head, *([visitor.id_index] if is_archived else []))
-                with pytest.raises(StorageError, match="lisarec repair"):
-                    await store.erase("main", "user")
-                assert await store.repair() == 1
+        async with archived_redis.opened(any_server, tmp_path) as store:
+            await store.append("main", [click("e", user_id) for user_id in ("visitor", "user")])
+            await store.merge("main", "user", "visitor")
+            if is_archived:
+                await asyncio.to_thread(archived_redis.move_all, any_server, tmp_path)
+            visitor = users.user("main", "visitor")
+            any_server.client.delete(visitor.head, *([visitor.id_index] if is_archived else []))
+            with pytest.raises(StorageError, match="lisarec repair"):
                 await store.erase("main", "user")
-                for user_id in ("visitor", "user"):
-                    assert await store.events("main", user_id) == []
-
-        asyncio.run(law())
+            assert await store.repair() == 1
+            await store.erase("main", "user")
+            for user_id in ("visitor", "user"):
+                assert await store.events("main", user_id) == []

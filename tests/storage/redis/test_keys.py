@@ -50,39 +50,33 @@ class TestData:
 
         asyncio.run(law())
 
-    def test_states_without_events_for_long_expire_and_are_folded_again(self, any_server: RedisServer) -> None:
-        async def law() -> None:
-            async with opened(any_server.url) as store:
-                await store.append("main", [click("e")])
-                (key,) = any_server.client.keys("*:state:*")
-                assert any_server.client.ttl(key) == -1
-            async with opened(any_server.url, state_ttl_days=7) as store:
-                await store.append("main", [click("e2")])
-                assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400
-                any_server.client.pexpire(key, 1)
-                await asyncio.sleep(0.05)
-                assert await store.states("main", ["u"], GENERATION, max_missing=0) == [None]
-                await assert_state_is_fold_of_log(store)
-                assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
+    async def test_states_without_events_for_long_expire_and_are_folded_again(self, any_server: RedisServer) -> None:
+        async with opened(any_server.url) as store:
+            await store.append("main", [click("e")])
+            (key,) = any_server.client.keys("*:state:*")
+            assert any_server.client.ttl(key) == -1
+        async with opened(any_server.url, state_ttl_days=7) as store:
+            await store.append("main", [click("e2")])
+            assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400
+            any_server.client.pexpire(key, 1)
+            await asyncio.sleep(0.05)
+            assert await store.states("main", ["u"], GENERATION, max_missing=0) == [None]
+            await assert_state_is_fold_of_log(store)
+            assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
 
-        asyncio.run(law())
-
-    def test_a_state_takes_no_more_memory_after_thirty_times_as_many_events(self, server: RedisServer) -> None:
-        async def law() -> None:
-            async with opened(server.url) as store:
-                lengths, usage = [], []
-                for start, end in ((0, 200), (200, 3000), (3000, 6000)):
-                    for page in range(start, end, 1000):
-                        numbers = range(page, min(page + 1000, end))
-                        await store.append("main", [click(f"e{n}", item=n % 12) for n in numbers])
-                    (key,) = server.client.keys("*:state:*")
-                    lengths.append(server.client.strlen(key))
-                    usage.append(server.client.memory_usage(key))
-                assert len(set(lengths)) == 1
-                assert max(usage) - min(usage) <= UNSPLIT_BYTES
-                assert max(usage) < GENERATION.dtype.itemsize + 250  # its key, and what Redis adds
-
-        asyncio.run(law())
+    async def test_a_state_takes_no_more_memory_after_thirty_times_as_many_events(self, server: RedisServer) -> None:
+        async with opened(server.url) as store:
+            lengths, usage = [], []
+            for start, end in ((0, 200), (200, 3000), (3000, 6000)):
+                for page in range(start, end, 1000):
+                    numbers = range(page, min(page + 1000, end))
+                    await store.append("main", [click(f"e{n}", item=n % 12) for n in numbers])
+                (key,) = server.client.keys("*:state:*")
+                lengths.append(server.client.strlen(key))
+                usage.append(server.client.memory_usage(key))
+            assert len(set(lengths)) == 1
+            assert max(usage) - min(usage) <= UNSPLIT_BYTES
+            assert max(usage) < GENERATION.dtype.itemsize + 250  # its key, and what Redis adds
 
     @given(st.lists(st.tuples(st.text("ab/:%{}@.", min_size=1), st.text("ab/:%{}@.", min_size=1)), unique=True))
     def test_no_two_users_of_any_tenants_share_a_key(self, names: list[tuple[str, str]]) -> None:
@@ -92,57 +86,44 @@ class TestData:
         hash_tags = [key[key.index("{") + 1 : key.index("}")] for key in keys]
         assert set(hash_tags) <= {"p0", "p1", "p2", "p3"}
 
-    def test_prefixes_are_apart(self, any_server: RedisServer) -> None:
-        async def law() -> None:
-            async with opened(f"{any_server.url} one") as one, opened(f"{any_server.url} two") as two:
-                await one.append("main", [click("e")])
-                assert await two.states("main", ["u"], GENERATION) == [None]
-                assert {key.split(b":")[0] for key in any_server.client.scan_iter()} == {b"one", b"two"}
-
-        asyncio.run(law())
+    async def test_prefixes_are_apart(self, any_server: RedisServer) -> None:
+        async with opened(f"{any_server.url} one") as one, opened(f"{any_server.url} two") as two:
+            await one.append("main", [click("e")])
+            assert await two.states("main", ["u"], GENERATION) == [None]
+            assert {key.split(b":")[0] for key in any_server.client.scan_iter()} == {b"one", b"two"}
 
 
-def test_a_user_whose_id_looks_like_a_key_is_no_state_of_another(any_server: RedisServer) -> None:
+async def test_a_user_whose_id_looks_like_a_key_is_no_state_of_another(any_server: RedisServer) -> None:
     other, own = b"no model".hex(), GENERATION.tag.hex()
     users = ["x}:state:y", f"x}}:state:{other}:main/y", f"x}}:state:{own}:main/y", "x}:aside:y", "y"]
-
-    async def law() -> None:
-        async with opened(any_server.url) as store:
-            for user in users:
-                await store.append("main", [click(f"e{number}", user) for number in range(3)])
-            before = [
-                (await store.events("main", user), await store.states("main", [user], GENERATION)) for user in users
-            ]
-            assert await store.generations.drop(b"no model") == 0
-            states = [state.user_id async for page in store.generations.states(GENERATION.tag) for state in page]
-            assert sorted(states) == sorted(users)
-            await store.repair()
-            assert before == [
-                (await store.events("main", user), await store.states("main", [user], GENERATION)) for user in users
-            ]
-            for user in users:
-                (again,) = await store.append("main", [click("e0", user)])
-                assert again.duplicate
-            assert await store.generations.drop(GENERATION.tag) == len(users)
-
-    asyncio.run(law())
+    async with opened(any_server.url) as store:
+        for user in users:
+            await store.append("main", [click(f"e{number}", user) for number in range(3)])
+        before = [(await store.events("main", user), await store.states("main", [user], GENERATION)) for user in users]
+        assert await store.generations.drop(b"no model") == 0
+        states = [state.user_id async for page in store.generations.states(GENERATION.tag) for state in page]
+        assert sorted(states) == sorted(users)
+        await store.repair()
+        assert before == [
+            (await store.events("main", user), await store.states("main", [user], GENERATION)) for user in users
+        ]
+        for user in users:
+            (again,) = await store.append("main", [click("e0", user)])
+            assert again.duplicate
+        assert await store.generations.drop(GENERATION.tag) == len(users)
 
 
 @pytest.mark.parametrize("command", ["GET", "HDEL", "HSET", "SET"])
-def test_a_generation_that_is_activated_and_dropped_at_once_keeps_its_name(
+async def test_a_generation_that_is_activated_and_dropped_at_once_keeps_its_name(
     any_server: RedisServer, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     named = NamedGeneration("model", GENERATION.tag)
-
-    async def law() -> None:
-        async with opened(any_server.url) as store:
-            registry = store.generations
-            if command in ("GET", "HDEL"):
-                overtake(monkeypatch, command, lambda: registry.activate(named))
-                await registry.drop(named.tag)
-            else:
-                overtake(monkeypatch, command, lambda: registry.drop(named.tag))
-                await registry.activate(named)
-            assert [known.named for known in await registry.known()] == [named]
-
-    asyncio.run(law())
+    async with opened(any_server.url) as store:
+        registry = store.generations
+        if command in ("GET", "HDEL"):
+            overtake(monkeypatch, command, lambda: registry.activate(named))
+            await registry.drop(named.tag)
+        else:
+            overtake(monkeypatch, command, lambda: registry.drop(named.tag))
+            await registry.activate(named)
+        assert [known.named for known in await registry.known()] == [named]

@@ -48,38 +48,31 @@ class TestManyWriters:
 
         asyncio.run(law())
 
-    def test_a_refused_commit_is_folded_again_on_what_came_in_between(
+    async def test_a_refused_commit_is_folded_again_on_what_came_in_between(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Between reading and committing somebody else appends so much that the ring forgets the event's id."""
+        others = [click("contended", item=3), *(click(f"other{number}", item=4) for number in range(30))]
+        async with opened(any_server.url) as store, opened(any_server.url) as other:
+            interfere_once(monkeypatch, other, others)
+            answers = await store.append("main", [click("contended", item=3), click("own", item=5)])
+            assert [answer.duplicate for answer in answers] == [True, False]
+            assert await ids(store) == [*(event.event_id for event in others), "own"]
+            await assert_state_is_fold_of_log(store)
 
-        async def law() -> None:
-            others = [click("contended", item=3), *(click(f"other{number}", item=4) for number in range(30))]
-            async with opened(any_server.url) as store, opened(any_server.url) as other:
-                interfere_once(monkeypatch, other, others)
-                answers = await store.append("main", [click("contended", item=3), click("own", item=5)])
-                assert [answer.duplicate for answer in answers] == [True, False]
-                assert await ids(store) == [*(event.event_id for event in others), "own"]
-                await assert_state_is_fold_of_log(store)
-
-        asyncio.run(law())
-
-    def test_a_refused_user_holds_up_nobody_else_of_the_partition(
+    async def test_a_refused_user_holds_up_nobody_else_of_the_partition(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def law() -> None:
-            async with opened(any_server.url, partitions=1) as store, opened(any_server.url, partitions=1) as other:
-                interfere_once(monkeypatch, other, [click("other", "a")])
-                answers = await store.append("main", [click("own", "a"), click("own", "b"), click("other", "a")])
-                assert [answer.duplicate for answer in answers] == [False, False, True]
-                logs = {user_id: await store.events("main", user_id) for user_id in "ab"}
-                assert [entry.record.entry_id for entry in logs["a"]] == ["other", "own"]
-                assert [entry.seq for entry in logs["b"]] == [2]
-                assert [entry.seq for entry in logs["a"]] == [1, 3]
-                for user_id in "ab":
-                    await assert_state_is_fold_of_log(store, user_id)
-
-        asyncio.run(law())
+        async with opened(any_server.url, partitions=1) as store, opened(any_server.url, partitions=1) as other:
+            interfere_once(monkeypatch, other, [click("other", "a")])
+            answers = await store.append("main", [click("own", "a"), click("own", "b"), click("other", "a")])
+            assert [answer.duplicate for answer in answers] == [False, False, True]
+            logs = {user_id: await store.events("main", user_id) for user_id in "ab"}
+            assert [entry.record.entry_id for entry in logs["a"]] == ["other", "own"]
+            assert [entry.seq for entry in logs["b"]] == [2]
+            assert [entry.seq for entry in logs["a"]] == [1, 3]
+            for user_id in "ab":
+                await assert_state_is_fold_of_log(store, user_id)
 
     def test_what_a_refusal_says_holds_for_all_requests_of_the_next_round(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -115,29 +108,23 @@ class TestManyWriters:
             asyncio.run(law())
         assert len(refused) == 1
 
-    def test_a_resend_with_another_time_is_still_a_duplicate(self, any_server: RedisServer) -> None:
+    async def test_a_resend_with_another_time_is_still_a_duplicate(self, any_server: RedisServer) -> None:
         """The index of the log decides, not the ring with its low-water mark."""
+        async with opened(any_server.url) as store:
+            await store.append("main", [click(f"e{number}") for number in range(100)])
+            again = [click(f"e{number}", timestamp_us=1_800_000_000_000_000) for number in range(100)]
+            assert all(answer.duplicate for answer in await store.append("main", again))
+            await assert_state_is_fold_of_log(store)
 
-        async def law() -> None:
-            async with opened(any_server.url) as store:
-                await store.append("main", [click(f"e{number}") for number in range(100)])
-                again = [click(f"e{number}", timestamp_us=1_800_000_000_000_000) for number in range(100)]
-                assert all(answer.duplicate for answer in await store.append("main", again))
-                await assert_state_is_fold_of_log(store)
-
-        asyncio.run(law())
-
-    def test_who_is_always_too_slow_gives_up(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_who_is_always_too_slow_gives_up(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)
-
-        async def law() -> None:
-            async with opened(any_server.url) as store, opened(any_server.url) as other:
-                interfere_once(monkeypatch, other, [click("other")], for_s=1.1)
-                with pytest.raises(StorageUnavailable, match="concurrent writes changed the same users"):
-                    await store.append("main", [click("own")])
-                assert await ids(store) == ["other"]
-
-        asyncio.run(law())
+        async with opened(any_server.url) as store, opened(any_server.url) as other:
+            interfere_once(monkeypatch, other, [click("other")], for_s=1.1)
+            with pytest.raises(StorageUnavailable, match="concurrent writes changed the same users"):
+                await store.append("main", [click("own")])
+            assert await ids(store) == ["other"]
 
 
 def interfere_once(

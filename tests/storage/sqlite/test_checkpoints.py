@@ -72,7 +72,7 @@ def test_erasing_beside_a_reader_of_another_program_holds_nobody_up(tmp_path: Pa
     asyncio.run(law())
 
 
-def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short transactions that overlap, so that no checkpoint of SQLite's own ever finds a moment without a reader."""
     most = 1 << 20
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
@@ -89,26 +89,23 @@ def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, monkeyp
                 turn[number].clear()
                 connection.execute("COMMIT")
 
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        await store.append("main", [click("first")])
-        readers = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    await store.append("main", [click("first")])
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    for thread in readers:
+        thread.start()
+    try:
+        for batch in range(80):  # some 5 kB of log for each of the events
+            await store.append("main", [click(f"e{batch}-{n}", f"u{n}") for n in range(100)])
+        await until(lambda: log_bytes(tmp_path) <= most)
+    finally:
+        ended.set()
         for thread in readers:
-            thread.start()
-        try:
-            for batch in range(80):  # some 5 kB of log for each of the events
-                await store.append("main", [click(f"e{batch}-{n}", f"u{n}") for n in range(100)])
-            await until(lambda: log_bytes(tmp_path) <= most)
-        finally:
-            ended.set()
-            for thread in readers:
-                thread.join()
-        await store.close()
-
-    asyncio.run(law())
+            thread.join()
+    await store.close()
 
 
-def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_after_it(
+async def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No checkpoint can restart the log while a transaction reads what there was before it."""
@@ -116,21 +113,17 @@ def test_the_log_grows_beside_one_long_read_with_a_warning_and_is_emptied_after_
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "TURN_S", 0.02)
     monkeypatch.setattr(storage.sqlite.connections.checkpoints, "WARN_AFTER_TURNS", 2)
-
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        await store.append("main", [click("first")])
-        with reader(tmp_path):
-            batch = 0
-            while log_bytes(tmp_path) < 3 * most:
-                await store.append("main", [click(f"e{batch}-{n}", f"u{n}") for n in range(100)])
-                batch += 1
-            await until(lambda: "a long read of another program delays emptying" in caplog.text)
-            assert log_bytes(tmp_path) >= 3 * most
-        await until(lambda: log_bytes(tmp_path) <= most)
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    await store.append("main", [click("first")])
+    with reader(tmp_path):
+        batch = 0
+        while log_bytes(tmp_path) < 3 * most:
+            await store.append("main", [click(f"e{batch}-{n}", f"u{n}") for n in range(100)])
+            batch += 1
+        await until(lambda: "a long read of another program delays emptying" in caplog.text)
+        assert log_bytes(tmp_path) >= 3 * most
+    await until(lambda: log_bytes(tmp_path) <= most)
+    await store.close()
 
 
 def test_a_request_while_the_log_is_emptied_is_answered_after_the_next_time(tmp_path: Path) -> None:
@@ -158,80 +151,70 @@ def test_a_request_while_the_log_is_emptied_is_answered_after_the_next_time(tmp_
 
 
 class TestErasingInSteps:
-    def test_events_of_whoever_is_being_erased_are_refused_and_no_others(
+    async def test_events_of_whoever_is_being_erased_are_refused_and_no_others(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(corrections, "ERASED_AT_ONCE", 3)
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        await store.append("main", secret_events(300))
+        await store.merge("main", "gone", "visitor")
+        erasing = asyncio.ensure_future(store.erase("main", "gone"))
+        refused = 0
+        while not erasing.done():
+            of_erased, of_other = await asyncio.gather(
+                store.append("main", [click("x", "gone")]),
+                store.append("main", [click(f"e{refused}", "other")]),
+                return_exceptions=True,
+            )
+            assert not isinstance(of_other, BaseException)
+            if not isinstance(of_erased, StorageBusy):
+                break  # before the first step, or after the last one
+            refused += 1
+            assert await store.events("main", "gone") == []
+            assert await store.states("main", ["gone", "visitor"], GENERATION) == [None, None]
+            assert (await store.seen_items("main", "gone")).item_ids == set()
+            pages = [entry.record.user_id async for page in store.log() for _, entry in page.entries]
+            assert set(pages) == {"other"}
+        await erasing
+        assert refused
+        (result,) = await store.append("main", [click("SECRET-7", "gone")])
+        assert not result.duplicate
+        await store.append("main", [click("a", "visitor")])
+        assert (await store.events("main", "gone"))[-1].record.entry_id == "SECRET-7"
+        assert [entry.record.entry_id for entry in await store.events("main", "visitor")] == ["a"]
+        await store.close()
 
-        async def law() -> None:
-            store = await SQLiteStore.open(tmp_path, [GENERATION])
-            await store.append("main", secret_events(300))
-            await store.merge("main", "gone", "visitor")
-            erasing = asyncio.ensure_future(store.erase("main", "gone"))
-            refused = 0
-            while not erasing.done():
-                of_erased, of_other = await asyncio.gather(
-                    store.append("main", [click("x", "gone")]),
-                    store.append("main", [click(f"e{refused}", "other")]),
-                    return_exceptions=True,
-                )
-                assert not isinstance(of_other, BaseException)
-                if not isinstance(of_erased, StorageBusy):
-                    break  # before the first step, or after the last one
-                refused += 1
-                assert await store.events("main", "gone") == []
-                assert await store.states("main", ["gone", "visitor"], GENERATION) == [None, None]
-                assert (await store.seen_items("main", "gone")).item_ids == set()
-                pages = [entry.record.user_id async for page in store.log() for _, entry in page.entries]
-                assert set(pages) == {"other"}
-            await erasing
-            assert refused
-            (result,) = await store.append("main", [click("SECRET-7", "gone")])
-            assert not result.duplicate
-            await store.append("main", [click("a", "visitor")])
-            assert (await store.events("main", "gone"))[-1].record.entry_id == "SECRET-7"
-            assert [entry.record.entry_id for entry in await store.events("main", "visitor")] == ["a"]
-            await store.close()
+    async def test_nobody_is_merged_with_whoever_is_being_erased_nor_gets_properties(self, tmp_path: Path) -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        await store.append("main", [click("a", "gone"), click("b", "other")])
+        database = Database(tmp_path / FILE_NAME, 100)
+        await database.write(lambda db: corrections.begin_erasure(db, "main", "gone"))
+        await database.close()
+        for change in (
+            store.merge("main", "gone", "other"),
+            store.merge("main", "other", "gone"),
+            store.properties.put_of_user("main", "gone", {"plan": "free"}),
+        ):
+            with pytest.raises(StorageBusy):
+                await change
+        assert [entry.record.entry_id for entry in await store.events("main", "other")] == ["b"]
+        await store.erase("main", "gone")
+        assert await store.merge("main", "gone", "other")
+        assert (await store.events("main", "gone"))[0].record.entry_id.endswith("/b")
+        await store.close()
 
-        asyncio.run(law())
-
-    def test_nobody_is_merged_with_whoever_is_being_erased_nor_gets_properties(self, tmp_path: Path) -> None:
-        async def law() -> None:
-            store = await SQLiteStore.open(tmp_path, [GENERATION])
-            await store.append("main", [click("a", "gone"), click("b", "other")])
-            database = Database(tmp_path / FILE_NAME, 100)
-            await database.write(lambda db: corrections.begin_erasure(db, "main", "gone"))
-            await database.close()
-            for change in (
-                store.merge("main", "gone", "other"),
-                store.merge("main", "other", "gone"),
-                store.properties.put_of_user("main", "gone", {"plan": "free"}),
-            ):
-                with pytest.raises(StorageBusy):
-                    await change
-            assert [entry.record.entry_id for entry in await store.events("main", "other")] == ["b"]
-            await store.erase("main", "gone")
-            assert await store.merge("main", "gone", "other")
-            assert (await store.events("main", "gone"))[0].record.entry_id.endswith("/b")
-            await store.close()
-
-        asyncio.run(law())
-
-    def test_an_erasure_that_was_interrupted_ends_when_the_store_is_opened(self, tmp_path: Path) -> None:
-        async def law() -> None:
-            store = await SQLiteStore.open(tmp_path, [GENERATION])
-            await store.append("main", [*secret_events(20), click("kept", "other")])
-            await store.merge("main", "gone", "visitor")
-            await store.close()
-            database = Database(tmp_path / FILE_NAME, 100)
-            await database.write(lambda db: corrections.begin_erasure(db, "main", "visitor"))
-            await database.close()
-            store = await SQLiteStore.open(tmp_path, [GENERATION])
-            for user_id in ("gone", "visitor"):
-                await store.append("main", [click("back", user_id)])
-                assert [entry.record.entry_id for entry in await store.events("main", user_id)] == ["back"]
-            assert len(await store.events("main", "other")) == 1
-            await store.close()
-            assert SECRET not in (tmp_path / FILE_NAME).read_bytes()
-
-        asyncio.run(law())
+    async def test_an_erasure_that_was_interrupted_ends_when_the_store_is_opened(self, tmp_path: Path) -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        await store.append("main", [*secret_events(20), click("kept", "other")])
+        await store.merge("main", "gone", "visitor")
+        await store.close()
+        database = Database(tmp_path / FILE_NAME, 100)
+        await database.write(lambda db: corrections.begin_erasure(db, "main", "visitor"))
+        await database.close()
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        for user_id in ("gone", "visitor"):
+            await store.append("main", [click("back", user_id)])
+            assert [entry.record.entry_id for entry in await store.events("main", user_id)] == ["back"]
+        assert len(await store.events("main", "other")) == 1
+        await store.close()
+        assert SECRET not in (tmp_path / FILE_NAME).read_bytes()

@@ -46,7 +46,9 @@ def reader(database: Database, tmp_path: Path) -> Iterator[InlineReader]:
     files.close()
 
 
-def test_states_read_on_the_loop_equal_those_of_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_states_read_on_the_loop_equal_those_of_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Users with and without a log, merged ones, and ones of whom the generation lacks entries."""
 
     monkeypatch.setattr(sqlite_database, "SLOW_READ_S", inf)  # on a busy machine any read may take long
@@ -57,54 +59,47 @@ def test_states_read_on_the_loop_equal_those_of_the_threads(tmp_path: Path, monk
         assert threading.get_ident() != here  # services of other tests, which have loops of their own, may call it
         return read_by_thread(database, query)
 
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        for number, user in enumerate(USERS[:60]):
-            await store.append("main", [click(f"{user}-{place}", user) for place in range(1 + number % 3)])
-        await store.merge("main", USERS[0], USERS[1])
-        newer = make_newer()
-        for generation in (GENERATION, newer):
-            with patch.object(Database, "read_now", return_value=None):
-                by_threads = await store.states("main", [*USERS, USERS[3]], generation)
-            with patch.object(Database, "read", read):  # states are complete now
-                assert await store.states("main", [*USERS, USERS[3]], generation) == by_threads
-        store.serve_generations([newer])
-        await store.append("main", [click("behind", USERS[5])])
-        (value,) = await store.states("main", [USERS[5]], GENERATION)
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    for number, user in enumerate(USERS[:60]):
+        await store.append("main", [click(f"{user}-{place}", user) for place in range(1 + number % 3)])
+    await store.merge("main", USERS[0], USERS[1])
+    newer = make_newer()
+    for generation in (GENERATION, newer):
         with patch.object(Database, "read_now", return_value=None):
-            assert await store.states("main", [USERS[5]], GENERATION) == [value]
-        await store.close()
-
-    asyncio.run(law())
+            by_threads = await store.states("main", [*USERS, USERS[3]], generation)
+        with patch.object(Database, "read", read):  # states are complete now
+            assert await store.states("main", [*USERS, USERS[3]], generation) == by_threads
+    store.serve_generations([newer])
+    await store.append("main", [click("behind", USERS[5])])
+    (value,) = await store.states("main", [USERS[5]], GENERATION)
+    with patch.object(Database, "read_now", return_value=None):
+        assert await store.states("main", [USERS[5]], GENERATION) == [value]
+    await store.close()
 
 
 @pytest.mark.parametrize("length", [0, 1, SHORT_LOG, SHORT_LOG + 1])
-def test_a_log_read_on_the_loop_is_that_of_the_threads(
+async def test_a_log_read_on_the_loop_is_that_of_the_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     monkeypatch.setattr(sqlite_database, "SLOW_READ_S", inf)
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    if length:
+        await store.append("main", [click(f"e{place}", "u", place % 3) for place in range(length)])
+    filters = EventFilter(since_us={"click": 0.0}, timed_types=["click"], state_of=GENERATION)
 
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        if length:
-            await store.append("main", [click(f"e{place}", "u", place % 3) for place in range(length)])
-        filters = EventFilter(since_us={"click": 0.0}, timed_types=["click"], state_of=GENERATION)
+    async def read() -> dict[str, object]:
+        seen = await store.seen_items("main", "u", filters)
+        parts = ("item_ids", "left_out", "timed_items", "times_us", "is_complete", "state")
+        return {name: getattr(seen, name) for name in parts}
 
-        async def read() -> dict[str, object]:
-            seen = await store.seen_items("main", "u", filters)
-            parts = ("item_ids", "left_out", "timed_items", "times_us", "is_complete", "state")
-            return {name: getattr(seen, name) for name in parts}
-
-        with patch.object(Database, "read_now", return_value=None):
-            by_threads = await read()
-        with patch.object(Database, "read", side_effect=AssertionError):
-            found = await read()
-        assert found == by_threads
-        assert len(found["times_us"]) == length  # type: ignore[arg-type]
-        assert (found["state"] is None) == (length > SHORT_LOG)
-        await store.close()
-
-    asyncio.run(law())
+    with patch.object(Database, "read_now", return_value=None):
+        by_threads = await read()
+    with patch.object(Database, "read", side_effect=AssertionError):
+        found = await read()
+    assert found == by_threads
+    assert len(found["times_us"]) == length  # type: ignore[arg-type]
+    assert (found["state"] is None) == (length > SHORT_LOG)
+    await store.close()
 
 
 def test_after_a_slow_read_threads_read_for_a_while(reader: InlineReader) -> None:

@@ -49,28 +49,24 @@ DAMAGES = [remove, remove_log, remove_index, replace, move_away]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_at_once(
+async def test_nothing_is_acknowledged_any_more_and_the_reason_is_known_at_once(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     directory = tmp_path / "state"
-
-    async def law() -> None:
-        store = await SQLiteStore.open(directory, [GENERATION])
-        await store.append("main", [click("before")])
-        assert store.failure is None
-        damage(directory)
-        with pytest.raises(StorageUnavailable, match=r"cannot be found|was replaced"):
-            await store.append("main", [click("into the void")])
-        assert store.failure is not None
-        with pytest.raises(StorageUnavailable):
-            await store.states("main", ["u"], GENERATION)
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(directory, [GENERATION])
+    await store.append("main", [click("before")])
+    assert store.failure is None
+    damage(directory)
+    with pytest.raises(StorageUnavailable, match=r"cannot be found|was replaced"):
+        await store.append("main", [click("into the void")])
+    assert store.failure is not None
+    with pytest.raises(StorageUnavailable):
+        await store.states("main", ["u"], GENERATION)
+    await store.close()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_it_is_noticed_within_a_second_without_any_request(
+async def test_it_is_noticed_within_a_second_without_any_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
 ) -> None:
     """By the first check that begins afterwards; between two checks there is at most half a second."""
@@ -82,17 +78,13 @@ def test_it_is_noticed_within_a_second_without_any_request(
         checks.append((files, files.failure is None))
 
     monkeypatch.setattr(OpenFiles, "check", noted_check)
-
-    async def law() -> None:
-        store = await SQLiteStore.open(directory, [GENERATION])
-        damage(directory)
-        before = len(checks)
-        await until(lambda: store.failure is not None)
-        (damaged,) = {files for files, has_passed in checks[before:] if not has_passed}  # other stores may be open, too
-        assert sum(has_passed for files, has_passed in checks[before:] if files is damaged) <= 1  # it had begun before
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(directory, [GENERATION])
+    damage(directory)
+    before = len(checks)
+    await until(lambda: store.failure is not None)
+    (damaged,) = {files for files, has_passed in checks[before:] if not has_passed}  # other stores may be open, too
+    assert sum(has_passed for files, has_passed in checks[before:] if files is damaged) <= 1  # it had begun before
+    await store.close()
 
 
 def test_a_file_that_is_damaged_while_it_is_opened_is_named(tmp_path: Path) -> None:
@@ -230,88 +222,73 @@ async def logged_ids(store: SQLiteStore) -> set[str]:
 
 class TestOverwrittenInPlace:
     @pytest.mark.parametrize("damage", OVERWRITES)
-    def test_nothing_is_acknowledged_by_any_process_and_the_right_files_heal(
+    async def test_nothing_is_acknowledged_by_any_process_and_the_right_files_heal(
         self, tmp_path: Path, damage: Callable[[Path, Path], None]
     ) -> None:
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
+        store, other = [await SQLiteStore.open(directory, [GENERATION]) for _ in range(2)]
+        appended = await grow([store, other], directory, [older, newer])
+        damage(directory, older)
+        with pytest.raises(StorageUnavailable, match=r"overwritten|cut off|cannot be found|SQLite failed"):
+            await store.append("main", [click("into the void", "u0")])
+        for one in (store, other):  # the other one without any request
+            await until_failure(one, is_there=True)
+            with pytest.raises(StorageUnavailable):
+                await one.states("main", ["u0"], GENERATION)
+            with pytest.raises(StorageUnavailable):
+                await one.append("main", [click("into the void", "u0")])
+        if (directory / f"{FILE_NAME}-wal").exists() and damage is not restore_by_sqlite:
+            for part in PARTS[:2]:
+                shutil.copyfile(newer / f"{FILE_NAME}{part}", directory / f"{FILE_NAME}{part}")
+            for one in (store, other):
+                await until_failure(one, is_there=False)
+                await one.append("main", [click("healed", "u0")])
+                assert await logged_ids(one) == {*appended, "healed"}
+                for state in await one.states("main", ["u0", "u1", "u2"], GENERATION):
+                    assert state is not None
+        await other.close()
+        await store.close()
 
-        async def law() -> None:
-            store, other = [await SQLiteStore.open(directory, [GENERATION]) for _ in range(2)]
-            appended = await grow([store, other], directory, [older, newer])
-            damage(directory, older)
-            with pytest.raises(StorageUnavailable, match=r"overwritten|cut off|cannot be found|SQLite failed"):
-                await store.append("main", [click("into the void", "u0")])
-            for one in (store, other):  # the other one without any request
-                await until_failure(one, is_there=True)
-                with pytest.raises(StorageUnavailable):
-                    await one.states("main", ["u0"], GENERATION)
-                with pytest.raises(StorageUnavailable):
-                    await one.append("main", [click("into the void", "u0")])
-            if (directory / f"{FILE_NAME}-wal").exists() and damage is not restore_by_sqlite:
-                for part in PARTS[:2]:
-                    shutil.copyfile(newer / f"{FILE_NAME}{part}", directory / f"{FILE_NAME}{part}")
-                for one in (store, other):
-                    await until_failure(one, is_there=False)
-                    await one.append("main", [click("healed", "u0")])
-                    assert await logged_ids(one) == {*appended, "healed"}
-                    for state in await one.states("main", ["u0", "u1", "u2"], GENERATION):
-                        assert state is not None
-            await other.close()
-            await store.close()
-
-        asyncio.run(law())
-
-    def test_a_service_that_ends_copies_nothing_into_other_files(self, tmp_path: Path) -> None:
+    async def test_a_service_that_ends_copies_nothing_into_other_files(self, tmp_path: Path) -> None:
         """SQLite itself copies the write-ahead log into whatever is there, and removes it."""
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
+        store = await SQLiteStore.open(directory, [GENERATION])
+        appended = await grow([store], directory, [older, newer])
+        overwrite(directory, older)
+        await until_failure(store, is_there=True)
+        await store.close()
+        assert (directory / FILE_NAME).read_bytes() == (older / FILE_NAME).read_bytes()
+        assert (directory / f"{FILE_NAME}-wal").stat().st_size
+        shutil.copyfile(newer / FILE_NAME, directory / FILE_NAME)
+        again = await SQLiteStore.open(directory, [GENERATION])
+        assert await logged_ids(again) == set(appended)
+        await again.close()
 
-        async def law() -> None:
-            store = await SQLiteStore.open(directory, [GENERATION])
-            appended = await grow([store], directory, [older, newer])
-            overwrite(directory, older)
-            await until_failure(store, is_there=True)
-            await store.close()
-            assert (directory / FILE_NAME).read_bytes() == (older / FILE_NAME).read_bytes()
-            assert (directory / f"{FILE_NAME}-wal").stat().st_size
-            shutil.copyfile(newer / FILE_NAME, directory / FILE_NAME)
-            again = await SQLiteStore.open(directory, [GENERATION])
-            assert await logged_ids(again) == set(appended)
-            await again.close()
-
-        asyncio.run(law())
-
-    def test_an_older_main_file_beside_the_log_of_a_newer_one_is_not_opened(self, tmp_path: Path) -> None:
+    async def test_an_older_main_file_beside_the_log_of_a_newer_one_is_not_opened(self, tmp_path: Path) -> None:
         directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
+        store = await SQLiteStore.open(directory, [GENERATION])
+        appended = await grow([store], directory, [older])
+        checkpoint(directory, "TRUNCATE")  # so that the next commit begins another log
+        appended += await grow([store], directory, [newer])
+        await store.close()
+        started = tmp_path / "started"
+        started.mkdir()
+        shutil.copyfile(older / FILE_NAME, started / FILE_NAME)
+        shutil.copyfile(newer / f"{FILE_NAME}-wal", started / f"{FILE_NAME}-wal")
+        with pytest.raises(StorageUnavailable, match="were together"):
+            await SQLiteStore.open(started, [GENERATION])
+        shutil.copyfile(newer / FILE_NAME, started / FILE_NAME)
+        again = await SQLiteStore.open(started, [GENERATION])
+        assert await logged_ids(again) == set(appended)
+        await again.close()
 
-        async def law() -> None:
-            store = await SQLiteStore.open(directory, [GENERATION])
-            appended = await grow([store], directory, [older])
-            checkpoint(directory, "TRUNCATE")  # so that the next commit begins another log
-            appended += await grow([store], directory, [newer])
+    async def test_numbers_of_commits_may_begin_anew(self, tmp_path: Path) -> None:
+        for number in (2**31 - 3, -3):
+            with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+                connection.execute(f"PRAGMA application_id = {number}")
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            for place in range(6):
+                await store.append("main", [click(f"{number} {place}")])
+                checkpoint(tmp_path)
+            assert store.failure is None
             await store.close()
-            started = tmp_path / "started"
-            started.mkdir()
-            shutil.copyfile(older / FILE_NAME, started / FILE_NAME)
-            shutil.copyfile(newer / f"{FILE_NAME}-wal", started / f"{FILE_NAME}-wal")
-            with pytest.raises(StorageUnavailable, match="were together"):
-                await SQLiteStore.open(started, [GENERATION])
-            shutil.copyfile(newer / FILE_NAME, started / FILE_NAME)
-            again = await SQLiteStore.open(started, [GENERATION])
-            assert await logged_ids(again) == set(appended)
-            await again.close()
-
-        asyncio.run(law())
-
-    def test_numbers_of_commits_may_begin_anew(self, tmp_path: Path) -> None:
-        async def law() -> None:
-            for number in (2**31 - 3, -3):
-                with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
-                    connection.execute(f"PRAGMA application_id = {number}")
-                store = await SQLiteStore.open(tmp_path, [GENERATION])
-                for place in range(6):
-                    await store.append("main", [click(f"{number} {place}")])
-                    checkpoint(tmp_path)
-                assert store.failure is None
-                await store.close()
-
-        asyncio.run(law())

@@ -43,129 +43,108 @@ def change(directory: Path, sql: str) -> None:
         connection.execute(sql)
 
 
-def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Path) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
-        with write_lock(tmp_path):
-            first = await begun(store, click("first"))  # and waits for the lock
-            accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
-            await asyncio.sleep(0)
-            with pytest.raises(StorageBusy):
-                await store.append("main", [click("too much")])
-        await asyncio.gather(first, *accepted)
-        log = await store.events("main", "u")
-        assert [entry.record.entry_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
-        await store.close()
-
-    asyncio.run(law())
+async def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+    with write_lock(tmp_path):
+        first = await begun(store, click("first"))  # and waits for the lock
+        accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
+        await asyncio.sleep(0)
+        with pytest.raises(StorageBusy):
+            await store.append("main", [click("too much")])
+    await asyncio.gather(first, *accepted)
+    log = await store.events("main", "u")
+    assert [entry.record.entry_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+    await store.close()
 
 
-def test_an_empty_queue_accepts_more_at_once_than_may_wait(tmp_path: Path) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
-        await store.append("main", [click(f"e{number}") for number in range(11)])
-        assert len(await store.events("main", "u")) == 11
-        await store.close()
-
-    asyncio.run(law())
+async def test_an_empty_queue_accepts_more_at_once_than_may_wait(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+    await store.append("main", [click(f"e{number}") for number in range(11)])
+    assert len(await store.events("main", "u")) == 11
+    await store.close()
 
 
-def test_visits_of_many_users_leave_room_for_events(tmp_path: Path) -> None:
+async def test_visits_of_many_users_leave_room_for_events(tmp_path: Path) -> None:
     """A flush of trends may have ten times as many visits as events may wait."""
-
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        visits = [Visit("cup", number.to_bytes(4, "big"), 1.0) for number in range(100_000)]
-        with write_lock(tmp_path):
-            first = await begun(store, click("first"))  # and waits for the lock
-            flush = asyncio.ensure_future(store.add_visits("main", visits))
-            await asyncio.sleep(0)
-            appended = asyncio.ensure_future(store.append("main", [click(f"e{number}") for number in range(1_000)]))
-            await asyncio.sleep(0)
-        await asyncio.gather(first, appended, flush)
-        assert await store.trends("main", 1)
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    visits = [Visit("cup", number.to_bytes(4, "big"), 1.0) for number in range(100_000)]
+    with write_lock(tmp_path):
+        first = await begun(store, click("first"))  # and waits for the lock
+        flush = asyncio.ensure_future(store.add_visits("main", visits))
+        await asyncio.sleep(0)
+        appended = asyncio.ensure_future(store.append("main", [click(f"e{number}") for number in range(1_000)]))
+        await asyncio.sleep(0)
+    await asyncio.gather(first, appended, flush)
+    assert await store.trends("main", 1)
+    await store.close()
 
 
-def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its_own_answers(tmp_path: Path) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        with write_lock(tmp_path):
-            await asyncio.sleep(0)
-            events = [click(f"e{n % 70}", f"user{n % 7}", n % 14, START_US - n) for n in range(150)]
-            requests = [events[start : start + 3] for start in range(0, len(events), 3)]
-            waiting = [asyncio.ensure_future(store.append("main", request)) for request in requests]
-            await asyncio.sleep(0)  # all of them are in the queue
-        answers = [answer for some in await asyncio.gather(*waiting) for answer in some]
-        assert [answer.duplicate for answer in answers] == [False] * 70 + [True] * 80
-        assert [answer.unknown_item for answer in answers[:70]] == [n % 14 >= KNOWN_ITEMS for n in range(70)]
-        for number in range(7):
-            log = [entry.record for entry in await store.events("main", f"user{number}")]
-            assert log == [event for event in events[:70] if event.user_id == f"user{number}"]
-            assert_state_is((await store.states("main", [f"user{number}"], GENERATION))[0], fold(GENERATION, log))
-        await store.close()
-
-    asyncio.run(law())
-
-
-def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        with write_lock(tmp_path):
-            first = await begun(store, click("first"))
-            waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]
-            await asyncio.sleep(0)
-            first.cancel()  # its group has begun: it is applied, nobody hears of it
-            waiting[1].cancel()
-            await asyncio.sleep(0)
-        await asyncio.gather(waiting[0], waiting[2])
-        assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
-        await store.close()
-
-    asyncio.run(law())
+async def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its_own_answers(
+    tmp_path: Path,
+) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    with write_lock(tmp_path):
+        await asyncio.sleep(0)
+        events = [click(f"e{n % 70}", f"user{n % 7}", n % 14, START_US - n) for n in range(150)]
+        requests = [events[start : start + 3] for start in range(0, len(events), 3)]
+        waiting = [asyncio.ensure_future(store.append("main", request)) for request in requests]
+        await asyncio.sleep(0)  # all of them are in the queue
+    answers = [answer for some in await asyncio.gather(*waiting) for answer in some]
+    assert [answer.duplicate for answer in answers] == [False] * 70 + [True] * 80
+    assert [answer.unknown_item for answer in answers[:70]] == [n % 14 >= KNOWN_ITEMS for n in range(70)]
+    for number in range(7):
+        log = [entry.record for entry in await store.events("main", f"user{number}")]
+        assert log == [event for event in events[:70] if event.user_id == f"user{number}"]
+        assert_state_is((await store.states("main", [f"user{number}"], GENERATION))[0], fold(GENERATION, log))
+    await store.close()
 
 
-def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
-        with write_lock(tmp_path):  # so that the requests form a group
-            first = await begun(store, click("first"))
-            requests = [[click("a")], too_large_for_sqlite, [click("b")]]
-            waiting = [asyncio.ensure_future(store.append("main", events)) for events in requests]
-            await asyncio.sleep(0)
-        before, odd, after = await asyncio.gather(*waiting, return_exceptions=True)
-        await first
-        assert isinstance(odd, StorageError)
-        assert not isinstance(before, BaseException)
-        assert not isinstance(after, BaseException)
-        log = [entry.record for entry in await store.events("main", "u")]
-        assert [event.entry_id for event in log] == ["first", "a", "b"]
-        assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
-        await store.close()
-
-    asyncio.run(law())
+async def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    with write_lock(tmp_path):
+        first = await begun(store, click("first"))
+        waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()  # its group has begun: it is applied, nobody hears of it
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(waiting[0], waiting[2])
+    assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
+    await store.close()
 
 
-def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
+async def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
+    with write_lock(tmp_path):  # so that the requests form a group
+        first = await begun(store, click("first"))
+        requests = [[click("a")], too_large_for_sqlite, [click("b")]]
+        waiting = [asyncio.ensure_future(store.append("main", events)) for events in requests]
+        await asyncio.sleep(0)
+    before, odd, after = await asyncio.gather(*waiting, return_exceptions=True)
+    await first
+    assert isinstance(odd, StorageError)
+    assert not isinstance(before, BaseException)
+    assert not isinstance(after, BaseException)
+    log = [entry.record for entry in await store.events("main", "u")]
+    assert [event.entry_id for event in log] == ["first", "a", "b"]
+    assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
+    await store.close()
+
+
+async def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage.sqlite.database, "BUSY_TIMEOUT_S", 0.2)
-
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        with write_lock(tmp_path):
-            waiting = [store.append("main", [click(f"e{number}")]) for number in range(5)]
-            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [StorageUnavailable] * 5
-        assert len({id(outcome) for outcome in outcomes}) == 5
-        await store.append("main", [click("later")])
-        assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["later"]
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    with write_lock(tmp_path):
+        waiting = [store.append("main", [click(f"e{number}")]) for number in range(5)]
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StorageUnavailable] * 5
+    assert len({id(outcome) for outcome in outcomes}) == 5
+    await store.append("main", [click("later")])
+    assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["later"]
+    await store.close()
 
 
 @pytest.mark.parametrize(
@@ -176,48 +155,41 @@ def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
         "UPDATE states SET value = CAST(x'63' || substr(value, 2) AS BLOB)",  # another layout version
     ],
 )
-def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, damage: str) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        events = [click(f"e{number}", item=number % 12) for number in range(30)]
-        await store.append("main", events)
-        (value,) = await store.states("main", ["u"], GENERATION)
-        change(tmp_path, damage)
-        assert await store.states("main", ["u"], GENERATION) == [value]
-        change(tmp_path, damage)
-        await store.append("main", [click("one more")])
-        assert_state_is(
-            (await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, [*events, click("one more")])
-        )
-        await store.close()
-
-    asyncio.run(law())
+async def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, damage: str) -> None:
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    events = [click(f"e{number}", item=number % 12) for number in range(30)]
+    await store.append("main", events)
+    (value,) = await store.states("main", ["u"], GENERATION)
+    change(tmp_path, damage)
+    assert await store.states("main", ["u"], GENERATION) == [value]
+    change(tmp_path, damage)
+    await store.append("main", [click("one more")])
+    assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, [*events, click("one more")]))
+    await store.close()
 
 
-def test_a_short_log_comes_with_the_state_that_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_log_comes_with_the_state_that_is_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage.sqlite.states, "SHORT_LOG", 4)
-
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        with_state = EventFilter(state_of=GENERATION)
-        nobody = await store.seen_items("main", "u", with_state)
-        assert (nobody.item_ids, nobody.state) == (set(), ReadState(None))
-        for entries in range(1, 7):
-            await store.append("main", [click(f"e{entries}", item=entries)])
-            for limit in (2, 4, 100):
-                seen = await store.seen_items("main", "u", with_state, limit=limit)
-                plain = await store.seen_items("main", "u", limit=limit)
-                assert (seen.item_ids, seen.is_complete) == (plain.item_ids, plain.is_complete)
-                (value,) = await store.states("main", ["u"], GENERATION)
-                assert seen.state == (ReadState(value) if entries <= 4 or limit <= 4 else None)
-        behind = await store.seen_items("main", "u", EventFilter(state_of=make_newer()), limit=4)
-        assert (len(behind.item_ids), behind.state) == (4, None)
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    with_state = EventFilter(state_of=GENERATION)
+    nobody = await store.seen_items("main", "u", with_state)
+    assert (nobody.item_ids, nobody.state) == (set(), ReadState(None))
+    for entries in range(1, 7):
+        await store.append("main", [click(f"e{entries}", item=entries)])
+        for limit in (2, 4, 100):
+            seen = await store.seen_items("main", "u", with_state, limit=limit)
+            plain = await store.seen_items("main", "u", limit=limit)
+            assert (seen.item_ids, seen.is_complete) == (plain.item_ids, plain.is_complete)
+            (value,) = await store.states("main", ["u"], GENERATION)
+            assert seen.state == (ReadState(value) if entries <= 4 or limit <= 4 else None)
+    behind = await store.seen_items("main", "u", EventFilter(state_of=make_newer()), limit=4)
+    assert (len(behind.item_ids), behind.state) == (4, None)
+    await store.close()
 
 
-def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full, and another model was activated: what is logged can still be folded for it."""
     connections = []
     connect = storage.sqlite.database.connect
@@ -227,43 +199,33 @@ def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatch: pyt
         return connections[-1]
 
     monkeypatch.setattr(storage.sqlite.database, "connect", connect_and_remember)
-
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION])
-        events = [click(f"e{n}", item=n) for n in range(10)]
-        await store.append("main", events)
-        for db in connections[1:]:  # the first one, which made the file, is closed
-            (pages,) = db.execute("PRAGMA page_count").fetchone()
-            db.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(StorageUnavailable, match="full"):
-            await store.append("main", [click(f"e{n}", f"user{n}") for n in range(200)])
-        for _ in range(2):
-            (value,) = await store.states("main", ["u"], make_newer())
-            assert_state_is(value, fold(make_newer(), events))
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(tmp_path, [GENERATION])
+    events = [click(f"e{n}", item=n) for n in range(10)]
+    await store.append("main", events)
+    for db in connections[1:]:  # the first one, which made the file, is closed
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageUnavailable, match="full"):
+        await store.append("main", [click(f"e{n}", f"user{n}") for n in range(200)])
+    for _ in range(2):
+        (value,) = await store.states("main", ["u"], make_newer())
+        assert_state_is(value, fold(make_newer(), events))
+    await store.close()
 
 
-def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    async def law() -> None:
-        await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
-        change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-        with pytest.raises(StorageError, match=r"newer lisarec.*another directory"):
+async def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
+    change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(StorageError, match=r"newer lisarec.*another directory"):
+        await SQLiteStore.open(tmp_path, [GENERATION])
+
+
+async def test_an_earlier_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
+    for version in range(1, SCHEMA_VERSION):
+        change(tmp_path, f"PRAGMA user_version = {version}")
+        with pytest.raises(StorageError, match=r"earlier lisarec.*backup.*restore.*another directory"):
             await SQLiteStore.open(tmp_path, [GENERATION])
-
-    asyncio.run(law())
-
-
-def test_an_earlier_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    async def law() -> None:
-        await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
-        for version in range(1, SCHEMA_VERSION):
-            change(tmp_path, f"PRAGMA user_version = {version}")
-            with pytest.raises(StorageError, match=r"earlier lisarec.*backup.*restore.*another directory"):
-                await SQLiteStore.open(tmp_path, [GENERATION])
-
-    asyncio.run(law())
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -283,7 +245,7 @@ def test_commits_are_synced(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
+async def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage.sqlite.append, "MAX_MISSING_ENTRIES", 5)
@@ -297,27 +259,24 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
             row = connection.execute(sql, (newer.tag,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    async def law() -> None:
-        older = await SQLiteStore.open(tmp_path, [GENERATION])
-        await older.append("main", logged)
-        await older.close()
-        store = await SQLiteStore.open(tmp_path, [newer])
-        requests = [[click("new")], [click("other", user_id="v")], [click("newest", item=3)]]
-        await asyncio.gather(*(store.append("main", events) for events in requests))
-        await until(lambda: through_seq() >= 40)
-        await store.append("main", [click("last")])
-        assert through_seq() == 44  # again every event keeps it fresh
-        log = [entry.record for entry in await store.events("main", "u")]
-        (value,) = await store.states("main", ["u"], newer)
-        assert [event.entry_id for event in log[:-3]] == [event.event_id for event in logged]
-        assert {event.entry_id for event in log[-3:]} == {"new", "newest", "last"}
-        assert_state_is(value, fold(newer, log))
-        await store.close()
-
-    asyncio.run(law())
+    older = await SQLiteStore.open(tmp_path, [GENERATION])
+    await older.append("main", logged)
+    await older.close()
+    store = await SQLiteStore.open(tmp_path, [newer])
+    requests = [[click("new")], [click("other", user_id="v")], [click("newest", item=3)]]
+    await asyncio.gather(*(store.append("main", events) for events in requests))
+    await until(lambda: through_seq() >= 40)
+    await store.append("main", [click("last")])
+    assert through_seq() == 44  # again every event keeps it fresh
+    log = [entry.record for entry in await store.events("main", "u")]
+    (value,) = await store.states("main", ["u"], newer)
+    assert [event.entry_id for event in log[:-3]] == [event.event_id for event in logged]
+    assert {event.entry_id for event in log[-3:]} == {"new", "newest", "last"}
+    assert_state_is(value, fold(newer, log))
+    await store.close()
 
 
-def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.sqlite.append, "MAX_MISSING_ENTRIES", 5)
     is_folding, may_go_on = threading.Event(), threading.Event()
     newer = make_generation(tag=b"gen two\0", seed=1)
@@ -327,47 +286,41 @@ def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, monkeyp
         may_go_on.wait()
         return storage.sqlite.log.log_entries(*arguments)
 
-    async def law() -> None:
-        older = await SQLiteStore.open(tmp_path, [GENERATION])
-        await older.append("main", [click(f"e{number}") for number in range(10)])
-        await older.close()
-        store = await SQLiteStore.open(tmp_path, [newer])
-        monkeypatch.setattr(storage.sqlite.catch_up, "log_entries", log_entries)
-        await store.append("main", [click("new")])
-        await asyncio.to_thread(is_folding.wait)
-        closing_store = asyncio.create_task(store.close())
-        await asyncio.sleep(0)  # it has begun, and waits for the thread that folds
-        with pytest.raises(StorageUnavailable, match="closed"):
-            await store.append("main", [click("late")])
-        with pytest.raises(StorageUnavailable, match="closed"):
-            await store.states("main", ["u"], newer)
-        may_go_on.set()
-        await closing_store
-
-    asyncio.run(law())
+    older = await SQLiteStore.open(tmp_path, [GENERATION])
+    await older.append("main", [click(f"e{number}") for number in range(10)])
+    await older.close()
+    store = await SQLiteStore.open(tmp_path, [newer])
+    monkeypatch.setattr(storage.sqlite.catch_up, "log_entries", log_entries)
+    await store.append("main", [click("new")])
+    await asyncio.to_thread(is_folding.wait)
+    closing_store = asyncio.create_task(store.close())
+    await asyncio.sleep(0)  # it has begun, and waits for the thread that folds
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await store.append("main", [click("late")])
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await store.states("main", ["u"], newer)
+    may_go_on.set()
+    await closing_store
 
 
-def test_states_without_events_for_long_are_let_go_and_folded_again(
+async def test_states_without_events_for_long_are_let_go_and_folded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
-        today = storage.sqlite.states.today()
-        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 8)
-        await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
-        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 7)
-        await store.append("main", [click("new", user_id="busy")])
-        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 365)  # a clock that is ahead
-        await store.append("main", [click("ahead", user_id="ahead")])
-        monkeypatch.undo()
-        assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
-        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 8)
-        assert await store.drop_idle_states() == 2
-        monkeypatch.undo()
-        assert await store.states("main", ["idle"], GENERATION, max_missing=0) == [None]
-        for user_id in ("idle", "busy"):
-            log = [entry.record for entry in await store.events("main", user_id)]
-            assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
-        await store.close()
-
-    asyncio.run(law())
+    store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
+    today = storage.sqlite.states.today()
+    monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 8)
+    await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
+    monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 7)
+    await store.append("main", [click("new", user_id="busy")])
+    monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 365)  # a clock that is ahead
+    await store.append("main", [click("ahead", user_id="ahead")])
+    monkeypatch.undo()
+    assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
+    monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 8)
+    assert await store.drop_idle_states() == 2
+    monkeypatch.undo()
+    assert await store.states("main", ["idle"], GENERATION, max_missing=0) == [None]
+    for user_id in ("idle", "busy"):
+        log = [entry.record for entry in await store.events("main", user_id)]
+        assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
+    await store.close()

@@ -51,36 +51,30 @@ class TestTheBound:
             await self.bound({**TestTheBound.SCOPE, "state": dict(self._state), "headers": headers}, receive, send)
             return statuses[0]
 
-    def test_works_on_no_more_than_it_may(self) -> None:
-        async def law() -> None:
-            bounded = self.Bounded(3)
-            asked = [asyncio.create_task(bounded.ask()) for _ in range(10)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            bounded.may_end.set()
-            assert sorted(await asyncio.gather(*asked)) == [200] * 3 + [503] * 7
-            assert bounded.most_at_work == 3
-            assert await bounded.ask() == 200
+    async def test_works_on_no_more_than_it_may(self) -> None:
+        bounded = self.Bounded(3)
+        asked = [asyncio.create_task(bounded.ask()) for _ in range(10)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        bounded.may_end.set()
+        assert sorted(await asyncio.gather(*asked)) == [200] * 3 + [503] * 7
+        assert bounded.most_at_work == 3
+        assert await bounded.ask() == 200
 
-        asyncio.run(law())
+    async def test_does_not_count_those_whose_body_is_on_its_way(self) -> None:
+        bounded = self.Bounded(2)
+        slow = [asyncio.create_task(bounded.ask(slowly=True)) for _ in range(50)]
+        await asyncio.sleep(0)
+        quick = [asyncio.create_task(bounded.ask()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert bounded.at_work == 2
+        bounded.may_end.set()
+        assert [await one for one in quick] == [200, 200]
+        bounded.body_comes.set()
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert bounded.most_at_work == 2
 
-    def test_does_not_count_those_whose_body_is_on_its_way(self) -> None:
-        async def law() -> None:
-            bounded = self.Bounded(2)
-            slow = [asyncio.create_task(bounded.ask(slowly=True)) for _ in range(50)]
-            await asyncio.sleep(0)
-            quick = [asyncio.create_task(bounded.ask()) for _ in range(2)]
-            await asyncio.sleep(0)
-            assert bounded.at_work == 2
-            bounded.may_end.set()
-            assert [await one for one in quick] == [200, 200]
-            bounded.body_comes.set()
-            await asyncio.gather(*slow, return_exceptions=True)
-            assert bounded.most_at_work == 2
-
-        asyncio.run(law())
-
-    def test_counts_a_response_once_while_its_app_waits_for_the_client_to_go(self) -> None:
+    async def test_counts_a_response_once_while_its_app_waits_for_the_client_to_go(self) -> None:
         """As responses with files do: they receive and send at the same time."""
 
         async def respond(_scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,12 +85,9 @@ class TestTheBound:
             await send({"type": "http.response.body", "body": b""})
             await gone
 
-        async def law() -> None:
-            bounded = self.Bounded(1)
-            bounded.bound = LoadShedding(respond, RequestsInProgress(1))
-            assert [await bounded.ask() for _ in range(3)] == [200] * 3
-
-        asyncio.run(law())
+        bounded = self.Bounded(1)
+        bounded.bound = LoadShedding(respond, RequestsInProgress(1))
+        assert [await bounded.ask() for _ in range(3)] == [200] * 3
 
 
 class TestShares:
@@ -156,21 +147,17 @@ class TestShares:
 
         asyncio.run(law())
 
-    def test_made_up_keys_have_no_share_and_take_none_of_the_key_whose_id_they_name(self, tmp_path: Path) -> None:
+    async def test_made_up_keys_have_no_share_and_take_none_of_the_key_whose_id_they_name(self, tmp_path: Path) -> None:
         """The reproduction: who knew the id of a key, or made ids up, took its room, or had room of his own."""
         text, key = make("main", ["recs:read"])
         add(tmp_path / "keys", key)
         made_up = [f"lisarec_{key.id}_{n}" for n in range(self.MOST)] + [f"lisarec_{n:012}_x" for n in range(30)]
-
-        async def law() -> None:
-            bounded = TestTheBound.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
-            wrong = [asyncio.create_task(bounded.ask(key=one)) for one in made_up]
-            await asyncio.sleep(0)
-            right = [asyncio.create_task(bounded.ask(key=text)) for _ in range(self.MOST + 1)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            bounded.may_end.set()
-            assert sorted(await asyncio.gather(*wrong)) == [200] * self.MOST + [503] * 30
-            assert await asyncio.gather(*right) == [200] * self.MOST + [503]
-
-        asyncio.run(law())
+        bounded = TestTheBound.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
+        wrong = [asyncio.create_task(bounded.ask(key=one)) for one in made_up]
+        await asyncio.sleep(0)
+        right = [asyncio.create_task(bounded.ask(key=text)) for _ in range(self.MOST + 1)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        bounded.may_end.set()
+        assert sorted(await asyncio.gather(*wrong)) == [200] * self.MOST + [503] * 30
+        assert await asyncio.gather(*right) == [200] * self.MOST + [503]

@@ -58,17 +58,14 @@ def new_batcher() -> tuple[Work, MicroBatcher[int, int]]:
     return work, MicroBatcher(work, one_each, Limits(MAX_BATCH, MAX_WAITING))
 
 
-def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher()
-        asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_BATCH + 2)]
-        work.may_go.set()
-        assert await asyncio.gather(*asked) == [[10 * number] for number in range(len(asked))]
-        assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
-        await asyncio.gather(*[await begun(batcher.submit([number]), turns=1) for number in range(6)])
-        assert work.batches[3:] == [[0, 1, 2, 3], [4, 5]]  # a batch waits for what the next turn of the loop brings
-
-    asyncio.run(law())
+async def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
+    work, batcher = new_batcher()
+    asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_BATCH + 2)]
+    work.may_go.set()
+    assert await asyncio.gather(*asked) == [[10 * number] for number in range(len(asked))]
+    assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
+    await asyncio.gather(*[await begun(batcher.submit([number]), turns=1) for number in range(6)])
+    assert work.batches[3:] == [[0, 1, 2, 3], [4, 5]]  # a batch waits for what the next turn of the loop brings
 
 
 @given(callers=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=12))
@@ -84,29 +81,23 @@ def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> No
     asyncio.run(law())
 
 
-def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher()
-        asked = [await begun(batcher.submit([ask])) for ask in (0, 1, -1, 2, 3, 4)]
-        work.may_go.set()
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert [found[0], found[5]] == [[0], [40]]
-        assert all(isinstance(one, ZeroDivisionError) for one in found[1:5])
-
-    asyncio.run(law())
+async def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> None:
+    work, batcher = new_batcher()
+    asked = [await begun(batcher.submit([ask])) for ask in (0, 1, -1, 2, 3, 4)]
+    work.may_go.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [found[0], found[5]] == [[0], [40]]
+    assert all(isinstance(one, ZeroDivisionError) for one in found[1:5])
 
 
-def test_no_more_wait_than_may() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher()
-        asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_WAITING)]
-        with pytest.raises(Overloaded):
-            await batcher.submit([99])
-        work.may_go.set()
-        await asyncio.gather(*asked)
-        assert await batcher.submit(list(range(3 * MAX_WAITING))) == [10 * number for number in range(3 * MAX_WAITING)]
-
-    asyncio.run(law())
+async def test_no_more_wait_than_may() -> None:
+    work, batcher = new_batcher()
+    asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_WAITING)]
+    with pytest.raises(Overloaded):
+        await batcher.submit([99])
+    work.may_go.set()
+    await asyncio.gather(*asked)
+    assert await batcher.submit(list(range(3 * MAX_WAITING))) == [10 * number for number in range(3 * MAX_WAITING)]
 
 
 @pytest.mark.parametrize("end", [None, ZeroDivisionError, asyncio.CancelledError])
@@ -134,34 +125,28 @@ def test_one_request_is_answered_at_once_and_however_that_ends_others_form_the_n
     asyncio.run(law())
 
 
-def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher()
-        first = await begun(batcher.submit([0]))
-        gone = await begun(batcher.submit([1], Requester(lambda: True)))
-        cancelled = await begun(batcher.submit([2]))
-        waits = await begun(batcher.submit([3], Requester(lambda: False)))
-        cancelled.cancel()
-        await asyncio.sleep(0)
-        work.may_go.set()
-        assert [await first, await waits] == [[0], [30]]
-        with pytest.raises(ClientDisconnect):
-            await gone
-        assert work.batches == [[0], [3]]
-
-    asyncio.run(law())
+async def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
+    work, batcher = new_batcher()
+    first = await begun(batcher.submit([0]))
+    gone = await begun(batcher.submit([1], Requester(lambda: True)))
+    cancelled = await begun(batcher.submit([2]))
+    waits = await begun(batcher.submit([3], Requester(lambda: False)))
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    work.may_go.set()
+    assert [await first, await waits] == [[0], [30]]
+    with pytest.raises(ClientDisconnect):
+        await gone
+    assert work.batches == [[0], [3]]
 
 
-def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher()
-        first = await begun(batcher.submit([0]))
-        first.cancel()
-        second = await begun(batcher.submit([1]))
-        work.may_go.set()
-        assert await second == [10]
-
-    asyncio.run(law())
+async def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
+    work, batcher = new_batcher()
+    first = await begun(batcher.submit([0]))
+    first.cancel()
+    second = await begun(batcher.submit([1]))
+    work.may_go.set()
+    assert await second == [10]
 
 
 class TestOverlappingBatches:
@@ -276,34 +261,28 @@ def test_batches_are_of_one_node_and_everybody_gets_the_own_answers_in_order(cal
     asyncio.run(law())
 
 
-def test_a_node_that_hangs_holds_up_its_own_callers_only_and_few_of_them() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher_by_node(max_callers=3)
-        work.hanging[7] = asyncio.Event()
-        waiting = [await begun(batcher.submit([ask])) for ask in (7, 17)]
-        mixed = await begun(batcher.submit([1, 27, 2]))
-        for ask in (1, 2, 10):
-            assert await batcher.submit([ask]) == [10 * ask]
-        for asks in ([37], [1, 37]):
-            with pytest.raises(Overloaded):
-                await batcher.submit(asks)
-        assert not any(one.done() for one in (*waiting, mixed))
-        work.hanging[7].set()
-        assert await asyncio.gather(*waiting, mixed) == [[70], [170], [10, 270, 20]]
-        assert await batcher.submit([37]) == [370]
-
-    asyncio.run(law())
+async def test_a_node_that_hangs_holds_up_its_own_callers_only_and_few_of_them() -> None:
+    work, batcher = new_batcher_by_node(max_callers=3)
+    work.hanging[7] = asyncio.Event()
+    waiting = [await begun(batcher.submit([ask])) for ask in (7, 17)]
+    mixed = await begun(batcher.submit([1, 27, 2]))
+    for ask in (1, 2, 10):
+        assert await batcher.submit([ask]) == [10 * ask]
+    for asks in ([37], [1, 37]):
+        with pytest.raises(Overloaded):
+            await batcher.submit(asks)
+    assert not any(one.done() for one in (*waiting, mixed))
+    work.hanging[7].set()
+    assert await asyncio.gather(*waiting, mixed) == [[70], [170], [10, 270, 20]]
+    assert await batcher.submit([37]) == [370]
 
 
-def test_who_needs_no_node_is_not_bounded_by_node() -> None:
-    async def law() -> None:
-        work, batcher = new_batcher_by_node(max_callers=1)
-        work.hanging[0] = asyncio.Event()
-        asked = [await begun(batcher.submit([10 * number])) for number in range(5)]
-        work.hanging[0].set()
-        assert await asyncio.gather(*asked) == [[100 * number] for number in range(5)]
-
-    asyncio.run(law())
+async def test_who_needs_no_node_is_not_bounded_by_node() -> None:
+    work, batcher = new_batcher_by_node(max_callers=1)
+    work.hanging[0] = asyncio.Event()
+    asked = [await begun(batcher.submit([10 * number])) for number in range(5)]
+    work.hanging[0].set()
+    assert await asyncio.gather(*asked) == [[100 * number] for number in range(5)]
 
 
 FLOWS = "abc"
@@ -316,18 +295,15 @@ class TestFairness:
         work = Work()
         return work, MicroBatcher(work, float, Limits(MAX_BATCH, max_waiting))
 
-    def test_a_call_of_many_requests_does_not_hold_up_who_comes_later(self) -> None:
-        async def law() -> None:
-            work, batcher = self.batcher()
-            large = await begun(batcher.submit([1] * 100, Requester(flow="a")))
-            small = await begun(batcher.submit([2], Requester(flow="b")))
-            work.may_go.set()
-            assert await small == [20]
-            assert not large.done()
-            assert work.batches[1].count(2) == 1  # the batch after the one that was at work already
-            assert await large == [10] * 100
-
-        asyncio.run(law())
+    async def test_a_call_of_many_requests_does_not_hold_up_who_comes_later(self) -> None:
+        work, batcher = self.batcher()
+        large = await begun(batcher.submit([1] * 100, Requester(flow="a")))
+        small = await begun(batcher.submit([2], Requester(flow="b")))
+        work.may_go.set()
+        assert await small == [20]
+        assert not large.done()
+        assert work.batches[1].count(2) == 1  # the batch after the one that was at work already
+        assert await large == [10] * 100
 
     @given(
         calls=st.lists(
@@ -368,33 +344,27 @@ class TestFairness:
 
         asyncio.run(law())
 
-    def test_when_many_wait_each_flow_may_still_have_its_share(self) -> None:
-        async def law() -> None:
-            work, batcher = self.batcher(max_waiting=10)
-            greedy = [await begun(batcher.submit([1] * size, Requester(flow="a"))) for size in (MAX_BATCH, 5, 5)]
-            with pytest.raises(Overloaded):
-                batcher.submit([1], Requester(flow="a"))
-            modest = batcher.submit([2] * 5, Requester(flow="b"))  # half of ten
-            with pytest.raises(Overloaded):
-                batcher.submit([2], Requester(flow="b"))
-            third = batcher.submit([3] * 3, Requester(flow="c"))
-            with pytest.raises(Overloaded):
-                batcher.submit([3], Requester(flow="c"))
-            work.may_go.set()
-            assert await modest == [20] * 5
-            assert await third == [30] * 3
-            assert await asyncio.gather(*greedy) == [[10] * MAX_BATCH, [10] * 5, [10] * 5]
+    async def test_when_many_wait_each_flow_may_still_have_its_share(self) -> None:
+        work, batcher = self.batcher(max_waiting=10)
+        greedy = [await begun(batcher.submit([1] * size, Requester(flow="a"))) for size in (MAX_BATCH, 5, 5)]
+        with pytest.raises(Overloaded):
+            batcher.submit([1], Requester(flow="a"))
+        modest = batcher.submit([2] * 5, Requester(flow="b"))  # half of ten
+        with pytest.raises(Overloaded):
+            batcher.submit([2], Requester(flow="b"))
+        third = batcher.submit([3] * 3, Requester(flow="c"))
+        with pytest.raises(Overloaded):
+            batcher.submit([3], Requester(flow="c"))
+        work.may_go.set()
+        assert await modest == [20] * 5
+        assert await third == [30] * 3
+        assert await asyncio.gather(*greedy) == [[10] * MAX_BATCH, [10] * 5, [10] * 5]
 
-        asyncio.run(law())
-
-    def test_who_goes_in_the_middle_of_a_call_leaves_the_turn_to_others(self) -> None:
-        async def law() -> None:
-            work, batcher = self.batcher()
-            leaves = await begun(batcher.submit([1] * 100, Requester(flow="a")))
-            stays = batcher.submit([2] * 9, Requester(flow="a"))
-            leaves.cancel()
-            work.may_go.set()
-            assert await stays == [20] * 9
-            assert sum(batch.count(1) for batch in work.batches) == MAX_BATCH
-
-        asyncio.run(law())
+    async def test_who_goes_in_the_middle_of_a_call_leaves_the_turn_to_others(self) -> None:
+        work, batcher = self.batcher()
+        leaves = await begun(batcher.submit([1] * 100, Requester(flow="a")))
+        stays = batcher.submit([2] * 9, Requester(flow="a"))
+        leaves.cancel()
+        work.may_go.set()
+        assert await stays == [20] * 9
+        assert sum(batch.count(1) for batch in work.batches) == MAX_BATCH

@@ -18,21 +18,18 @@ def new_batcher(work: Callable[[list[int]], Awaitable[list[int]]]) -> MicroBatch
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError], ids=["cancelled", "too few answers"])
-def test_a_batch_whose_work_is_cancelled_or_lacks_answers_fails_and_the_next_one_runs(error: type) -> None:
+async def test_a_batch_whose_work_is_cancelled_or_lacks_answers_fails_and_the_next_one_runs(error: type) -> None:
     async def work(asks: list[int]) -> list[int]:
         if 0 in asks and error is RuntimeError:
             raise asyncio.CancelledError
         return [] if 0 in asks else asks
 
-    async def law() -> None:
-        batcher = new_batcher(work)
-        asked = [batcher.submit([ask]) for ask in (0, 1, 2, 3, 4)]
-        async with asyncio.timeout(PATIENCE_S):
-            *failed, last = await asyncio.gather(*asked, return_exceptions=True)
-        assert list(map(type, failed)) == [error] * 4
-        assert last == [4]
-
-    asyncio.run(law())
+    batcher = new_batcher(work)
+    asked = [batcher.submit([ask]) for ask in (0, 1, 2, 3, 4)]
+    async with asyncio.timeout(PATIENCE_S):
+        *failed, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert list(map(type, failed)) == [error] * 4
+    assert last == [4]
 
 
 def test_a_batcher_that_is_cancelled_fails_its_batch_and_begins_no_further_one() -> None:

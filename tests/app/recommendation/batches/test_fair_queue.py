@@ -24,27 +24,21 @@ def take(queue: Queue, requests: int) -> list[str]:
     return [call.requests[place] for call, place in queue.take(requests)]
 
 
-def test_a_flow_that_begins_to_wait_shares_equally_with_one_that_has_received_much() -> None:
-    async def law() -> None:
-        queue = new_queue()
-        put(queue, "old", 1_100)
-        take(queue, 1_000)
-        put(queue, "new", 100)
-        assert abs(take(queue, 100).count("new") - 50) <= 1
-
-    asyncio.run(law())
+async def test_a_flow_that_begins_to_wait_shares_equally_with_one_that_has_received_much() -> None:
+    queue = new_queue()
+    put(queue, "old", 1_100)
+    take(queue, 1_000)
+    put(queue, "new", 100)
+    assert abs(take(queue, 100).count("new") - 50) <= 1
 
 
-def test_a_call_that_is_cancelled_in_the_middle_is_counted_no_more() -> None:
-    async def law() -> None:
-        queue = new_queue()
-        leaves = put(queue, "leaves", 3)
-        put(queue, "stays", 2)
-        assert take(queue, 1) == ["leaves"]
-        leaves.cancel()
-        assert take(queue, 2) == ["stays", "stays"]
-        assert (bool(queue), queue.requests.total) == (False, 0)
-        put(queue, "full", 10)
-        assert queue.requests.has_room("other", 5, most=10)  # half: nobody else is counted
-
-    asyncio.run(law())
+async def test_a_call_that_is_cancelled_in_the_middle_is_counted_no_more() -> None:
+    queue = new_queue()
+    leaves = put(queue, "leaves", 3)
+    put(queue, "stays", 2)
+    assert take(queue, 1) == ["leaves"]
+    leaves.cancel()
+    assert take(queue, 2) == ["stays", "stays"]
+    assert (bool(queue), queue.requests.total) == (False, 0)
+    put(queue, "full", 10)
+    assert queue.requests.has_room("other", 5, most=10)  # half: nobody else is counted

@@ -53,42 +53,35 @@ def test_entries_are_read_in_order_page_by_page(address: str, batches: list[list
     asyncio.run(law())
 
 
-def test_the_keys_that_were_seen_change_once_whoever_looks(address: str) -> None:
+async def test_the_keys_that_were_seen_change_once_whoever_looks(address: str) -> None:
     """Of all processes that see the same change, one appends."""
-
-    async def law() -> None:
-        tenant = fresh_user()
-        async with opened(address, tenant=tenant) as store, opened(address, tenant=tenant) as other:
-            assert await store.audit.keys_seen(tenant) == ""
-            entry = AuditEntry.now("keys file", "key.add", "0a1b")
-            seen = KeysSeen("", '["0a1b"]')
-            both = await asyncio.gather(*(one.audit.append(tenant, [entry], seen) for one in (store, other)))
-            assert sorted(both) == [False, True]
-            assert await other.audit.keys_seen(tenant) == '["0a1b"]'
-            assert await store.audit.entries(tenant) == numbered([entry])
-            assert not await store.audit.append(tenant, [entry], KeysSeen("[]", ""))
-            assert await store.audit.append(tenant, [], KeysSeen('["0a1b"]', "[]"))
-            assert await store.audit.entries(tenant) == numbered([entry])
-
-    asyncio.run(law())
+    tenant = fresh_user()
+    async with opened(address, tenant=tenant) as store, opened(address, tenant=tenant) as other:
+        assert await store.audit.keys_seen(tenant) == ""
+        entry = AuditEntry.now("keys file", "key.add", "0a1b")
+        seen = KeysSeen("", '["0a1b"]')
+        both = await asyncio.gather(*(one.audit.append(tenant, [entry], seen) for one in (store, other)))
+        assert sorted(both) == [False, True]
+        assert await other.audit.keys_seen(tenant) == '["0a1b"]'
+        assert await store.audit.entries(tenant) == numbered([entry])
+        assert not await store.audit.append(tenant, [entry], KeysSeen("[]", ""))
+        assert await store.audit.append(tenant, [], KeysSeen('["0a1b"]', "[]"))
+        assert await store.audit.entries(tenant) == numbered([entry])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_backup_has_them_and_restores_each_once(address: str, tmp_path: Path, kind: str) -> None:
-    async def law() -> None:
-        tenant = fresh_user()
-        entries = [AuditEntry(n, "key", "model.activate", f"m{n}", {"tag": "a" * 16}) for n in range(5)]
-        async with opened(address, GENERATION, tenant=tenant) as store:
-            await store.append(tenant, [click("e1")])
-            await store.audit.append(tenant, entries)
-            assert tenant in await store.item_tenants()
-            await backup(store, tmp_path / "log.gz")
-        async with opened(new_address(kind, tmp_path / "restored"), GENERATION, tenant=tenant) as store:
-            for is_again in (False, True):
-                await restore(store, tmp_path / "log.gz", resume=is_again)
-                assert await store.audit.entries(tenant) == numbered(entries)
-
-    asyncio.run(law())
+async def test_a_backup_has_them_and_restores_each_once(address: str, tmp_path: Path, kind: str) -> None:
+    tenant = fresh_user()
+    entries = [AuditEntry(n, "key", "model.activate", f"m{n}", {"tag": "a" * 16}) for n in range(5)]
+    async with opened(address, GENERATION, tenant=tenant) as store:
+        await store.append(tenant, [click("e1")])
+        await store.audit.append(tenant, entries)
+        assert tenant in await store.item_tenants()
+        await backup(store, tmp_path / "log.gz")
+    async with opened(new_address(kind, tmp_path / "restored"), GENERATION, tenant=tenant) as store:
+        for is_again in (False, True):
+            await restore(store, tmp_path / "log.gz", resume=is_again)
+            assert await store.audit.entries(tenant) == numbered(entries)
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit SET entry = '[]'", "DELETE FROM audit"])

@@ -1,6 +1,5 @@
 """What every store says of how often items were used, against counting by hand."""
 
-import asyncio
 from collections import defaultdict
 from dataclasses import replace
 
@@ -36,50 +35,43 @@ class Users:
         return counts.keys() == users.keys() and all(users[name] <= counts[name] <= most[name] for name in users)
 
 
-def test_counts_are_of_the_users_whose_events_count(address: str) -> None:
+async def test_counts_are_of_the_users_whose_events_count(address: str) -> None:
     """Each once, of one tenant and of these types; without who was erased, what was taken back, or copies."""
     is_archived = address.startswith(ARCHIVED)
+    async with opened(address, GENERATION) as store:
+        assert await store.item_counts("main", TYPES) == {}
+        events = [click(f"e{n}", user_id, (n * n + len(user_id)) % 7) for n in range(40) for user_id in ("a", "bb")]
+        events[3] = replace(events[3], type="buy", item_id="no model knows it")
+        events[5] = replace(events[5], type="dislike")
+        await store.append("main", [*events, events[0]])
+        await store.append("main", [events[1]])
+        await store.append("main", [click("x", "gone", 8), click("y", "visitor", 2), click("z", "visitor", 9)])
+        await store.append("shop", [click("e1", "a", 4)])
+        expected = Users()
+        expected.add(*((event.user_id, event.item_id) for event in events if event.type in TYPES))
+        expected.add(("gone", "item8"), ("visitor", "item2"), ("visitor", "item9"))
+        assert expected.agree_with(await store.item_counts("main", TYPES), is_archived=is_archived)
+        assert await store.item_counts("shop", TYPES) == {"item4": 1}
 
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            assert await store.item_counts("main", TYPES) == {}
-            events = [click(f"e{n}", user_id, (n * n + len(user_id)) % 7) for n in range(40) for user_id in ("a", "bb")]
-            events[3] = replace(events[3], type="buy", item_id="no model knows it")
-            events[5] = replace(events[5], type="dislike")
-            await store.append("main", [*events, events[0]])
-            await store.append("main", [events[1]])
-            await store.append("main", [click("x", "gone", 8), click("y", "visitor", 2), click("z", "visitor", 9)])
-            await store.append("shop", [click("e1", "a", 4)])
-            expected = Users()
-            expected.add(*((event.user_id, event.item_id) for event in events if event.type in TYPES))
-            expected.add(("gone", "item8"), ("visitor", "item2"), ("visitor", "item9"))
-            assert expected.agree_with(await store.item_counts("main", TYPES), is_archived=is_archived)
-            assert await store.item_counts("shop", TYPES) == {"item4": 1}
-
-            await store.erase("main", "gone")
-            await store.undo("main", "a", events[10].event_id)
-            await store.merge("main", "bb", "visitor")
-            await store.append("main", [click("last", user_id, 5) for user_id in "acdefgh"])
-            expected.remove("gone", "item8")
-            expected.remove("a", events[10].item_id)
-            expected.remove("visitor", "item2")
-            expected.remove("visitor", "item9")
-            expected.add(("bb", "item2"), ("bb", "item9"), *((user_id, "item5") for user_id in "acdefgh"))
-            assert expected.agree_with(await store.item_counts("main", TYPES), is_archived=is_archived)
-        async with opened(address, GENERATION) as again:
-            assert expected.agree_with(await again.item_counts("main", TYPES), is_archived=is_archived)
-        with pytest.raises(StorageUnavailable):
-            await again.item_counts("main", TYPES)
-
-    asyncio.run(law())
+        await store.erase("main", "gone")
+        await store.undo("main", "a", events[10].event_id)
+        await store.merge("main", "bb", "visitor")
+        await store.append("main", [click("last", user_id, 5) for user_id in "acdefgh"])
+        expected.remove("gone", "item8")
+        expected.remove("a", events[10].item_id)
+        expected.remove("visitor", "item2")
+        expected.remove("visitor", "item9")
+        expected.add(("bb", "item2"), ("bb", "item9"), *((user_id, "item5") for user_id in "acdefgh"))
+        assert expected.agree_with(await store.item_counts("main", TYPES), is_archived=is_archived)
+    async with opened(address, GENERATION) as again:
+        assert expected.agree_with(await again.item_counts("main", TYPES), is_archived=is_archived)
+    with pytest.raises(StorageUnavailable):
+        await again.item_counts("main", TYPES)
 
 
-def test_an_erased_user_who_returns_counts_with_the_new_events_alone(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            await store.append("main", [click("before", "back", 1)])
-            await store.erase("main", "back")
-            await store.append("main", [click("after", "back", 2)])
-            assert await store.item_counts("main", TYPES) == {"item2": 1}
-
-    asyncio.run(law())
+async def test_an_erased_user_who_returns_counts_with_the_new_events_alone(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        await store.append("main", [click("before", "back", 1)])
+        await store.erase("main", "back")
+        await store.append("main", [click("after", "back", 2)])
+        assert await store.item_counts("main", TYPES) == {"item2": 1}

@@ -130,93 +130,77 @@ def test_pages_of_changes_lead_to_the_newest_values(address: str, batches: list[
     asyncio.run(law())
 
 
-def test_tenants_have_items_and_pointers_of_their_own(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as main, opened(address, GENERATION, tenant="a/b") as shop:
-            named = NamedGeneration("june", GENERATION.tag)
-            await main.generations.activate(named)
-            await shop.put_items("a/b", [ItemEntry("x", "Kettle"), ItemEntry("y", available=False)])
-            assert (await main.pointers(), await shop.pointers()) == (TenantPointers(named, 0), TenantPointers(None, 2))
-            assert await changes(main, "main") == ({}, 0)
-            assert await main.item_tenants() == ["a/b"]
-            await shop.put_item_codes("c", [codes_of("x")])
-            assert sorted(await main.item_tenants()) == ["a/b", "c"]
-            assert (await shop.item_changes("a/b", 0, 9)).codes == []
-
-    asyncio.run(law())
+async def test_tenants_have_items_and_pointers_of_their_own(address: str) -> None:
+    async with opened(address, GENERATION) as main, opened(address, GENERATION, tenant="a/b") as shop:
+        named = NamedGeneration("june", GENERATION.tag)
+        await main.generations.activate(named)
+        await shop.put_items("a/b", [ItemEntry("x", "Kettle"), ItemEntry("y", available=False)])
+        assert (await main.pointers(), await shop.pointers()) == (TenantPointers(named, 0), TenantPointers(None, 2))
+        assert await changes(main, "main") == ({}, 0)
+        assert await main.item_tenants() == ["a/b"]
+        await shop.put_item_codes("c", [codes_of("x")])
+        assert sorted(await main.item_tenants()) == ["a/b", "c"]
+        assert (await shop.item_changes("a/b", 0, 9)).codes == []
 
 
-def test_concurrent_writers_lose_no_change(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as one, opened(address, GENERATION) as other:
-            await asyncio.gather(
-                *(one.put_items("main", [ItemEntry(f"i{n}", title=f"t{n}")]) for n in range(6)),
-                *(other.put_items("main", [ItemEntry(f"i{n}", available=False)]) for n in range(6)),
-                *(other.put_item_codes("main", [codes_of(f"i{n}")]) for n in range(6)),
-            )
-            found, version = await changes(one, "main", at_once=5)
-            assert found == {f"i{n}": [f"t{n}", None, False, {}] for n in range(6)}
-            assert {of.item_id for of in (await codes_after(one, "main")).values()} == found.keys()
-            assert version == 18
-
-    asyncio.run(law())
+async def test_concurrent_writers_lose_no_change(address: str) -> None:
+    async with opened(address, GENERATION) as one, opened(address, GENERATION) as other:
+        await asyncio.gather(
+            *(one.put_items("main", [ItemEntry(f"i{n}", title=f"t{n}")]) for n in range(6)),
+            *(other.put_items("main", [ItemEntry(f"i{n}", available=False)]) for n in range(6)),
+            *(other.put_item_codes("main", [codes_of(f"i{n}")]) for n in range(6)),
+        )
+        found, version = await changes(one, "main", at_once=5)
+        assert found == {f"i{n}": [f"t{n}", None, False, {}] for n in range(6)}
+        assert {of.item_id for of in (await codes_after(one, "main")).values()} == found.keys()
+        assert version == 18
 
 
-def test_a_batch_with_an_invalid_text_changes_nothing(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            with pytest.raises(StorageError):
-                await store.put_items("main", [ItemEntry("a", "fine"), ItemEntry("b", "\ud800")])
-            assert await changes(store, "main") == ({}, 0)
-
-    asyncio.run(law())
+async def test_a_batch_with_an_invalid_text_changes_nothing(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        with pytest.raises(StorageError):
+            await store.put_items("main", [ItemEntry("a", "fine"), ItemEntry("b", "\ud800")])
+        assert await changes(store, "main") == ({}, 0)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_back_up_brings_the_items_of_all_tenants_back(address: str, tmp_path: Path, kind: str) -> None:
-    async def law() -> None:
-        batches: list[list[ItemEntry]]
-        batches = [[ItemEntry(f"i{n}", f"t{n}", ("a", "b")) for n in range(1200)], [ItemEntry("i3", available=False)]]
-        codes = [codes_of(f"i{n}", evidence=n) for n in range(1200)]
-        async with opened(address, GENERATION) as store:
-            await store.append("main", [click("e1", "ada", 1)])
-            for batch in batches:
-                await store.put_items("main", batch)
-                await store.put_items("shop", batch[:1])
-            await store.put_item_codes("main", codes)
-            await store.put_item_codes("third", codes[:1])
-            assert await backup(store, tmp_path / "all.gz") == 1
-        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
-            assert await restore(store, tmp_path / "all.gz") == 1
-            assert (await changes(store, "main", at_once=500))[0] == expected_values(batches)
-            assert (await changes(store, "shop"))[0] == expected_values([batches[0][:1], batches[1]])
-            assert list((await codes_after(store, "main", at_once=500)).values()) == codes
-            assert list((await codes_after(store, "third")).values()) == codes[:1]
-            assert len(await store.events("main", "ada")) == 1
-
-    asyncio.run(law())
+async def test_a_back_up_brings_the_items_of_all_tenants_back(address: str, tmp_path: Path, kind: str) -> None:
+    batches: list[list[ItemEntry]]
+    batches = [[ItemEntry(f"i{n}", f"t{n}", ("a", "b")) for n in range(1200)], [ItemEntry("i3", available=False)]]
+    codes = [codes_of(f"i{n}", evidence=n) for n in range(1200)]
+    async with opened(address, GENERATION) as store:
+        await store.append("main", [click("e1", "ada", 1)])
+        for batch in batches:
+            await store.put_items("main", batch)
+            await store.put_items("shop", batch[:1])
+        await store.put_item_codes("main", codes)
+        await store.put_item_codes("third", codes[:1])
+        assert await backup(store, tmp_path / "all.gz") == 1
+    async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+        assert await restore(store, tmp_path / "all.gz") == 1
+        assert (await changes(store, "main", at_once=500))[0] == expected_values(batches)
+        assert (await changes(store, "shop"))[0] == expected_values([batches[0][:1], batches[1]])
+        assert list((await codes_after(store, "main", at_once=500)).values()) == codes
+        assert list((await codes_after(store, "third")).values()) == codes[:1]
+        assert len(await store.events("main", "ada")) == 1
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_path: Path, kind: str) -> None:
+async def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_path: Path, kind: str) -> None:
     """It has codes as items "ITEM!TAG", some of them unreadable; those are left out."""
-
-    async def law() -> None:
-        of_first, of_second = bytes(range(3, 11)), bytes(range(2, 10))
-        async with opened(new_address(kind, tmp_path), GENERATION) as store:
-            assert await restore(store, EARLIER_BACKUP) == 3
-            assert sorted(await store.item_tenants()) == ["main", "shop"]
-            found = await store.item_changes("main", 0, 100)
-            assert found.entries == [
-                ItemEntry("kettle", "Kettle", ("kitchen", "water")),
-                ItemEntry("cup", available=False),
-                ItemEntry("item1", "Tea!"),
-            ]
-            assert found.codes == [
-                ItemCodes("kettle", b"gen two\0", 0, 0.1, of_second, b"\xff\2"),
-                ItemCodes("kettle", GENERATION.tag, 30, -0.3333333333333333, of_first, b"\xff\3"),
-            ]
-            shop = await store.item_changes("shop", 0, 100)
-            assert (shop.entries, [(codes.item_id, codes.bias) for codes in shop.codes]) == ([], [("pot", 1e300)])
-
-    asyncio.run(law())
+    of_first, of_second = bytes(range(3, 11)), bytes(range(2, 10))
+    async with opened(new_address(kind, tmp_path), GENERATION) as store:
+        assert await restore(store, EARLIER_BACKUP) == 3
+        assert sorted(await store.item_tenants()) == ["main", "shop"]
+        found = await store.item_changes("main", 0, 100)
+        assert found.entries == [
+            ItemEntry("kettle", "Kettle", ("kitchen", "water")),
+            ItemEntry("cup", available=False),
+            ItemEntry("item1", "Tea!"),
+        ]
+        assert found.codes == [
+            ItemCodes("kettle", b"gen two\0", 0, 0.1, of_second, b"\xff\2"),
+            ItemCodes("kettle", GENERATION.tag, 30, -0.3333333333333333, of_first, b"\xff\3"),
+        ]
+        shop = await store.item_changes("shop", 0, 100)
+        assert (shop.entries, [(codes.item_id, codes.bias) for codes in shop.codes]) == ([], [("pot", 1e300)])

@@ -56,37 +56,31 @@ async def refusal(call: Awaitable[object]) -> PropertyRefused | None:
     return None
 
 
-def test_the_first_value_decides_and_every_other_type_is_refused(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
-            for held, value in VALUES.items():
-                name = f"p_{held}"
-                await store.put_items("main", [item(name, value)])
-                for given, wrong in VALUES.items():
-                    refused = await refusal(other.put_items("main", [ItemEntry("cup", "Cup"), item(name, wrong)]))
-                    assert refused is None if given == held else refused is not None
-                    if refused is not None:
-                        assert (refused.name, refused.given, refused.held) == (name, given, held)
-            assert (await properties(other))["tea"] == {f"p_{held}": value for held, value in VALUES.items()}
-            expected = {"item": {f"p_{held}": held for held in VALUES}, "user": {}}
-            assert await types(store) == (await other.pointers()).held.types == expected
-
-    asyncio.run(law())
+async def test_the_first_value_decides_and_every_other_type_is_refused(address: str) -> None:
+    async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
+        for held, value in VALUES.items():
+            name = f"p_{held}"
+            await store.put_items("main", [item(name, value)])
+            for given, wrong in VALUES.items():
+                refused = await refusal(other.put_items("main", [ItemEntry("cup", "Cup"), item(name, wrong)]))
+                assert refused is None if given == held else refused is not None
+                if refused is not None:
+                    assert (refused.name, refused.given, refused.held) == (name, given, held)
+        assert (await properties(other))["tea"] == {f"p_{held}": value for held, value in VALUES.items()}
+        expected = {"item": {f"p_{held}": held for held in VALUES}, "user": {}}
+        assert await types(store) == (await other.pointers()).held.types == expected
 
 
-def test_what_is_refused_changes_nothing(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            await store.put_items("main", [item("price", 1.0)])
-            batch = [item("brand", "Ada", "cup"), item("price", "much", "cup")]
-            assert await refusal(store.put_items("main", batch)) is not None
-            assert await refusal(store.put_items("main", [item("size", 1.0), item("size", "L", "cup")])) is not None
-            assert await refusal(store.put_items("main", [item("available_from", "soon")])) is not None
-            assert await properties(store) == {"tea": {"price": 1.0}}
-            assert await types(store) == {"item": {"price": "number"}, "user": {}}
-            assert (await store.pointers()).items_version == 1
-
-    asyncio.run(law())
+async def test_what_is_refused_changes_nothing(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        await store.put_items("main", [item("price", 1.0)])
+        batch = [item("brand", "Ada", "cup"), item("price", "much", "cup")]
+        assert await refusal(store.put_items("main", batch)) is not None
+        assert await refusal(store.put_items("main", [item("size", 1.0), item("size", "L", "cup")])) is not None
+        assert await refusal(store.put_items("main", [item("available_from", "soon")])) is not None
+        assert await properties(store) == {"tea": {"price": 1.0}}
+        assert await types(store) == {"item": {"price": "number"}, "user": {}}
+        assert (await store.pointers()).items_version == 1
 
 
 def test_an_error_is_copied_for_each_who_waits() -> None:
@@ -98,54 +92,45 @@ def test_an_error_is_copied_for_each_who_waits() -> None:
         assert (str(copied), vars(copied), type(copied)) == (str(failure), vars(failure), type(failure))
 
 
-def test_a_type_stays_when_the_last_value_is_taken_away(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            await store.put_items("main", [item("price", 1.0), item("brand", None)])
-            await store.put_items("main", [item("price", None)])
-            assert await properties(store) == {"tea": {}}
-            assert await refusal(store.put_items("main", [item("price", "much")])) is not None
-            await store.put_items("main", [item("brand", ("a",))])
-
-    asyncio.run(law())
+async def test_a_type_stays_when_the_last_value_is_taken_away(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        await store.put_items("main", [item("price", 1.0), item("brand", None)])
+        await store.put_items("main", [item("price", None)])
+        assert await properties(store) == {"tea": {}}
+        assert await refusal(store.put_items("main", [item("price", "much")])) is not None
+        await store.put_items("main", [item("brand", ("a",))])
 
 
-def test_of_two_first_values_one_wins_and_the_other_is_refused(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as one, opened(address, GENERATION) as other:
-            for number in range(20):
-                name = f"p{number}"
-                outcomes = await asyncio.gather(
-                    refusal(one.put_items("main", [item(name, 1.0, f"one{number}")])),
-                    refusal(other.put_items("main", [item(name, "1", f"other{number}")])),
-                )
-                assert [outcome is None for outcome in outcomes].count(True) == 1
-                held = (await types(other))["item"][name]
-                assert held == ("number" if outcomes[0] is None else "text")
-                assert f"{'other' if outcomes[0] is None else 'one'}{number}" not in await properties(one)
-
-    asyncio.run(law())
+async def test_of_two_first_values_one_wins_and_the_other_is_refused(address: str) -> None:
+    async with opened(address, GENERATION) as one, opened(address, GENERATION) as other:
+        for number in range(20):
+            name = f"p{number}"
+            outcomes = await asyncio.gather(
+                refusal(one.put_items("main", [item(name, 1.0, f"one{number}")])),
+                refusal(other.put_items("main", [item(name, "1", f"other{number}")])),
+            )
+            assert [outcome is None for outcome in outcomes].count(True) == 1
+            held = (await types(other))["item"][name]
+            assert held == ("number" if outcomes[0] is None else "text")
+            assert f"{'other' if outcomes[0] is None else 'one'}{number}" not in await properties(one)
 
 
-def test_declared_types_are_held_all_or_none_and_by_owner(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store, opened(address, GENERATION, tenant="shop") as shop:
-            await store.properties.declare("main", {"item": {"price": "number", "size": "text"}})
-            await store.properties.declare("main", {"item": {"price": "number"}})
-            await store.properties.declare("main", {"item": {"size": "text"}, "user": {"price": "text"}})
-            wrongs: list[PropertyTypes] = [
-                {"item": {"new": "text", "size": "set"}},
-                {"item": {"new": "text"}, "user": {"price": "set"}},
-            ]
-            for wrong in wrongs:
-                assert await refusal(store.properties.declare("main", wrong)) is not None
-            assert await refusal(store.put_items("main", [item("price", "much")])) is not None
-            await shop.put_items("shop", [item("price", "much")])
-            expected = {"item": {"price": "number", "size": "text"}, "user": {"price": "text"}}
-            assert await types(shop) == expected
-            assert (await shop.pointers()).held.types == {"item": {"price": "text"}, "user": {}}
-
-    asyncio.run(law())
+async def test_declared_types_are_held_all_or_none_and_by_owner(address: str) -> None:
+    async with opened(address, GENERATION) as store, opened(address, GENERATION, tenant="shop") as shop:
+        await store.properties.declare("main", {"item": {"price": "number", "size": "text"}})
+        await store.properties.declare("main", {"item": {"price": "number"}})
+        await store.properties.declare("main", {"item": {"size": "text"}, "user": {"price": "text"}})
+        wrongs: list[PropertyTypes] = [
+            {"item": {"new": "text", "size": "set"}},
+            {"item": {"new": "text"}, "user": {"price": "set"}},
+        ]
+        for wrong in wrongs:
+            assert await refusal(store.properties.declare("main", wrong)) is not None
+        assert await refusal(store.put_items("main", [item("price", "much")])) is not None
+        await shop.put_items("shop", [item("price", "much")])
+        expected = {"item": {"price": "number", "size": "text"}, "user": {"price": "text"}}
+        assert await types(shop) == expected
+        assert (await shop.pointers()).held.types == {"item": {"price": "text"}, "user": {}}
 
 
 @dataclass(frozen=True)
@@ -223,90 +208,78 @@ def test_what_is_taken_back_is_gone_and_its_name_is_free(address: str, steps: li
     asyncio.run(law())
 
 
-def test_what_is_dead_leaves_the_store_with_the_next_change(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            for number in range(3):
-                for value in ("x" * 1_000, float(number)):
-                    put: dict[str, PropertyValue | None] = {"price": value}
-                    times: dict[str, PropertyValue | None] = {"available_from": VALUES["time"]}
-                    await store.put_items("main", [ItemEntry("tea", properties={**put, **times})])
-                    await store.properties.put_of_user("main", "ada", put)
-                    assert await properties(store) == {"tea": {**put, **times}}
-                    assert await store.properties.of_user("main", "ada") == put
-                    await store.properties.declare("main", {"item": {"price": None}, "user": {"price": None}})
-                    assert await properties(store) == {"tea": times}
-                    assert await store.properties.of_user("main", "ada") == {}
-            await store.put_items("main", [item("brand", "Ada")])
-            await store.properties.put_of_user("main", "ada", {"city": "Ulm"})
-            stored = await stored_properties(address)
-            assert len(stored) == 2
-            assert not any("price" in text for text in stored)
-
-    asyncio.run(law())
+async def test_what_is_dead_leaves_the_store_with_the_next_change(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        for number in range(3):
+            for value in ("x" * 1_000, float(number)):
+                put: dict[str, PropertyValue | None] = {"price": value}
+                times: dict[str, PropertyValue | None] = {"available_from": VALUES["time"]}
+                await store.put_items("main", [ItemEntry("tea", properties={**put, **times})])
+                await store.properties.put_of_user("main", "ada", put)
+                assert await properties(store) == {"tea": {**put, **times}}
+                assert await store.properties.of_user("main", "ada") == put
+                await store.properties.declare("main", {"item": {"price": None}, "user": {"price": None}})
+                assert await properties(store) == {"tea": times}
+                assert await store.properties.of_user("main", "ada") == {}
+        await store.put_items("main", [item("brand", "Ada")])
+        await store.properties.put_of_user("main", "ada", {"city": "Ulm"})
+        stored = await stored_properties(address)
+        assert len(stored) == 2
+        assert not any("price" in text for text in stored)
 
 
-def test_there_are_so_many_properties_and_no_more(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            names = [f"p{number}" for number in range(MAX_PROPERTIES)]
-            await store.properties.declare("main", {"item": dict.fromkeys(names[:-1], "number")})
-            two = ItemEntry("tea", properties={names[-1]: 1.0, "more": 1.0})
-            refused = await refusal(store.put_items("main", [two]))
-            assert refused is not None
-            assert refused.held is None
-            await store.put_items("main", [item(names[-1], 1.0)])
-            assert await refusal(store.put_items("main", [item("more", 1.0)])) is not None
-            assert await refusal(store.properties.declare("main", {"item": {"more": "text"}})) is not None
-            change: dict[str, PropertyType | None] = {"more": "text", names[0]: None}
-            await store.properties.declare("main", {"item": change})
-            await store.properties.declare("main", {"item": {names[0]: "number", "more": None}})
-            full = dict.fromkeys(names, 2.0)
-            await store.put_items("main", [ItemEntry("tea", properties={**full, "published_at": VALUES["time"]})])
-            await store.properties.declare("main", {"user": dict.fromkeys(names, "text")})
-            assert (await properties(store))["tea"] == {**full, "published_at": VALUES["time"]}
-
-    asyncio.run(law())
+async def test_there_are_so_many_properties_and_no_more(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        names = [f"p{number}" for number in range(MAX_PROPERTIES)]
+        await store.properties.declare("main", {"item": dict.fromkeys(names[:-1], "number")})
+        two = ItemEntry("tea", properties={names[-1]: 1.0, "more": 1.0})
+        refused = await refusal(store.put_items("main", [two]))
+        assert refused is not None
+        assert refused.held is None
+        await store.put_items("main", [item(names[-1], 1.0)])
+        assert await refusal(store.put_items("main", [item("more", 1.0)])) is not None
+        assert await refusal(store.properties.declare("main", {"item": {"more": "text"}})) is not None
+        change: dict[str, PropertyType | None] = {"more": "text", names[0]: None}
+        await store.properties.declare("main", {"item": change})
+        await store.properties.declare("main", {"item": {names[0]: "number", "more": None}})
+        full = dict.fromkeys(names, 2.0)
+        await store.put_items("main", [ItemEntry("tea", properties={**full, "published_at": VALUES["time"]})])
+        await store.properties.declare("main", {"user": dict.fromkeys(names, "text")})
+        assert (await properties(store))["tea"] == {**full, "published_at": VALUES["time"]}
 
 
-def test_pages_of_large_values_are_short_and_pass_over_nothing(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            text, count = "x" * 100_000, 3 * MAX_PAGE_BYTES // 100_000
-            for number in range(count):
-                await store.put_items("main", [item("text", text, f"i{number}")])
-                await store.put_item_codes("main", [ItemCodes(f"i{number}", GENERATION.tag, 1, 0.0, b"\0", b"\1")])
-            version, found, coded = 0, [], []
-            while (page := await store.item_changes("main", version, 1000)).version > version:
-                assert sum(len(str(entry.properties)) for entry in page.entries) < 2 * MAX_PAGE_BYTES
-                found += [entry.item_id for entry in page.entries]
-                coded += [codes.item_id for codes in page.codes]
-                version = page.version
-            assert found == coded == [f"i{number}" for number in range(count)]
-
-    asyncio.run(law())
+async def test_pages_of_large_values_are_short_and_pass_over_nothing(address: str) -> None:
+    async with opened(address, GENERATION) as store:
+        text, count = "x" * 100_000, 3 * MAX_PAGE_BYTES // 100_000
+        for number in range(count):
+            await store.put_items("main", [item("text", text, f"i{number}")])
+            await store.put_item_codes("main", [ItemCodes(f"i{number}", GENERATION.tag, 1, 0.0, b"\0", b"\1")])
+        version, found, coded = 0, [], []
+        while (page := await store.item_changes("main", version, 1000)).version > version:
+            assert sum(len(str(entry.properties)) for entry in page.entries) < 2 * MAX_PAGE_BYTES
+            found += [entry.item_id for entry in page.entries]
+            coded += [codes.item_id for codes in page.codes]
+            version = page.version
+        assert found == coded == [f"i{number}" for number in range(count)]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_back_up_has_properties_and_types(address: str, tmp_path: Path, kind: str) -> None:
-    async def law() -> None:
-        values: dict[str, PropertyValue | None] = dict(VALUES.items())
-        entry = ItemEntry("tea", "Tea", properties=values | {"available_until": VALUES["time"]})
-        async with opened(address, GENERATION) as store:
-            await store.put_items("main", [item("p_text", 1.0), item("gone", "x")])
-            await store.properties.put_of_user("main", "ada", {"gone": "x"})
-            gone: dict[str, PropertyType | None] = {"p_text": None, "gone": None}
-            await store.properties.declare("main", {"item": gone, "user": gone})
-            await store.put_items("main", [entry])
-            await store.properties.declare("main", {"item": {"unused": "set"}})
-            await store.properties.declare("declared", {"user": {"age": "number"}})
-            await backup(store, tmp_path / "all.gz")
-            held = await types(store)
-        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
-            await restore(store, tmp_path / "all.gz")
-            assert (await store.item_changes("main", 0, 9)).entries == [entry]
-            assert [user async for user in store.properties.of_users()] == []
-            assert await types(store) == held
-            assert await types(store, "declared") == {"item": {}, "user": {"age": "number"}}
-
-    asyncio.run(law())
+async def test_a_back_up_has_properties_and_types(address: str, tmp_path: Path, kind: str) -> None:
+    values: dict[str, PropertyValue | None] = dict(VALUES.items())
+    entry = ItemEntry("tea", "Tea", properties=values | {"available_until": VALUES["time"]})
+    async with opened(address, GENERATION) as store:
+        await store.put_items("main", [item("p_text", 1.0), item("gone", "x")])
+        await store.properties.put_of_user("main", "ada", {"gone": "x"})
+        gone: dict[str, PropertyType | None] = {"p_text": None, "gone": None}
+        await store.properties.declare("main", {"item": gone, "user": gone})
+        await store.put_items("main", [entry])
+        await store.properties.declare("main", {"item": {"unused": "set"}})
+        await store.properties.declare("declared", {"user": {"age": "number"}})
+        await backup(store, tmp_path / "all.gz")
+        held = await types(store)
+    async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+        await restore(store, tmp_path / "all.gz")
+        assert (await store.item_changes("main", 0, 9)).entries == [entry]
+        assert [user async for user in store.properties.of_users()] == []
+        assert await types(store) == held
+        assert await types(store, "declared") == {"item": {}, "user": {"age": "number"}}

@@ -61,53 +61,44 @@ def test_versions_are_kept_as_lists_would(address: str, steps: list[Step]) -> No
     asyncio.run(law())
 
 
-def test_only_the_newest_versions_are_kept(address: str) -> None:
-    async def law() -> None:
-        tenant = fresh_user()
-        async with opened(address, GENERATION) as store:
-            await add(store, tenant, "other", "stays")
-            for number in range(MAX_SCENARIO_VERSIONS + 3):
-                await add(store, tenant, "home", str(number))
-            kept = await store.scenarios.versions(tenant, "home")
-            assert kept == [str(number) for number in range(3, MAX_SCENARIO_VERSIONS + 3)]
-            assert await store.scenarios.versions(tenant, "other") == ["stays"]
-
-    asyncio.run(law())
+async def test_only_the_newest_versions_are_kept(address: str) -> None:
+    tenant = fresh_user()
+    async with opened(address, GENERATION) as store:
+        await add(store, tenant, "other", "stays")
+        for number in range(MAX_SCENARIO_VERSIONS + 3):
+            await add(store, tenant, "home", str(number))
+        kept = await store.scenarios.versions(tenant, "home")
+        assert kept == [str(number) for number in range(3, MAX_SCENARIO_VERSIONS + 3)]
+        assert await store.scenarios.versions(tenant, "other") == ["stays"]
 
 
-def test_of_versions_added_at_once_none_is_lost(address: str) -> None:
-    async def law() -> None:
-        tenant = fresh_user()
-        async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
-            revision = await store.scenarios.revision(tenant)
-            outcomes = await asyncio.gather(
-                *(one.scenarios.add(tenant, "home", "first", believed=revision) for one in (store, other) * 2)
-            )
-            assert sorted(outcomes) == [False, False, False, True]
-            texts = [str(number) for number in range(20)]
-            await asyncio.gather(
-                *(add(store if number % 2 else other, tenant, "home", text) for number, text in enumerate(texts))
-            )
-            found = await other.scenarios.versions(tenant, "home")
-            assert (found[0], sorted(found[1:])) == ("first", sorted(texts))
-
-    asyncio.run(law())
+async def test_of_versions_added_at_once_none_is_lost(address: str) -> None:
+    tenant = fresh_user()
+    async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
+        revision = await store.scenarios.revision(tenant)
+        outcomes = await asyncio.gather(
+            *(one.scenarios.add(tenant, "home", "first", believed=revision) for one in (store, other) * 2)
+        )
+        assert sorted(outcomes) == [False, False, False, True]
+        texts = [str(number) for number in range(20)]
+        await asyncio.gather(
+            *(add(store if number % 2 else other, tenant, "home", text) for number, text in enumerate(texts))
+        )
+        found = await other.scenarios.versions(tenant, "home")
+        assert (found[0], sorted(found[1:])) == ("first", sorted(texts))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_back_up_brings_all_versions_back_once(address: str, tmp_path: Path, kind: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            for tenant in ("main", "a/b"):
-                for number in range(3):
-                    await add(store, tenant, "home", f"{tenant} {number}")
-                await add(store, tenant, "ü", '{"ü": "\\u0000"}')
-            before = {tenant: await known(store, tenant) for tenant in ("main", "a/b")}
-            await backup(store, tmp_path / "all.gz")
-        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
-            await add(store, "main", "home", "main 0")  # as a call that was interrupted
-            for _ in range(2):
-                await restore(store, tmp_path / "all.gz", resume=True)
-                assert {tenant: await known(store, tenant) for tenant in ("main", "a/b")} == before
-
-    asyncio.run(law())
+async def test_a_back_up_brings_all_versions_back_once(address: str, tmp_path: Path, kind: str) -> None:
+    async with opened(address, GENERATION) as store:
+        for tenant in ("main", "a/b"):
+            for number in range(3):
+                await add(store, tenant, "home", f"{tenant} {number}")
+            await add(store, tenant, "ü", '{"ü": "\\u0000"}')
+        before = {tenant: await known(store, tenant) for tenant in ("main", "a/b")}
+        await backup(store, tmp_path / "all.gz")
+    async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+        await add(store, "main", "home", "main 0")  # as a call that was interrupted
+        for _ in range(2):
+            await restore(store, tmp_path / "all.gz", resume=True)
+            assert {tenant: await known(store, tenant) for tenant in ("main", "a/b")} == before

@@ -132,51 +132,45 @@ def test_users_have_what_a_dict_would_have(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
-def test_a_back_up_brings_the_properties_of_users_back(address: str, tmp_path: Path, kind: str) -> None:
-    async def law() -> None:
-        steps: list[Put | Click | Merge | Erase] = [
-            Put("ada", {"price": 1.0, "brand": "x", "_tags": ("a",)}),
-            Click("bob", "e1"),
-            Put("bob", {"brand": "y", "organic": True}),
-            Merge("ada", "bob"),
-            Put("bob", {"_tags": None}),
-            Put("cy/1", {"price": 2.0}),
-            Put("visitor:7", {"price": 3.0}),
-            Erase("visitor:7"),
-        ]
-        oracle = Oracle()
-        async with opened(address, GENERATION) as store:
-            for tenant in ("main", "a/b"):
-                for step in steps:
-                    await take(store, tenant, step)
+async def test_a_back_up_brings_the_properties_of_users_back(address: str, tmp_path: Path, kind: str) -> None:
+    steps: list[Put | Click | Merge | Erase] = [
+        Put("ada", {"price": 1.0, "brand": "x", "_tags": ("a",)}),
+        Click("bob", "e1"),
+        Put("bob", {"brand": "y", "organic": True}),
+        Merge("ada", "bob"),
+        Put("bob", {"_tags": None}),
+        Put("cy/1", {"price": 2.0}),
+        Put("visitor:7", {"price": 3.0}),
+        Erase("visitor:7"),
+    ]
+    oracle = Oracle()
+    async with opened(address, GENERATION) as store:
+        for tenant in ("main", "a/b"):
             for step in steps:
-                oracle.take(step)
-            await backup(store, tmp_path / "all.gz")
-            held = await types(store)
-        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
-            await restore(store, tmp_path / "all.gz")
-            assert await known(store, "main") == await known(store, "a/b") == oracle.known()
-            assert oracle.known()["bob"] == {"price": 1.0, "brand": "x", "organic": True}
-            assert await types(store) == held
-            await store.erase("main", "bob")
-            assert await listed(store, "main") == {"cy/1": {"price": 2.0}}
+                await take(store, tenant, step)
+        for step in steps:
+            oracle.take(step)
+        await backup(store, tmp_path / "all.gz")
+        held = await types(store)
+    async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+        await restore(store, tmp_path / "all.gz")
+        assert await known(store, "main") == await known(store, "a/b") == oracle.known()
+        assert oracle.known()["bob"] == {"price": 1.0, "brand": "x", "organic": True}
+        assert await types(store) == held
+        await store.erase("main", "bob")
+        assert await listed(store, "main") == {"cy/1": {"price": 2.0}}
 
-    asyncio.run(law())
 
-
-def test_restored_users_share_commits(tmp_path: Path) -> None:
-    async def law() -> None:
-        users = [f"u{n}" for n in range(160)]
-        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
-            await asyncio.gather(*(store.properties.put_of_user("main", user, {"brand": user}) for user in users))
-            await backup(store, tmp_path / "all.gz")
-        async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
-            before = commits(tmp_path / "two")
-            await restore(store, tmp_path / "all.gz")
-            assert await listed(store, "main") == {user: {"brand": user} for user in users}
-        assert commits(tmp_path / "two") - before < len(users) / 2
-
-    asyncio.run(law())
+async def test_restored_users_share_commits(tmp_path: Path) -> None:
+    users = [f"u{n}" for n in range(160)]
+    async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+        await asyncio.gather(*(store.properties.put_of_user("main", user, {"brand": user}) for user in users))
+        await backup(store, tmp_path / "all.gz")
+    async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
+        before = commits(tmp_path / "two")
+        await restore(store, tmp_path / "all.gz")
+        assert await listed(store, "main") == {user: {"brand": user} for user in users}
+    assert commits(tmp_path / "two") - before < len(users) / 2
 
 
 def commits(directory: Path) -> int:
@@ -186,52 +180,45 @@ def commits(directory: Path) -> int:
     return int(number)
 
 
-def test_types_of_users_are_held_as_those_of_items_and_apart(address: str) -> None:
-    async def law() -> None:
-        async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
-            outcomes = await asyncio.gather(
-                store.properties.put_of_user("main", "ada", {"age": 30.0}),
-                other.properties.put_of_user("main", "bob", {"age": "30"}),
+async def test_types_of_users_are_held_as_those_of_items_and_apart(address: str) -> None:
+    async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
+        outcomes = await asyncio.gather(
+            store.properties.put_of_user("main", "ada", {"age": 30.0}),
+            other.properties.put_of_user("main", "bob", {"age": "30"}),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(outcome, PropertyRefused) for outcome in outcomes) == 1
+        await store.properties.declare("main", {"item": {"age": "set"}})
+        found = await known(store, "main")
+        assert sorted(map(len, found.values())) == [0, 0, 0, 1]
+        with pytest.raises(PropertyRefused):
+            await store.properties.put_of_user("main", "ada", {"city": "Ulm", "age": ("a",)})
+        assert await known(other, "main") == found
+        await store.properties.put_of_user("main", "ada", {"available_from": "a text, of users"})
+
+
+async def test_nothing_put_beside_merges_and_erasures_is_lost_or_doubled(address: str) -> None:
+    """Each put ends up with the user as of then, or is erased; nobody erased has anything, and nobody merged of old."""
+    async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
+        for number in range(10):
+            tenant = fresh_user()
+            await store.properties.put_of_user(tenant, "visitor", {"a": 1.0, "b": 1.0})
+            await store.properties.put_of_user(tenant, "ada", {"a": 2.0})
+            await asyncio.gather(
+                store.merge(tenant, "ada", "visitor"),
+                other.properties.put_of_user(tenant, "visitor", {"c": float(number)}),
+                other.properties.put_of_user(tenant, "ada", {"d": float(number)}),
+            )
+            merged = {"a": 2.0, "b": 1.0, "c": float(number), "d": float(number)}
+            for one in (store, other):
+                for user in ("ada", "visitor"):
+                    assert await one.properties.of_user(tenant, user) == merged
+            put, _ = await asyncio.gather(
+                other.properties.put_of_user(tenant, "visitor", {"e": 1.0}),
+                store.erase(tenant, "ada"),
                 return_exceptions=True,
             )
-            assert sum(isinstance(outcome, PropertyRefused) for outcome in outcomes) == 1
-            await store.properties.declare("main", {"item": {"age": "set"}})
-            found = await known(store, "main")
-            assert sorted(map(len, found.values())) == [0, 0, 0, 1]
-            with pytest.raises(PropertyRefused):
-                await store.properties.put_of_user("main", "ada", {"city": "Ulm", "age": ("a",)})
-            assert await known(other, "main") == found
-            await store.properties.put_of_user("main", "ada", {"available_from": "a text, of users"})
-
-    asyncio.run(law())
-
-
-def test_nothing_put_beside_merges_and_erasures_is_lost_or_doubled(address: str) -> None:
-    """Each put ends up with the user as of then, or is erased; nobody erased has anything, and nobody merged of old."""
-
-    async def law() -> None:
-        async with opened(address, GENERATION) as store, opened(address, GENERATION) as other:
-            for number in range(10):
-                tenant = fresh_user()
-                await store.properties.put_of_user(tenant, "visitor", {"a": 1.0, "b": 1.0})
-                await store.properties.put_of_user(tenant, "ada", {"a": 2.0})
-                await asyncio.gather(
-                    store.merge(tenant, "ada", "visitor"),
-                    other.properties.put_of_user(tenant, "visitor", {"c": float(number)}),
-                    other.properties.put_of_user(tenant, "ada", {"d": float(number)}),
-                )
-                merged = {"a": 2.0, "b": 1.0, "c": float(number), "d": float(number)}
-                for one in (store, other):
-                    for user in ("ada", "visitor"):
-                        assert await one.properties.of_user(tenant, user) == merged
-                put, _ = await asyncio.gather(
-                    other.properties.put_of_user(tenant, "visitor", {"e": 1.0}),
-                    store.erase(tenant, "ada"),
-                    return_exceptions=True,
-                )
-                assert put is None or isinstance(put, StorageBusy)
-                left = [await store.properties.of_user(tenant, user) for user in ("ada", "visitor")]
-                assert left[0] == {}
-                assert left[1] in ({}, {"e": 1.0})
-
-    asyncio.run(law())
+            assert put is None or isinstance(put, StorageBusy)
+            left = [await store.properties.of_user(tenant, user) for user in ("ada", "visitor")]
+            assert left[0] == {}
+            assert left[1] in ({}, {"e": 1.0})

@@ -79,73 +79,60 @@ def test_the_newest_vectors_count_and_all_have_as_many_numbers(address: str, bat
     asyncio.run(law())
 
 
-def test_what_is_refused_for_a_property_sets_no_vector_and_the_other_way_round(address: str) -> None:
-    async def law() -> None:
-        tenant = fresh_user()
-        async with opened(address, GENERATION, tenant=tenant) as store:
-            await store.put_items(tenant, [ItemEntry("a", properties={"price": 1.0}, vector=encode([1, 2]))])
-            with pytest.raises(PropertyRefused):
-                await store.put_items(tenant, [ItemEntry("a", properties={"price": "1"}, vector=encode([2, 1]))])
-            assert await vectors(store, tenant) == {"a": encode([1, 2])}
-            with pytest.raises(VectorRefused, match="have 2 numbers each, but this one has 1"):
-                await store.put_items(tenant, [ItemEntry("a", properties={"size": "L"}, vector=encode([1]))])
-            assert set((await store.properties.held(tenant)).types["item"]) == {"price"}
-
-    asyncio.run(law())
+async def test_what_is_refused_for_a_property_sets_no_vector_and_the_other_way_round(address: str) -> None:
+    tenant = fresh_user()
+    async with opened(address, GENERATION, tenant=tenant) as store:
+        await store.put_items(tenant, [ItemEntry("a", properties={"price": 1.0}, vector=encode([1, 2]))])
+        with pytest.raises(PropertyRefused):
+            await store.put_items(tenant, [ItemEntry("a", properties={"price": "1"}, vector=encode([2, 1]))])
+        assert await vectors(store, tenant) == {"a": encode([1, 2])}
+        with pytest.raises(VectorRefused, match="have 2 numbers each, but this one has 1"):
+            await store.put_items(tenant, [ItemEntry("a", properties={"size": "L"}, vector=encode([1]))])
+        assert set((await store.properties.held(tenant)).types["item"]) == {"price"}
 
 
-def test_a_back_up_has_them(address: str, tmp_path: Path) -> None:
-    async def law() -> None:
-        tenant = fresh_user()
-        expected = {item_id: encode([number + 1, 2, 3]) for number, item_id in enumerate(ITEMS)}
-        async with opened(address, GENERATION, tenant=tenant) as store:
-            entries = [ItemEntry(item_id, f"title of {item_id}", vector=one) for item_id, one in expected.items()]
-            await store.put_items(tenant, entries)
-            await backup(store, tmp_path / "backup")
-        for kind in ("sqlite", "redis-server"):
-            async with opened(new_address(kind, tmp_path / kind), GENERATION, tenant=tenant) as restored:
-                await restore(restored, tmp_path / "backup")
-                assert await vectors(restored, tenant) == expected
-                assert {one.title for one in (await restored.item_changes(tenant, 0, 100)).entries} == {
-                    f"title of {item_id}" for item_id in ITEMS
-                }
-
-    asyncio.run(law())
+async def test_a_back_up_has_them(address: str, tmp_path: Path) -> None:
+    tenant = fresh_user()
+    expected = {item_id: encode([number + 1, 2, 3]) for number, item_id in enumerate(ITEMS)}
+    async with opened(address, GENERATION, tenant=tenant) as store:
+        entries = [ItemEntry(item_id, f"title of {item_id}", vector=one) for item_id, one in expected.items()]
+        await store.put_items(tenant, entries)
+        await backup(store, tmp_path / "backup")
+    for kind in ("sqlite", "redis-server"):
+        async with opened(new_address(kind, tmp_path / kind), GENERATION, tenant=tenant) as restored:
+            await restore(restored, tmp_path / "backup")
+            assert await vectors(restored, tenant) == expected
+            assert {one.title for one in (await restored.item_changes(tenant, 0, 100)).entries} == {
+                f"title of {item_id}" for item_id in ITEMS
+            }
 
 
-def test_all_of_a_tenant_are_dropped_and_others_may_come(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_of_a_tenant_are_dropped_and_others_may_come(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.maintenance.vectors, "VECTORS_PAGE", 2)
-
-    async def law() -> None:
-        tenant, neighbour = fresh_user(), fresh_user()
-        async with opened(address, GENERATION, tenant=tenant) as store:
-            entries = [ItemEntry(item_id, "title", vector=encode([1, 2])) for item_id in ITEMS]
-            for one in (tenant, neighbour):
-                await store.put_items(one, [*entries, ItemEntry("without", "title")])
-            before = await store.item_changes(tenant, 0, 100)
-            assert [await drop_vectors(store, tenant) for _ in range(2)] == [len(ITEMS), 0]
-            assert await vectors(store, tenant) == {}
-            assert await store.vectors.numbers(tenant) == 0
-            assert set(await vectors(store, neighbour)) == {*ITEMS}
-            changes = await store.item_changes(tenant, before.version, 100)
-            assert {(entry.item_id, entry.title) for entry in changes.entries} == {(one, "title") for one in ITEMS}
-            await store.put_items(tenant, [ItemEntry("a", vector=encode([1, 2, 3]))])
-            assert await store.vectors.numbers(tenant) == 3
-
-    asyncio.run(law())
+    tenant, neighbour = fresh_user(), fresh_user()
+    async with opened(address, GENERATION, tenant=tenant) as store:
+        entries = [ItemEntry(item_id, "title", vector=encode([1, 2])) for item_id in ITEMS]
+        for one in (tenant, neighbour):
+            await store.put_items(one, [*entries, ItemEntry("without", "title")])
+        before = await store.item_changes(tenant, 0, 100)
+        assert [await drop_vectors(store, tenant) for _ in range(2)] == [len(ITEMS), 0]
+        assert await vectors(store, tenant) == {}
+        assert await store.vectors.numbers(tenant) == 0
+        assert set(await vectors(store, neighbour)) == {*ITEMS}
+        changes = await store.item_changes(tenant, before.version, 100)
+        assert {(entry.item_id, entry.title) for entry in changes.entries} == {(one, "title") for one in ITEMS}
+        await store.put_items(tenant, [ItemEntry("a", vector=encode([1, 2, 3]))])
+        assert await store.vectors.numbers(tenant) == 3
 
 
-def test_many_are_read_in_pages(address: str) -> None:
-    async def law() -> None:
-        tenant, own = fresh_user(), {f"i{number}": encode([number + 1, 1]) for number in range(1_203)}
-        async with opened(address, GENERATION, tenant=tenant) as store:
-            entries = [ItemEntry(item_id, vector=vector) for item_id, vector in own.items()]
-            for begin in range(0, len(entries), 500):
-                await store.put_items(tenant, entries[begin : begin + 500])
-            assert await store.vectors.of_items(tenant, [*own]) == own
-            assert await store.vectors.of_items(tenant, []) == {}
-
-    asyncio.run(law())
+async def test_many_are_read_in_pages(address: str) -> None:
+    tenant, own = fresh_user(), {f"i{number}": encode([number + 1, 1]) for number in range(1_203)}
+    async with opened(address, GENERATION, tenant=tenant) as store:
+        entries = [ItemEntry(item_id, vector=vector) for item_id, vector in own.items()]
+        for begin in range(0, len(entries), 500):
+            await store.put_items(tenant, entries[begin : begin + 500])
+        assert await store.vectors.of_items(tenant, [*own]) == own
+        assert await store.vectors.of_items(tenant, []) == {}
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))

@@ -144,49 +144,46 @@ class TestSlots:
 
         asyncio.run(law())
 
-    def test_a_node_that_gets_its_first_slot_takes_events_before_it_has_it(self, own_cluster: RedisCluster) -> None:
+    async def test_a_node_that_gets_its_first_slot_takes_events_before_it_has_it(
+        self, own_cluster: RedisCluster
+    ) -> None:
         """All keys are there already, and the others still send everybody who asks."""
         node, user_id = own_cluster.add_node(), fresh_user()
         head = user_of(own_cluster.url, user_id).head
+        async with opened(own_cluster.url) as store:
+            await store.append("main", [click("before", user_id)])
+            loop = asyncio.get_running_loop()
 
-        async def law() -> None:
-            async with opened(own_cluster.url) as store:
-                await store.append("main", [click("before", user_id)])
-                loop = asyncio.get_running_loop()
+            def append() -> None:
+                if not command(source, "CLUSTER", "COUNTKEYSINSLOT", key_slot(head.encode())):
+                    appended = store.append("main", [click("meanwhile", user_id)])
+                    asyncio.run_coroutine_threadsafe(appended, loop).result()
 
-                def append() -> None:
-                    if not command(source, "CLUSTER", "COUNTKEYSINSLOT", key_slot(head.encode())):
-                        appended = store.append("main", [click("meanwhile", user_id)])
-                        asyncio.run_coroutine_threadsafe(appended, loop).result()
+            source = own_cluster.owner(head).client
+            await asyncio.to_thread(own_cluster.move, head, append, node)
+            assert await ids(store, user_id) == ["before", "meanwhile"]
+            await assert_state_is_fold_of_log(store, user_id)
 
-                source = own_cluster.owner(head).client
-                await asyncio.to_thread(own_cluster.move, head, append, node)
-                assert await ids(store, user_id) == ["before", "meanwhile"]
-                await assert_state_is_fold_of_log(store, user_id)
+    async def test_users_without_events_are_told_so_while_their_slot_moves(
+        self, cluster: RedisCluster, address: str
+    ) -> None:
+        known = fresh_user()
+        partition = user_of(address, known).partition
+        unknown = next(user for _ in range(9999) if user_of(address, user := fresh_user()).partition == partition)
+        async with opened(address) as store:
+            await store.append("main", [click("e", known)])
+            loop = asyncio.get_running_loop()
+            answers = []
 
-        asyncio.run(law())
+            def ask() -> None:
+                states = store.states("main", [unknown, known], GENERATION)
+                answers.append(asyncio.run_coroutine_threadsafe(states, loop).result())
 
-    def test_users_without_events_are_told_so_while_their_slot_moves(self, cluster: RedisCluster, address: str) -> None:
-        async def law() -> None:
-            known = fresh_user()
-            partition = user_of(address, known).partition
-            unknown = next(user for _ in range(9999) if user_of(address, user := fresh_user()).partition == partition)
-            async with opened(address) as store:
-                await store.append("main", [click("e", known)])
-                loop = asyncio.get_running_loop()
-                answers = []
-
-                def ask() -> None:
-                    states = store.states("main", [unknown, known], GENERATION)
-                    answers.append(asyncio.run_coroutine_threadsafe(states, loop).result())
-
-                await asyncio.to_thread(cluster.move, user_of(address, known).head, ask)
-                assert len(answers) > 3
-                for nothing, state in answers:
-                    assert nothing is None
-                    assert_state_is(state, fold(GENERATION, [click("e", known)]))
-
-        asyncio.run(law())
+            await asyncio.to_thread(cluster.move, user_of(address, known).head, ask)
+            assert len(answers) > 3
+            for nothing, state in answers:
+                assert nothing is None
+                assert_state_is(state, fold(GENERATION, [click("e", known)]))
 
     def test_the_archiver_takes_and_trims_every_node_s_part(
         self, cluster: RedisCluster, address: str, tmp_path: Path

@@ -39,71 +39,57 @@ class Server:
         return not self.circuit.allows_call()
 
 
-def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> None:
-    async def law() -> None:
-        server = Server()
-        assert not server.is_open()
-        server.circuit.open()
-        server.circuit.open()
+async def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> None:
+    server = Server()
+    assert not server.is_open()
+    server.circuit.open()
+    server.circuit.open()
+    await asyncio.sleep(0)
+    assert server.probes == 0  # nobody has asked
+    for _ in range(5):
+        assert server.is_open()
         await asyncio.sleep(0)
-        assert server.probes == 0  # nobody has asked
-        for _ in range(5):
-            assert server.is_open()
-            await asyncio.sleep(0)
-        assert server.probes == 1
-        server.answers.set()
-        while server.is_open():
-            await asyncio.sleep(0)
-        assert server.probes == 1
+    assert server.probes == 1
+    server.answers.set()
+    while server.is_open():
+        await asyncio.sleep(0)
+    assert server.probes == 1
+    server.circuit.require_closed()
+    server.circuit.open()
+    with pytest.raises(TimeoutError, match="the server has not responded since a timeout"):
         server.circuit.require_closed()
-        server.circuit.open()
-        with pytest.raises(TimeoutError, match="the server has not responded since a timeout"):
-            server.circuit.require_closed()
-        await server.circuit.close()
-
-    asyncio.run(law())
+    await server.circuit.close()
 
 
-def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.redis.connections.circuit_breaker, "PROBE_EVERY_S", 0.05)
-
-    async def law() -> None:
-        server = Server(fails=True)
-        server.circuit.open()
-        while server.probes < 3:
-            assert server.is_open()
-            await asyncio.sleep(0.001)
-        assert min(later_s - earlier_s for earlier_s, later_s in pairwise(server.probed_at_s)) > 0.04
-        server.fails = False
-        server.answers.set()
-        while server.is_open():
-            await asyncio.sleep(0.001)
-
-    asyncio.run(law())
+    server = Server(fails=True)
+    server.circuit.open()
+    while server.probes < 3:
+        assert server.is_open()
+        await asyncio.sleep(0.001)
+    assert min(later_s - earlier_s for earlier_s, later_s in pairwise(server.probed_at_s)) > 0.04
+    server.fails = False
+    server.answers.set()
+    while server.is_open():
+        await asyncio.sleep(0.001)
 
 
-def test_a_probe_does_not_belong_to_the_request_that_triggers_it() -> None:
+async def test_a_probe_does_not_belong_to_the_request_that_triggers_it() -> None:
     """Else its trace or its log lines would be those of one request of many."""
-
-    async def law() -> None:
-        server = Server()
-        server.circuit.open()
-        REQUEST.set("the first")
-        assert server.is_open()
-        await asyncio.sleep(0)
-        assert server.requests == [None]
-        await server.circuit.close()
-
-    asyncio.run(law())
+    server = Server()
+    server.circuit.open()
+    REQUEST.set("the first")
+    assert server.is_open()
+    await asyncio.sleep(0)
+    assert server.requests == [None]
+    await server.circuit.close()
 
 
-def test_closing_ends_a_probe_that_hangs() -> None:
-    async def law() -> None:
-        server = Server()
-        server.circuit.open()
-        assert server.is_open()
-        await asyncio.sleep(0)
-        await server.circuit.close()
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(law())
+async def test_closing_ends_a_probe_that_hangs() -> None:
+    server = Server()
+    server.circuit.open()
+    assert server.is_open()
+    await asyncio.sleep(0)
+    await server.circuit.close()
+    assert len(asyncio.all_tasks()) == 1
