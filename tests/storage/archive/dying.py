@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,36 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
         for owner, name in CALLS:
             patch.setattr(owner, name, deadly(getattr(owner, name)))
         yield
+
+
+def assert_every_death_leaves_both_right(
+    server: RedisServer, archive: Path | Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Die at every call in turn; what the one before has left is taken up by the next."""
+
+    async def append(number: int) -> None:
+        async with opened(server, archive) as store:
+            await store.append("main", [click(f"{number}-{n}", f"user{n}") for n in range(3)])
+
+    deaths = 0
+    while True:
+        asyncio.run(append(deaths))
+        with suppress(Died), dying_at(monkeypatch, deaths):
+            turn(server, archive)
+            break
+        deaths += 1
+        assert_nothing_is_missing_or_twice(server, archive)
+    assert deaths > 20
+    turn(server, archive)
+    assert_nothing_is_missing_or_twice(server, archive)
+
+    async def read() -> None:
+        async with opened(server, archive) as store:
+            for n in range(3):
+                assert await ids(store, f"user{n}") == [f"{number}-{n}" for number in range(deaths + 1)]
+                await assert_state_is_fold_of_log(store, f"user{n}")
+
+    asyncio.run(read())
 
 
 def kill_archivers(server: RedisServer, archive: Path | Folder, place: str, delays_s: Sequence[float]) -> None:

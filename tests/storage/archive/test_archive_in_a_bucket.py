@@ -23,11 +23,11 @@ from tests.storage.archive.archived_redis import (
     turn,
     uuid7,
 )
-from tests.storage.archive.dying import Died, dying_at, kill_archivers
+from tests.storage.archive.dying import assert_every_death_leaves_both_right, kill_archivers
 from tests.storage.archive.entries import place, seqs, some
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids
+from tests.storage.redis.stores import GENERATION
 from tests.waiting import until
 
 
@@ -91,29 +91,7 @@ class TestArchiver:
     def test_whoever_dies_before_any_change_of_bucket_or_redis_leaves_both_right(
         self, any_server: RedisServer, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def append(number: int) -> None:
-            async with opened(any_server, bucket) as store:
-                await store.append("main", [click(f"{number}-{n}", f"user{n}") for n in range(3)])
-
-        count = 0
-        while True:
-            asyncio.run(append(count))
-            with suppress(Died), dying_at(monkeypatch, count):
-                turn(any_server, bucket)
-                break
-            count += 1
-            assert_nothing_is_missing_or_twice(any_server, bucket)
-        assert count > 20
-        turn(any_server, bucket)
-        assert_nothing_is_missing_or_twice(any_server, bucket)
-
-        async def read() -> None:
-            async with opened(any_server, bucket) as store:
-                for n in range(3):
-                    assert await ids(store, f"user{n}") == [f"{number}-{n}" for number in range(count + 1)]
-                    await assert_state_is_fold_of_log(store, f"user{n}")
-
-        asyncio.run(read())
+        assert_every_death_leaves_both_right(any_server, bucket, monkeypatch)
 
     def test_archivers_killed_at_any_time_take_every_event_once(
         self, any_server: RedisServer, s3: Callable[[], str], tmp_path: Path
