@@ -131,6 +131,20 @@ def redis_server() -> Iterator[RedisServer]:
     server.stop()
 
 
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def store_server(request: pytest.FixtureRequest) -> Iterator[RedisServer | None]:
+    """A Redis for the services of a module, and None for those whose store is SQLite."""
+    server = new_server("redis-server") if request.param == "redis" else None
+    yield server
+    if server is not None:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def store_url(store_server: RedisServer | None) -> str | None:
+    return None if store_server is None else store_server.url
+
+
 class Client:
     """Blocking requests to an app whose lifespan is running; a fault in the app fails the test.
 
@@ -234,13 +248,10 @@ COLOURS = {item_id(row): [f"colour {row % 5}", f"colour {row % 4}"][: row % 3] f
 SAID = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}  # categories by the shop
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+@pytest.fixture(scope="module")
+def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service that knows the users of SEEN, with some items sold out and others in new categories."""
-    server = new_server("redis-server") if request.param == "redis" else None
-    settings = Settings(
-        model_dir=model_dir, data_dir=tmp_path_factory.mktemp("state"), redis_url=server.url if server else None
-    )
+    settings = Settings(model_dir=model_dir, data_dir=tmp_path_factory.mktemp("state"), redis_url=store_url)
     client = Client(settings)
     client.click("clicker", *SEEN["clicker"])
     client.post("/v1/events", json=[{"user_id": "disliker", "item_id": i, "type": "dislike"} for i in SEEN["disliker"]])
@@ -251,5 +262,3 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
     assert client.post("/v1/items", json=posted).status_code == 200
     yield client
     client.close()
-    if server:
-        server.stop()

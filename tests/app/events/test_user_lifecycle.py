@@ -19,7 +19,6 @@ from app.catalogue.cold_item_codes import CodeAssignment
 from app.events import cold_item_learner
 from model.cold_items import ColdCodes
 from tests.app.conftest import SHAPE, Client, item_id
-from tests.storage.redis.servers import new_server
 
 KINDS = ["click", "click", "purchase", "dislike", "glance"]
 ITEM_IDS = [*map(item_id, range(9)), "new-1", "new-2"]
@@ -31,15 +30,14 @@ Life = list[tuple[str, str, int]]
 _names = count()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
+@pytest.fixture(scope="module")
 def service(
-    request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+    store_url: str | None, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """A service on each kind of store, in which `new-1` has codes, and learns of no other item while laws are tried."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(cold_item_learner, "EVENTS_PER_SAMPLE", 1 << 40)
-    server = new_server("redis-server") if request.param == "redis" else None
-    client = start(tmp_path_factory.mktemp("state"), redis_url=None if server is None else server.url)
+    client = start(tmp_path_factory.mktemp("state"), redis_url=store_url)
     rng = np.random.default_rng(0)
     history, target = (
         rng.integers(0, words, books, dtype=np.uint8)
@@ -55,8 +53,6 @@ def service(
     yield client
     client.close()
     monkeypatch.undo()
-    if server is not None:
-        server.stop()
 
 
 def fresh() -> str:

@@ -18,7 +18,7 @@ from tests.app.conftest import ITEMS, WEIGHTS, Client, item_id
 from tests.app.recommendation.ranking.event_shop import NAMES, NOW_S, Shop, ids, names, others
 from tests.app.support import ALL_ITEMS, SECRET, assert_refused, item_ids, recommend
 from tests.storage.oracles.naive_users import NaiveUsers
-from tests.storage.redis.servers import new_server
+from tests.storage.redis.servers import RedisServer
 
 DAY_S = 86_400
 LENGTHS_S = {None: float("inf"), "1m": 60, "1h": 3_600, "90d": 90 * DAY_S}
@@ -38,20 +38,17 @@ rules = st.fixed_dictionaries(
 ).map(lambda rule: {name: value for name, value in rule.items() if value is not None})
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+@pytest.fixture(scope="module")
+def shop(store_server: RedisServer | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     directory = tmp_path_factory.mktemp("shop")
     made = Settings(model_dir=model_dir, data_dir=directory / "state", max_seen_events=1_000)
-    server = new_server("redis-server") if request.param == "redis" else None
-    if server is not None:
-        made = made.model_copy(update={"redis_url": server.url, "archive_dir": directory / "archive"})
+    if store_server is not None:
+        made = made.model_copy(update={"redis_url": store_server.url, "archive_dir": directory / "archive"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_reader, "now_us", lambda: NOW_S * 1_000_000)
         client = Client(made)
-        yield Shop(client, None if server is None else (server, directory / "archive"))
+        yield Shop(client, None if store_server is None else (store_server, directory / "archive"))
         client.close()
-    if server is not None:
-        server.stop()
 
 
 def left_out(users: NaiveUsers, user_id: str, rule: Mapping[str, Any]) -> set[str]:

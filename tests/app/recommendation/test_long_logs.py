@@ -21,25 +21,21 @@ from app.recommendation.recommender import BatchEntry
 from app.schemas.recommendations import RecommendationRequest
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.app.support import assert_refused, item_ids, recommend
-from tests.storage.redis.servers import new_server
 from tests.waiting import PATIENCE_S
 
 NEWEST = 6
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
+@pytest.fixture(scope="module")
 def bounded(
-    request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+    store_url: str | None, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """A service that looks at few events of each user, and two users: one has more, and one as many."""
-    server = new_server("redis-server") if request.param == "redis" else None
-    client = start(tmp_path_factory.mktemp("state"), redis_url=server.url if server else None, max_seen_events=NEWEST)
+    client = start(tmp_path_factory.mktemp("state"), redis_url=store_url, max_seen_events=NEWEST)
     client.click("long", *(item_id(row) for row in range(20)))
     client.click("short", *(item_id(row) for row in range(NEWEST)))
     yield client
     client.close()
-    if server:
-        server.stop()
 
 
 class TestBound:

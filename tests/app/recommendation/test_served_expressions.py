@@ -31,7 +31,6 @@ from tests.app.catalogue.expressions.oracle import (
     optional,
 )
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
-from tests.storage.redis.servers import new_server
 from tests.waiting import PATIENCE_S
 
 LABELS = [text for text in TEXTS if text]
@@ -95,11 +94,10 @@ class Shop(NamedTuple):
         return {item["item_id"]: item["score"] for item in response.json()["items"]}
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    server = new_server("redis-server") if request.param == "redis" else None
+@pytest.fixture(scope="module")
+def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     data_dir = tmp_path_factory.mktemp("state")
-    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
+    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=store_url)
     first, other = Client(made), Client(made)
     first.click("ada", "item-3", "item-4", "item-9")
     assert first.request("PUT", "/v1/admin/properties", json={"items": TYPES}).status_code == 200
@@ -110,8 +108,6 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
         yield Shop(first, other, items)
     first.close()
     other.close()
-    if server:
-        server.stop()
 
 
 def scalars(shop: Shop, current: int, given_params: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from app.settings import Settings
 from tests.app.catalogue.expressions.oracle import TEXTS, conditions
 from tests.app.conftest import CATEGORIES, ITEMS, Client, item_id
-from tests.storage.redis.servers import new_server
 
 TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
 URL = "/v1/admin/scenarios"
@@ -52,11 +51,10 @@ class Shop(NamedTuple):
         return response.json()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    server = new_server("redis-server") if request.param == "redis" else None
+@pytest.fixture(scope="module")
+def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     data_dir = tmp_path_factory.mktemp("state")
-    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
+    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=store_url)
     first, other = Client(made), Client(made)
     first.click("ada", "item-3", "item-4", "item-9")
     assert first.request("PUT", "/v1/admin/properties", json={"items": TYPES}).status_code == 200
@@ -72,8 +70,6 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
     yield Shop(first, other)
     first.close()
     other.close()
-    if server:
-        server.stop()
 
 
 def answer(client: Client, **body: Any) -> Any:

@@ -19,24 +19,19 @@ from storage.archiver.redis_source import RedisSource
 from storage.archiver.sqlite_source import SQLiteSource
 from tests.app.conftest import Client, item_id
 from tests.app.support import ODD_IDS
-from tests.storage.redis.servers import new_server
 
 LATE = 1_700_000_000
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
+@pytest.fixture(scope="module")
 def shop(
-    request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+    store_url: str | None, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """A service for all of these tests, each of which has users of its own."""
     directory = tmp_path_factory.mktemp("odd")
-    server = new_server("redis-server") if request.param == "redis" else None
-    url = server.url if server else None
-    client = start(directory / "state", archive_dir=directory / "archive", redis_url=url)
+    client = start(directory / "state", archive_dir=directory / "archive", redis_url=store_url)
     yield client
     client.close()
-    if server:
-        server.stop()
 
 
 def as_part(name: str) -> str:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from app.settings import Settings
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.app.support import ALL_ITEMS, all_pages, assert_refused, item_ids, recommend
-from tests.storage.redis.servers import new_server
 
 MARGINS = [None, 0.01, 0.5, 1.0, 2.5, 300.0, 0.0, -4.0, 1e-300, 1e300]
 EVERY: dict[str, Any] = {"k": ITEMS, "exclude_seen": "none"}
@@ -52,11 +51,10 @@ class Shop(NamedTuple):
         self.other.runner.run(self.other.service.switcher.poll())
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    server = new_server("redis-server") if request.param == "redis" else None
+@pytest.fixture(scope="module")
+def shop(store_url: str | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     data_dir = tmp_path_factory.mktemp("state")
-    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
+    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=store_url)
     shop = Shop(Client(made), Client(made))
     shop.first.click("ada", *ALL_ITEMS[:9])
     types = dict.fromkeys(["margin", "cents", "number"], "number") | {"brand": "text"}
@@ -65,8 +63,6 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
     yield shop
     shop.first.close()
     shop.other.close()
-    if server:
-        server.stop()
 
 
 def gains_by_definition(margins: list[float | None], strength: float) -> dict[str, float]:

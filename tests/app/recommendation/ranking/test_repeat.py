@@ -25,7 +25,7 @@ from tests.app.support import all_pages, assert_refused, item_ids, recommend
 from tests.model.lisa import naive_intervals
 from tests.model.lisa.naive_intervals import NaiveDue
 from tests.storage.oracles.naive_users import NaiveUsers
-from tests.storage.redis.servers import new_server
+from tests.storage.redis.servers import RedisServer
 
 DAY_S = 86_400
 AGES_S = [0, 600, 7_200, DAY_S, 9 * DAY_S, 10 * DAY_S, 40 * DAY_S, 900 * DAY_S]
@@ -62,8 +62,8 @@ def write_shop(directory: Path, intervals: Intervals = TABLE, seed: int = 7) -> 
     return directory
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+@pytest.fixture(scope="module")
+def shop(store_server: RedisServer | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """A service whose clock stands still for what it reads of logs, with the purchases of Ada."""
     directory = tmp_path_factory.mktemp("shop")
     model_dir = write_shop(directory / "tiny")
@@ -71,17 +71,14 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     made = Settings(
         model_dir=model_dir, data_dir=directory / "state", seal_keys_file=directory / "seal", max_seen_events=1_000
     )
-    server = new_server("redis-server") if request.param == "redis" else None
-    if server is not None:
-        made = made.model_copy(update={"redis_url": server.url, "archive_dir": directory / "archive"})
+    if store_server is not None:
+        made = made.model_copy(update={"redis_url": store_server.url, "archive_dir": directory / "archive"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_reader, "now_us", lambda: NOW_S * 1_000_000)
         client = Client(made)
         buy(client, "ada", BOUGHT)
-        yield Shop(client, None if server is None else (server, directory / "archive"))
+        yield Shop(client, None if store_server is None else (store_server, directory / "archive"))
         client.close()
-    if server is not None:
-        server.stop()
 
 
 def buy(client: Client, user_id: str, bought: list[list[int]], kind: str = "purchase") -> None:

@@ -24,7 +24,7 @@ from tests.app.support import ALL_ITEMS, CORRECTIONS, SECRET, assert_refused, co
 from tests.storage.archive.archived_redis import turn
 from tests.storage.oracles.naive_users import NaiveUsers
 from tests.storage.oracles.random_events import as_impression
-from tests.storage.redis.servers import new_server
+from tests.storage.redis.servers import RedisServer
 
 NOW_S = int(time.time())
 DAY_S = 86_400
@@ -87,14 +87,13 @@ class Shop:
         return {item["item_id"]: (item["count"], int(at)) for item, at in zip(items, last, strict=True)}
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+@pytest.fixture(scope="module")
+def shop(store_server: RedisServer | None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     directory = tmp_path_factory.mktemp("shop")
     rotate(directory / "seal")
     made = Settings(model_dir=model_dir, data_dir=directory / "state", seal_keys_file=directory / "seal")
-    server = new_server("redis-server") if request.param == "redis" else None
-    if server is not None:
-        made = made.model_copy(update={"redis_url": server.url, "archive_dir": directory / "archive"})
+    if store_server is not None:
+        made = made.model_copy(update={"redis_url": store_server.url, "archive_dir": directory / "archive"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rotation, "now_s", lambda: float(NOW_S))
         client = Client(made)
@@ -102,10 +101,8 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
         shown = {"type": "impression", "items": ALL_ITEMS[:50], "timestamp": NOW_S}
         for user_id in ("rob", "new"):
             assert client.post("/v1/events", json=[{"user_id": user_id, **shown}] * 3).json()["accepted"] == 3
-        yield Shop(client, None if server is None else (server, directory / "archive"))
+        yield Shop(client, None if store_server is None else (store_server, directory / "archive"))
         client.close()
-    if server is not None:
-        server.stop()
 
 
 def naive_shown(events: list[Event]) -> dict[str, tuple[int, int]]:

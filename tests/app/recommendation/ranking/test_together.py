@@ -20,7 +20,6 @@ from model.artifact.item_statistics import ItemStatistics
 from model.lisa.item_complements import FAINT_SCORE, LIFT_STRENGTH, Complements
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import all_pages, item_ids, recommend
-from tests.storage.redis.servers import new_server
 
 EACH = 5
 MORE = 40  # than a basket has complements
@@ -47,17 +46,15 @@ def write_shop(directory: Path) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+@pytest.fixture(scope="module")
+def shop(store_url: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     directory = tmp_path_factory.mktemp("shop")
-    server = new_server("redis-server") if request.param == "redis" else None
-    url = None if server is None else server.url
-    client = Client(Settings(model_dir=write_shop(directory / "tiny"), data_dir=directory / "state", redis_url=url))
+    client = Client(
+        Settings(model_dir=write_shop(directory / "tiny"), data_dir=directory / "state", redis_url=store_url)
+    )
     client.click("ada", *(item_id(row) for row in range(20, 30)))
     yield client
     client.close()
-    if server is not None:
-        server.stop()
 
 
 def scores_of(basket: list[int]) -> dict[str, float]:
