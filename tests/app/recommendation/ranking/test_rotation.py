@@ -14,67 +14,57 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from app.http.auth.seal_keys import rotate
 from app.recommendation.ranking import reranking, rotation
 from app.settings import Settings
 from storage.state.event import Event
 from tests.app.conftest import ITEMS, WEIGHTS, Client, categories_of, item_id, write_model
-from tests.app.support import ALL_ITEMS, CORRECTIONS, SECRET, assert_refused, correct, item_ids, recommend
-from tests.storage.archive.archived_redis import turn
+from tests.app.recommendation.ranking import event_shop
+from tests.app.recommendation.ranking.event_shop import NAMES, NOW_S, ids, names, others
+from tests.app.support import ALL_ITEMS, SECRET, assert_refused, item_ids, recommend
 from tests.storage.oracles.naive_users import NaiveUsers
 from tests.storage.oracles.random_events import as_impression
 from tests.storage.redis.servers import RedisServer
 
-NOW_S = int(time.time())
 DAY_S = 86_400
 ROOM = 56  # items that a state has of those that were shown
 AGES_S = [0, 59, DAY_S, 6 * DAY_S, 7 * DAY_S, 8 * DAY_S, 900 * DAY_S]
 EVERYTHING = {"k": ITEMS, "exclude_seen": "none"}
-NAMES = "ab"
 numbers = count()
 
-names = st.sampled_from(NAMES)
-ids = st.integers(0, 3).map("e{}".format)
 ages = st.sampled_from(AGES_S)
 some_items = st.lists(st.sampled_from([*ALL_ITEMS[:8], "unheard-of"]), min_size=1, max_size=8, unique=True)
 most_items = st.permutations(ALL_ITEMS).map(lambda names: names[:50])
 shows = st.tuples(st.just("show"), names, ids, some_items | some_items | most_items, ages)
 posts = st.tuples(st.just("post"), names, ids, st.integers(0, 7), st.sampled_from(sorted(WEIGHTS)), ages)
-others = st.tuples(st.just("undo"), names, ids) | st.tuples(st.sampled_from(["merge", "erase", "archive"]), names)
 histories = st.lists(shows | shows | posts | others, min_size=1, max_size=12)
 wishes = st.fixed_dictionaries(
     {"rotation": st.sampled_from([0.1, 0.5, 1.0]), "rotation_days": st.sampled_from([0.5, 7, 365])}
 )
 
 
-class Shop:
+class Shop(event_shop.Shop):
     """A service for which time stands still where it looks how long ago things were shown."""
 
-    def __init__(self, client: Client, archive: Any) -> None:
-        self.client = client
-        self.archive = archive
-
+    @override
     def apply(self, users: NaiveUsers, prefix: str, what: str, name: str, *rest: Any) -> None:
-        """Do one thing to the service and to the oracle."""
+        if what not in ("post", "show"):
+            super().apply(users, prefix, what, name, *rest)
+            return
         user_id = f"{prefix}-{name}"
-        other = next(f"{prefix}-{one}" for one in NAMES if one != name)
-        if what in ("post", "show"):
-            event_id, about, *kind, age_s = rest
-            items = about if what == "show" else [item_id(about)]
-            own_kind = kind[0] if kind else "impression"
-            event = Event(event_id, user_id, items[0], own_kind, (NOW_S - age_s) * 1_000_000, None)
-            event = as_impression(event, items) if what == "show" else event
-            posted = {"items": items} if what == "show" else {"item_id": items[0]}
-            posted |= {"event_id": event_id, "user_id": user_id, "type": own_kind, "timestamp": NOW_S - age_s}
-            answer = self.client.post("/v1/events", json=posted)
-            assert answer.status_code == 200, answer.text
-            counts = answer.json()
-            assert (counts["accepted"], counts["unknown_items"], counts["unknown_types"]) == (users.post(event), 0, 0)
-        elif what in CORRECTIONS:
-            correct(self.client, users, what, user_id, rest[0] if what == "undo" else other)
-        elif self.archive is not None:
-            turn(*self.archive)
+        event_id, about, *kind, age_s = rest
+        items = about if what == "show" else [item_id(about)]
+        own_kind = kind[0] if kind else "impression"
+        event = Event(event_id, user_id, items[0], own_kind, (NOW_S - age_s) * 1_000_000, None)
+        event = as_impression(event, items) if what == "show" else event
+        posted = {"items": items} if what == "show" else {"item_id": items[0]}
+        posted |= {"event_id": event_id, "user_id": user_id, "type": own_kind, "timestamp": NOW_S - age_s}
+        answer = self.client.post("/v1/events", json=posted)
+        assert answer.status_code == 200, answer.text
+        counts = answer.json()
+        assert (counts["accepted"], counts["unknown_items"], counts["unknown_types"]) == (users.post(event), 0, 0)
 
     def shown(self, user_id: str) -> dict[str, tuple[int, int]]:
         """What the service says that the user was shown."""
