@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.interactions import Histories
 from model.evaluation import baselines
 from model.evaluation.baselines import (
     GRIDS,
@@ -27,6 +26,7 @@ from model.evaluation.baselines import (
     Ridge,
 )
 from model.lisa import item_codes, item_followers
+from tests.model.data.histories import packed
 
 ITEMS = 12
 Items = list[list[int]]
@@ -34,12 +34,6 @@ Items = list[list[int]]
 HISTORIES = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=9), min_size=1, max_size=8).filter(any)
 PREFIXES = st.lists(st.lists(st.integers(0, ITEMS - 1), min_size=1, max_size=9), min_size=1, max_size=4)
 EVERY = [baseline for grid in GRIDS.values() for baseline in grid]
-
-
-def packed(histories: Items, weights: Any = None) -> Histories:
-    item = np.array([item for history in histories for item in history], np.int32)
-    starts = np.cumsum([0, *map(len, histories)])
-    return Histories(item, np.ones(len(item), np.float32) if weights is None else weights, starts)
 
 
 def scores_of(baseline: Baseline, histories: Items, prefixes: Items) -> Any:

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from model.evaluation.report import Report
 from model.metrics import metrics
 from model.training import train
 from model.training.loop import Progress
+from tests.model.data.histories import packed
 
 
 def table(directory: Path) -> dict[str, list[str]]:
@@ -210,11 +211,6 @@ class TestBaselines:
         assert report.baselines[0].ranks.tolist() == [
             (counts >= counts[target]).sum() for target in report.trial.events.targets
         ]
-
-
-def packed(histories: Sequence[Any]) -> Histories:
-    item = np.concatenate(histories).astype(np.int32)
-    return Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
 
 
 def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:

@@ -18,16 +18,12 @@ from model.evaluation.neural_baselines import Gru4Rec, NeuralBaseline, SasRec, n
 from model.holdout_ranks import Scorer
 from model.training.batches import padding
 from model.training.batches.padding import padded_batches, segments
+from tests.model.data.histories import packed
 
 ITEMS = 30
 SMALL = {"width": 16, "window": 8, "epochs": 2, "dropout": 0.2, "sparse_dropout": 0.2}
 BOTH = [SasRec(**SMALL), Gru4Rec(**SMALL)]  # type: ignore[arg-type]
 Items = list[list[int]]
-
-
-def packed(histories: Items) -> Histories:
-    item = np.array([item for history in histories for item in history], np.int32)
-    return Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
 
 
 def chains(seed: int, users: int = 150) -> Items:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.config import Config, SeenRule, TrainConfig
-from model.data.interactions import Histories, training_histories
+from model.data.interactions import training_histories
 from model.data.readers import read_interactions
 from model.data.splits import split
 from model.evaluation.evaluate import by_variant, evaluate
@@ -31,16 +31,12 @@ from model.training import lift_choice
 from model.training.lift_choice import LiftChooser, LiftedRanks
 from model.training.train import train
 from storage.state.layout import ITEM_RING
+from tests.model.data.histories import packed
 
 ITEMS = 70
 USERS = 30
 ROUNDING = 1e-4  # scores of the model are float32
 LIFTS = [Lift(8, *each) for each in product((0.0, 0.75, 12.0), (0.4,), (0.01, 0.5), LIFT_DECAYS)]
-
-
-def packed(histories: list[list[int]]) -> Histories:
-    item = np.array([item for history in histories for item in history], np.int32)
-    return Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
 
 
 def lifted_scores(plain: list[float], newest: list[int], followers: Followers, lift: Lift) -> list[float]:

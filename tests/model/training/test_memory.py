@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from model.artifact import model_directory
 from model.artifact.item_statistics import FILES
 from model.data.arrays import MappedArrays
-from model.data.interactions import Histories
 from model.data.readers import read_interactions
 from model.lisa import item_complements
 from model.training import memory, train
@@ -23,6 +22,7 @@ from model.training.counts import pair_counts, purchases
 from model.training.counts.pair_counts import PairCounts
 from model.training.loop import TrainError
 from model.training.memory import GIB, MIB, Resources
+from tests.model.data.histories import packed
 
 ITEMS = 12
 Make = Callable[..., Any]
@@ -32,11 +32,6 @@ Make = Callable[..., Any]
 def _process_that_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests have left in memory does not count."""
     monkeypatch.setattr(memory, "resident_bytes", lambda: 0)
-
-
-def packed(histories: list[list[int]]) -> Histories:
-    item = np.array([item for history in histories for item in history], np.int32)
-    return Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
 
 
 @given(
