@@ -42,17 +42,6 @@ class FixedCodes:
     target: Quantisation
 
 
-def item_codes(
-    item: NDArray[np.int32], starts: NDArray[np.int64], items: int, config: ModelConfig, seed: int
-) -> FixedCodes:
-    """Compute the codes of all items from the training histories.
-
-    item    (events,)     item of every event, users one behind the other
-    starts  (users + 1,)  where each user's events begin, and the end
-    """
-    return codes_of(item_vectors(cooccurrence(item, starts, items), config.width, seed), config, seed)
-
-
 def codes_of(vectors: NDArray[np.float32], config: ModelConfig, seed: int) -> FixedCodes:
     """Compute the codes of items from their vectors (N, width)."""
     history = residual_kmeans(vectors, config.history_codebooks, config.history_codewords, seed)
@@ -62,7 +51,11 @@ def codes_of(vectors: NDArray[np.float32], config: ModelConfig, seed: int) -> Fi
 
 
 def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int) -> sparse.csr_array:
-    """Count how often two items are near each other in a history, nearer ones for more: symmetric (N, N)."""
+    """Count how often two items are near each other in a history, nearer ones for more: symmetric (N, N).
+
+    item    (events,)     item of every event, users one behind the other
+    starts  (users + 1,)  where each user's events begin, and the end
+    """
     counts = follower_counts(item, starts, items, WINDOW, DECAY_PER_EVENT)
     counts = sparse.csr_array(counts + counts.T)
     counts.setdiag(0)

@@ -62,11 +62,6 @@ class ChaosVerdict:
         """Return the faults by kind."""
         return {name: value for name, value in vars(self).items() if isinstance(value, list)}
 
-    @property
-    def is_correct(self) -> bool:
-        """Return whether nothing is wrong."""
-        return not any(self.faults().values())
-
     def __str__(self) -> str:
         counts = ", ".join(f"{len(found):,} {name}" for name, found in self.faults().items())
         return (
