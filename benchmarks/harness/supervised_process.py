@@ -7,7 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from benchmarks.harness.faults.tcp_proxy import Address
@@ -152,3 +152,10 @@ async def is_ready(address: Address) -> bool:
 async def is_loaded(users: Admin, port: int) -> bool:
     """Return whether the server has loaded its log and answers."""
     return await asyncio.to_thread(answers_ping, users, port)
+
+
+async def start_all(stack: AsyncExitStack, processes: Sequence[SupervisedProcess]) -> None:
+    """Start the processes, which end with the stack, and wait until they are ready."""
+    for process in processes:
+        stack.push_async_callback(process.close)
+    await asyncio.gather(*(process.start() for process in processes))

@@ -21,7 +21,7 @@ from benchmarks.harness.faults.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.fork_server import Weakness, fork_server
 from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
 from benchmarks.harness.service_process import free_port
-from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
+from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program, start_all
 from benchmarks.harness.topology import (
     FIRST_ADDRESS,
     NameServer,
@@ -154,7 +154,7 @@ async def fault_environment(
             running.store_address = str(data)
             port = free_port()
             running.apps = [_app(running, HOST, port, ["--data-dir", str(data)])]
-            await _start_all(stack, *running.apps)
+            await start_all(stack, running.apps)
             running.address = await proxied("clients", (HOST, port))
         else:
             users = make_users(directory)
@@ -180,7 +180,7 @@ async def _redis(
     running.redis = SupervisedProcess(
         "redis", lambda: spawn_program(command, log, environment), lambda: is_loaded(users, port)
     )
-    await _start_all(stack, running.redis)
+    await start_all(stack, [running.redis])
     return HOST, port
 
 
@@ -197,7 +197,7 @@ async def _replicas(
     port, proxy_port, bind = free_port(), free_port(), free_port()
     hosts = [str(FIRST_ADDRESS + number) for number in range(count)]
     running.apps = [_app(running, host, port, ["--redis-url", redis_url]) for host in hosts]
-    await _start_all(stack, *running.apps)
+    await start_all(stack, running.apps)
     for number, host in enumerate(hosts):
         await proxied("replicas", (host, port), (host, proxy_port))
         names.addresses.add(FIRST_ADDRESS + number)
@@ -206,7 +206,7 @@ async def _replicas(
     balancer = SupervisedProcess(
         "haproxy", lambda: spawn_program(command, log, environment), lambda: is_ready((HOST, bind))
     )
-    await _start_all(stack, balancer)
+    await start_all(stack, [balancer])
     return HOST, bind
 
 
@@ -218,12 +218,6 @@ def _app(running: FaultEnvironment, host: str, port: int, store: Sequence[str]) 
         return fork_server().spawn(command, log, weakness=running.weakness, machine=running.app_machine)
 
     return SupervisedProcess("app", spawn, lambda: is_ready((host, port)))
-
-
-async def _start_all(stack: AsyncExitStack, *processes: SupervisedProcess) -> None:
-    for process in processes:
-        stack.push_async_callback(process.close)
-    await asyncio.gather(*(process.start() for process in processes))
 
 
 async def accept_loss(url: str) -> None:

@@ -25,7 +25,7 @@ from benchmarks.harness.faults.tcp_proxy import Address
 from benchmarks.harness.fork_server import Weakness, fork_server
 from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, free_node_port, slots_of
 from benchmarks.harness.service_process import free_port
-from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
+from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program, start_all
 from benchmarks.harness.topology import program
 from model.artifact import model_directory
 from storage.archive.manifest import MANIFEST, Manifest
@@ -205,9 +205,9 @@ async def running(environment: ChaosEnvironment) -> AsyncIterator[SupervisedProc
             await _start_servers(environment, stack)
         for number, model in enumerate(environment.models):
             _add_app(environment, number, model)
-        await _start(stack, environment.apps)
+        await start_all(stack, environment.apps)
         archiver = _archiver(environment)
-        await _start(stack, [archiver])
+        await start_all(stack, [archiver])
         yield archiver
 
 
@@ -217,7 +217,7 @@ async def _start_servers(environment: ChaosEnvironment, stack: AsyncExitStack) -
     is_cluster = environment.kind == "cluster"
     ports = [free_node_port() for _ in range(2 * PRIMARIES if is_cluster else 1)]
     nodes = [_node(environment, users, port) for port in ports]
-    await _start(stack, [node.process for node in nodes])
+    await start_all(stack, [node.process for node in nodes])
     if not is_cluster:
         environment.servers = [Server(nodes, environment.directory / "snapshot", admin)]
         environment.redis_url = users.url(ports[0])
@@ -271,9 +271,3 @@ def _archiver(environment: ChaosEnvironment) -> SupervisedProcess:
     return SupervisedProcess(
         "archiver", lambda: fork_server().spawn(arguments, log, environment=environment.variables), is_at_work
     )
-
-
-async def _start(stack: AsyncExitStack, processes: Sequence[SupervisedProcess]) -> None:
-    for process in processes:
-        stack.push_async_callback(process.close)
-    await asyncio.gather(*(process.start() for process in processes))
