@@ -35,6 +35,7 @@ from app.catalogue.expressions.objective import gains_of, log_values
 from app.schemas.fields import MAX_BOOST
 from benchmarks.machine import cpu
 from benchmarks.quality import shops
+from benchmarks.quality.rotation import DRAWS, interval_95
 from model.artifact import model_directory
 from model.evaluation.evaluate import prepare_trial
 from model.evaluation.trial import Trial, model_scorer
@@ -45,7 +46,6 @@ TRANSACTIONS = "transactions.parquet"
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 K = 10
 USERS_AT_ONCE = 64
-DRAWS = 1_000
 
 console = Console(width=400)
 Floats = NDArray[np.float64]
@@ -117,14 +117,6 @@ def _weigh(weighed: Floats, shares: Floats, worth: Floats, targets: NDArray[np.i
     odds, prices = np.take_along_axis(shares, best, axis=1), worth[best]
     expected = [odds.sum(axis=1), (odds * prices).sum(axis=1)]
     return np.stack([hits, gains(ranks, "ndcg_at_10"), *expected, hits * worth[targets], prices.mean(axis=1)])
-
-
-def interval_95(values: Floats) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a mean over users."""
-    rng = np.random.default_rng(0)
-    means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(DRAWS)]
-    low, high = np.percentile(means, [2.5, 97.5]).tolist()
-    return low, high
 
 
 def report(title: str, found: dict[float, Lists]) -> None:
