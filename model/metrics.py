@@ -60,11 +60,9 @@ def difference(ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str)
     return float((gains(ranks, metric) - gains(others, metric)).mean())
 
 
-def difference_interval_95(
-    ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> Interval:
+def difference_interval_95(ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str, seed: int = 0) -> Interval:
     """Compute the paired bootstrap interval of ``difference``: a draw of users takes both ranks of each."""
-    return mean_interval_95(gains(ranks, metric) - gains(others, metric), draws, seed)
+    return mean_interval_95(gains(ranks, metric) - gains(others, metric), seed=seed)
 
 
 def mean_interval_95(values: NDArray[np.float64], draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:

@@ -129,7 +129,7 @@ def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) ->
     return mechanisms.train(data, out, recipe, codes_from=codes_from, resume=resume, progress=TrainingRecorder(out))
 
 
-def cached_scorer(scorer: Scorer, most: int = MAX_CACHED_SCORES) -> Scorer:
+def cached_scorer(scorer: Scorer) -> Scorer:
     """Return a scorer that scores each block of histories once, as long as all scores together are not too many."""
     known: dict[bytes, NDArray[np.float32]] = {}
 
@@ -138,7 +138,7 @@ def cached_scorer(scorer: Scorer, most: int = MAX_CACHED_SCORES) -> Scorer:
         if key in known:
             return known[key].copy()
         scores = scorer(prefixes)
-        if sum(each.size for each in known.values()) + scores.size <= most:
+        if sum(each.size for each in known.values()) + scores.size <= MAX_CACHED_SCORES:
             known[key] = scores.copy()
         return scores
 
@@ -238,17 +238,16 @@ def microseconds(run: Callable[[], Any], rounds: int) -> float:
     return median(took[1:]) * 1e6
 
 
-def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]], embeddings: bool = False) -> float:
+def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]]) -> float:
     """Return by which factor the item table shrinks: four-byte floats against codewords and packed indices.
 
-    codebooks   (B, W) of each set of codebooks that encodes an item
-    embeddings  whether the original embeddings must also be kept
+    codebooks  (B, W) of each set of codebooks that encodes an item
 
     Source: Wu et al., LISA, WWW 2021, table 2: an index takes log2(W) bits.
     """
     table = 32 * items * width
     packed = sum(books * (32 * words * width + items * math.log2(words)) for books, words in codebooks)
-    return table / (packed + table * embeddings)
+    return table / packed
 
 
 def item_table_ratio(shape: MechanismConfig, items: int) -> float:

@@ -14,9 +14,9 @@ from model.inference.captured_batches import States
 from model.lisa.lisa_mini import AttentionTables, LisaMini
 
 
-def untrained(items: int, device: str, shape: ModelConfig, seed: int = 0) -> LisaMini:
+def untrained(items: int, device: str, shape: ModelConfig) -> LisaMini:
     """Return a model of this shape with random codes, weights and biases; its items have no followers yet."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with torch.device(device):
         history = torch.randint(shape.history_codewords, (items, shape.history_codebooks), dtype=torch.uint8)
         target = torch.randint(shape.target_codewords, (items, shape.target_codebooks), dtype=torch.uint8)

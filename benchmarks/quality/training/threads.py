@@ -63,9 +63,9 @@ class Timings:
     weights: set[bytes] = field(default_factory=set)
 
 
-def make_shop(directory: Path, items: int = 2_000, users: int = 3_000, seed: int = 0) -> Path:
+def make_shop(directory: Path, items: int = 2_000, users: int = 3_000) -> Path:
     """Write a shop whose items are popular by Zipf's law and follow each other in one long sequence."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     lengths = rng.poisson(MEAN_EVENTS - 3, users) + 3
     popular = 1 / np.arange(1, items + 1)
     item = rng.permutation(items)[rng.choice(items, lengths.sum(), p=popular / popular.sum())]

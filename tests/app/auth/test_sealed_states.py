@@ -40,10 +40,10 @@ def sealer(tmp_path_factory: pytest.TempPathFactory) -> StateSealer:
     return new_sealer(tmp_path_factory.mktemp("keys") / "seal")
 
 
-def new_sealer(file: Path, days: int = 30) -> StateSealer:
+def new_sealer(file: Path) -> StateSealer:
     if not file.exists():
         rotate(file)
-    return StateSealer(SealKeyring(file), days)
+    return StateSealer(SealKeyring(file), 30)
 
 
 def assert_refused(sealer: StateSealer, text: str, tenant: str = "main", audience: str = "shop") -> None:

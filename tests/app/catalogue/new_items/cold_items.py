@@ -45,11 +45,11 @@ def nearness(trained: Artifact, codes: Sequence[NDArray[np.uint8]], rows: Sequen
     return float(np.diag(cosines).mean() - cosines.mean())
 
 
-def introduce(client: Client, new: str = NEW, users: int = 13, first: int = 0) -> None:
+def introduce(client: Client, users: int = 13, first: int = 0) -> None:
     """Users who have clicked some items click the new one."""
     for user in range(first, first + users):
         client.click(f"u{user}", *(item_id(user % 3 + 4 * n) for n in range(3)))
-        client.click(f"u{user}", new)
+        client.click(f"u{user}", NEW)
     finish_background_work(client)
 
 
