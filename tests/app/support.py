@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
+from app.cli.main import main
 from tests.app.conftest import ITEMS, Client, item_id
 from tests.storage.oracles.naive_users import NaiveUsers, Refused
 
@@ -55,6 +57,13 @@ def assert_refused(response: httpx.Response, *statuses: int) -> None:
     assert len(error["details"]) <= 20
     assert len(response.content) <= 4_096
     assert SECRET.lower() not in response.text.lower()
+
+
+def run_command(*arguments: object) -> int:
+    """Run a command of `lisarec` in this process and return its exit status."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(argument) for argument in arguments])
+    return int(exit_.value.code or 0)
 
 
 def item_ids(answer: Any) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from app.cli.main import main
 from app.http.auth.keys import Key, add, make, remove
 from app.settings import Settings
 from storage.errors import StorageUnavailable
@@ -18,7 +17,7 @@ from storage.records import NamedGeneration
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.items.audit import SQLiteAudit
 from tests.app.conftest import Client, write_model
-from tests.app.support import assert_refused, bearer
+from tests.app.support import assert_refused, bearer, run_command
 from tests.waiting import wait_until
 
 
@@ -142,9 +141,7 @@ def test_a_generation_is_not_dropped_before_this_is_logged(
     runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
     with monkeypatch.context() as failing:
         failing.setattr(SQLiteAudit, "append", full)
-        with pytest.raises(SystemExit) as exit_:
-            main(["drop", "old", *place])
-        assert exit_.value.code == 1
+        assert run_command("drop", "old", *place) == 1
     run("drop", "old", *place)
     assert [one.named.name for one in runner.run(store.generations.known())] == ["may"]
     capsys.readouterr()
@@ -216,9 +213,7 @@ async def full(*_: object) -> bool:
 
 
 def run(*command: str) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(command)
-    assert not exit_.value.code
+    assert run_command(*command) == 0
 
 
 def printed(capsys: pytest.CaptureFixture[str], *command: str) -> list[Any]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from app.http.auth import watched_file
 from app.http.auth.keys import SCOPES, Key, Keyring, KeysFileError, add, make, read, remove
+from tests.app.support import run_command
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
@@ -161,12 +162,9 @@ class TestTheKeyring:
 
 
 def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from app.cli.main import main
 
     def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as exit_:
-            main(["keys", *arguments, "--keys", str(tmp_path / "new" / "keys")])
-        assert not exit_.value.code
+        assert run_command("keys", *arguments, "--keys", tmp_path / "new" / "keys") == 0
         return capsys.readouterr().out.strip()
 
     text = run(
@@ -192,10 +190,8 @@ def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.Cap
 def test_the_cli_names_the_option_that_is_invalid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, reason: str
 ) -> None:
-    from app.cli.main import main
 
-    with pytest.raises(SystemExit, match="2"):
-        main(["keys", "add", "--scope", "events:write", "--keys", str(tmp_path / "keys"), option, value])
+    assert run_command("keys", "add", "--scope", "events:write", "--keys", tmp_path / "keys", option, value) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"{option}: " in said
     assert reason in said

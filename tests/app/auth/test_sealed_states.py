@@ -19,6 +19,7 @@ from app.http.auth.seal_keys import SealKey, SealKeyring, SealKeysError, read, r
 from app.http.auth.sealed_states import BYTES, CHARACTERS, DAY_S, StateSealer
 from storage.state.event import Event, event_hash
 from storage.state.portable_state import PortableState
+from tests.app.support import run_command
 from tests.storage.oracles.random_events import make_generation
 
 GENERATION = make_generation()
@@ -172,13 +173,10 @@ class TestTheKeys:
         assert secret not in caplog.text
 
     def test_the_cli_makes_and_rotates_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        from app.cli.main import main
 
         file = tmp_path / "new" / "seal"
         for _ in range(2):
-            with pytest.raises(SystemExit) as exit_:
-                main(["keys", "seal", "--seal-keys", str(file)])
-            assert not exit_.value.code
+            assert run_command("keys", "seal", "--seal-keys", file) == 0
         sealing, following, older = (key.id.hex() for key in read(file))
         said = capsys.readouterr().out
         assert f"sealing key {sealing}, next key {following}; older keys still open states: {older}" in said

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
 from app.main import create_app
 from app.serving import switcher
 from app.serving.bucket_models import BucketModels
@@ -17,6 +16,7 @@ from model.artifact.model_directory import MANIFEST, ArtifactError, verified_tag
 from model.artifact.signatures import SIGNATURE, SignatureError, make_key
 from storage.folders.place import ObjectUrl
 from tests.app.conftest import Client, item_id, write_model
+from tests.app.support import run_command
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -56,10 +56,9 @@ class Deployment:
 
     def run(self, *arguments: object) -> tuple[int, str]:
         """Run a command; return its exit status and what it printed."""
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
+        status = run_command(*arguments)
         printed = self._capsys.readouterr()
-        return int(exit_.value.code or 0), " ".join((printed.out + printed.err).split())
+        return status, " ".join((printed.out + printed.err).split())
 
     def on_store(self, *arguments: object) -> tuple[int, str]:
         return self.run(*arguments, "--data-dir", self.directory / "state")

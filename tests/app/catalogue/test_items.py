@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
-from app.cli.main import main
 from app.serving import served_generation
 from app.settings import Settings
 from model.artifact import model_directory
@@ -26,6 +25,7 @@ from model.artifact.item_table import ItemTable
 from model.inference import bitmap
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
+from tests.app.support import run_command
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -341,9 +341,7 @@ class TestImport:
         return "http://service"
 
     def run(self, *arguments: object) -> int:
-        with pytest.raises(SystemExit) as exit_:
-            main(["items", "import", *map(str, arguments)])
-        return int(exit_.value.code or 0)
+        return run_command("items", "import", *arguments)
 
     def test_a_table_says_what_its_cells_say(
         self, client: Client, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

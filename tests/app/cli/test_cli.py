@@ -24,6 +24,7 @@ from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings, problem_of_unknown_variables
 from benchmarks.harness.service_process import free_port, is_ready
 from model.data.readers import read_interactions
+from tests.app.support import run_command
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -51,9 +52,7 @@ class Outcome:
     """Exit status and what was printed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        self.status = exit_.value.code or 0
+        self.status = run_command(*arguments)
         self.out, self.err = capsys.readouterr()
 
 
@@ -67,8 +66,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "shop"
-    with pytest.raises(SystemExit, match="0"):
-        main(["train", "--data", str(shop), "--out", str(out), "--epochs", "1"])
+    assert run_command("train", "--data", shop, "--out", out, "--epochs", "1") == 0
     return out
 
 
@@ -166,8 +164,7 @@ class TestTrainAndEvaluate:
 
     def test_the_same_seed_gives_the_same_model(self, model: Path, shop: Path, tmp_path: Path) -> None:
         for name, seed in (("same", "0"), ("other", "1")):
-            with pytest.raises(SystemExit, match="0"):
-                main(["train", "--data", str(shop), "--out", str(tmp_path / name), "--epochs", "1", "--seed", seed])
+            assert run_command("train", "--data", shop, "--out", tmp_path / name, "--epochs", "1", "--seed", seed) == 0
         weights = [(path / "model.safetensors").read_bytes() for path in (model, tmp_path / "same", tmp_path / "other")]
         assert weights[0] == weights[1]
         assert weights[0] != weights[2]

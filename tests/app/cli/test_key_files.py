@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
 from app.cli.options import read_key
+from tests.app.support import run_command
 
 CONTENTS = {
     "empty": b"\n",
@@ -45,8 +45,7 @@ def test_a_file_without_exactly_one_key_is_refused(
     items.write_text("item_id\na\n")
     key.write_bytes(content)
     given = [argument.format(table=table, items=items) for argument in arguments]
-    with pytest.raises(SystemExit, match="1"):
-        main([*command.split(), *given, "--key-file", str(key)])
+    assert run_command(*command.split(), *given, "--key-file", key) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert f"'{key}' must contain one API key and nothing else" in said
     assert "secret" not in said

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from app.cli.main import main
 from app.jobs.datasets.synthetic_shop import generate
 from app.jobs.retraining import loop
 from app.jobs.retraining.plan import RetrainingPlan
 from app.jobs.retraining.report import RoundOutcome
+from tests.app.support import run_command
 
 LIMITS = {"MEMORY": "3GiB", "MAX_EVENTS": "5000", "EVENTS_PER_USER": "64", "USERS_SAMPLE": "0.5", "FULL_EVERY": "3"}
 
 
 def run(*arguments: object) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main([str(argument) for argument in arguments])
+    assert run_command(*arguments) == 0
 
 
 def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,8 +51,7 @@ def test_less_work_and_going_on_from_a_model(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_what_does_not_fit_is_refused(options: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "--data", "d", "--out", "m", *options])
+    assert run_command("train", "--data", "d", "--out", "m", *options) == 2
     assert hint in " ".join(capsys.readouterr().err.split())
 
 
@@ -77,6 +75,5 @@ def test_the_limits_of_a_round_may_be_in_the_environment(
     by_option: dict[str, Any] = {"memory": 2 << 30, "warm": False}
     assert plans == [limited, replace(limited, **by_option), RetrainingPlan(), RetrainingPlan(**by_option)]
     monkeypatch.setenv("LISAREC_RETRAIN_MEMORY", "much")
-    with pytest.raises(SystemExit, match="2"):
-        main(["retrain"])
+    assert run_command("retrain") == 2
     assert "LISAREC_RETRAIN_MEMORY" in capsys.readouterr().err

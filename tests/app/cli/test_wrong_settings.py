@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
+from tests.app.support import run_command
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command with wrong usage prints."""
-    with pytest.raises(SystemExit, match="2"):
-        main([*arguments])
+    assert run_command(*arguments) == 2
     return " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.cli.main import main
 from app.serving.served_generation import generation_of
 from app.settings import Settings
 from model.artifact import model_directory
@@ -18,6 +17,7 @@ from model.data.readers import read_interactions
 from model.data.splits import split
 from model.holdout_ranks import held_out_events, ranks_full
 from tests.app.conftest import Client, item_id
+from tests.app.support import run_command
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
 
 TYPES = ("glance", "purchase", "click")
@@ -38,12 +38,6 @@ def data(tmp_path: Path) -> Path:
     return directory
 
 
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main([str(argument) for argument in arguments])
-    return int(exit_.value.code or 0)
-
-
 @pytest.mark.slow
 def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, tmp_path: Path) -> None:
     model = tmp_path / "models" / "own"
@@ -57,7 +51,7 @@ def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, t
         "--unseen",
         "view",
     )
-    assert run("train", "--data", data, "--out", model, "--epochs", 1, *weight_options) == 0
+    assert run_command("train", "--data", data, "--out", model, "--epochs", 1, *weight_options) == 0
     loaded = model_directory.load(model)
     assert loaded.config.event_weights == EVENT_WEIGHTS | {"glance": 0.25, "purchase": 3.0}
     assert loaded.config.unseen_types == ("glance", "view")
@@ -127,7 +121,7 @@ def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path,
 def test_what_is_no_type_or_weight_is_refused(
     weight_options: tuple[str, str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("train", "--data", data, "--out", tmp_path / "m", *weight_options) == 2
+    assert run_command("train", "--data", data, "--out", tmp_path / "m", *weight_options) == 2
     assert "TYPE=WEIGHT" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 
@@ -150,14 +144,13 @@ def test_training_on_a_log_leaves_unknown_types_out_and_says_so(
     unknown = sum(event["type"] == "glance" for event in events)
     assert client.post("/v1/events", json=events).json()["unknown_types"] == unknown
     archive = ("--archive-dir", tmp_path / "archive")
-    assert run("archive", "--data-dir", client.settings.data_dir, *archive, "--once") == 0
+    assert run_command("archive", "--data-dir", client.settings.data_dir, *archive, "--once") == 0
     model = tmp_path / "models" / "of-the-log"
-    assert run("train", "--data", tmp_path / "archive", "--out", model, "--epochs", 1) == 0
+    assert run_command("train", "--data", tmp_path / "archive", "--out", model, "--epochs", 1) == 0
     assert f"ignored {unknown} events of types without a weight: glance ({unknown})" in caplog.text
     card = model_directory.load(model).config.data
     assert card.events == len(events) - unknown
-    options = ("--event-weight", "glance=1")
-    assert (
-        run("train", "--data", tmp_path / "archive", "--out", tmp_path / "models" / "all", "--epochs", 1, *options) == 0
-    )
-    assert model_directory.load(tmp_path / "models" / "all").config.data.events == len(events)
+    out = tmp_path / "models" / "all"
+    options = ("--epochs", 1, "--event-weight", "glance=1")
+    assert run_command("train", "--data", tmp_path / "archive", "--out", out, *options) == 0
+    assert model_directory.load(out).config.data.events == len(events)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
 from app.cli.options import place_of
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
 from app.jobs.datasets.bucket import local_copy
@@ -20,6 +19,7 @@ from storage.folders.folder import add_file
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl
 from tests.app.conftest import Client, item_id, write_model
+from tests.app.support import run_command
 
 
 @pytest.fixture
@@ -27,10 +27,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     """Run a command; returns its exit status and what it printed."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
+        status = run_command(*arguments)
         printed = capsys.readouterr()
-        return int(exit_.value.code or 0), " ".join((printed.out + printed.err).split())
+        return status, " ".join((printed.out + printed.err).split())
 
     return run
 

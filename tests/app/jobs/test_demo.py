@@ -21,7 +21,6 @@ import pytest
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
-from app.cli.main import main
 from app.jobs.datasets.synthetic_shop import GOODS, generate
 from app.jobs.demo import demo, instructions
 from app.main import PortTaken
@@ -29,6 +28,7 @@ from benchmarks.harness.service_process import free_port, is_ready
 from benchmarks.service import screenshots
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions, read_items
+from tests.app.support import run_command
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -176,11 +176,9 @@ def test_it_reads_a_shops_own_table(
     (tmp_path / "orders.csv").write_text("Customer;SKU;Ordered at;Total\nann;a;24.12.2025 18:30;4,50\n")
     columns = "Customer=user_id,SKU=item_id,Ordered at=timestamp,Total=value"
     options = ["--columns", columns, "--timezone", "Europe/Berlin", "--decimal", ","]
-    with pytest.raises(SystemExit, match="0"):
-        main(["demo", "--data", str(tmp_path / "orders.csv"), *options])
+    assert run_command("demo", "--data", tmp_path / "orders.csv", *options) == 0
     assert (found[0].user_ids, found[0].item_ids, found[0].value.tolist()) == (["ann"], ["a"], [4.5])
-    with pytest.raises(SystemExit, match="2"):
-        main(["demo", *options])
+    assert run_command("demo", *options) == 2
     assert "--data" in capsys.readouterr().err
 
 

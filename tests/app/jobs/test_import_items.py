@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.main import main
 from app.http.auth.keys import add, make
 from app.jobs.import_items import BATCH, BATCH_BYTES, _batches, column_type, held_types, read, send
 from app.jobs.replay import ReplayError
@@ -22,6 +21,7 @@ from app.settings import Settings
 from model.data.interactions import DataError
 from model.data.readers import read_items
 from tests.app.conftest import Client, item_id
+from tests.app.support import run_command
 
 TABLE = """item_id,title,price,brand,organic,made,tags,code,empty,available_until
 tea,Tea,4.50,Hill,TRUE,2026-05-01T08:00:00Z,loose|green,007,,2026-12-24T12:00:00+01:00
@@ -44,9 +44,7 @@ def url(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def imported(file: Path, url: str, *options: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(["items", "import", str(file), "--url", url, *options])
-    return int(exit_.value.code or 0)
+    return run_command("items", "import", file, "--url", url, *options)
 
 
 def properties(client: Client, item_id: str) -> dict[str, Any]:

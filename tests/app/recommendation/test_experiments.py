@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.cli.main import main
 from app.recommendation.experiments import arm_of
 from app.schemas.operations import Experiment
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
-from tests.app.support import SECRET, assert_refused
+from tests.app.support import SECRET, assert_refused, run_command
 from tests.storage.oracles.naive_fold import assert_state_is
 from tests.storage.oracles.naive_fold import fold as naive_fold
 from tests.storage.redis.servers import RedisServer
@@ -173,10 +172,9 @@ def test_the_command_begins_and_ends_it(
     place = ["--data-dir", str(tmp_path / "state"), "--models-dir", str(models)]
 
     def run(*arguments: str) -> int:
-        with pytest.raises(SystemExit) as exit_:
-            main(["experiment", *arguments, *place])
+        status = run_command("experiment", *arguments, *place)
         client.runner.run(client.service.switcher.poll())
-        return int(exit_.value.code or 0)
+        return status
 
     try:
         assert run("june", "may=1", "june=1") == 0

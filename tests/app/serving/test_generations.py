@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
 from app.serving import lifespan, served_generation, switcher
 from app.serving.served_generation import generation_of
 from model.artifact import model_directory
@@ -19,6 +18,7 @@ from model.inference.engine import Engine
 from storage.records import ItemCodes
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
+from tests.app.support import run_command
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -58,10 +58,9 @@ def command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         given += ["--data-dir", str(tmp_path / "state")]
         if given[0] == "activate":
             given += ["--models-dir", str(models)]
-        with pytest.raises(SystemExit) as exit_:
-            main(given)
+        status = run_command(*given)
         printed = capsys.readouterr()
-        return int(exit_.value.code or 0), " ".join((printed.out + printed.err).split())
+        return status, " ".join((printed.out + printed.err).split())
 
     return run
 

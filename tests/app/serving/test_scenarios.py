@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.cli.main import main
 from app.http.auth import keys
 from app.schemas.recommendations import RecommendationRequest
 from app.schemas.scenarios import MAX_SCENARIOS, ScenarioSettings
@@ -23,7 +22,7 @@ from tests.app.catalogue.expressions.oracle import numbers
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.service_process import Process
 from tests.app.serving.scenario_shop import PREVIEW, SEEN_RULES, URL, Shop, answer, listed, narrowing, pins
-from tests.app.support import SECRET, assert_refused, bearer, item_ids
+from tests.app.support import SECRET, assert_refused, bearer, item_ids, run_command
 from tests.storage.redis.servers import new_server
 from tests.waiting import wait_until
 
@@ -342,9 +341,7 @@ def test_the_command_compares_scenarios_too(
     client.request("DELETE", f"{URL}/gone")
 
     def run(*words: str) -> tuple[object, str]:
-        with pytest.raises(SystemExit) as exit_:
-            main(["experiment", *words, "--data-dir", str(tmp_path / "state")])
-        return exit_.value.code, capsys.readouterr().err
+        return run_command("experiment", *words, "--data-dir", tmp_path / "state"), capsys.readouterr().err
 
     assert run("prices", "home=1", "home-2=3", "--over", "scenarios")[0] in (0, None)
     client.runner.run(client.service.switcher.poll())
@@ -371,9 +368,7 @@ def test_a_back_up_brings_scenarios_back(
         ["backup", "--out", file, "--data-dir", str(tmp_path / "state")],
         ["restore", file, "--model", str(client.model_dir), "--data-dir", str(tmp_path / "restored")],
     ):
-        with pytest.raises(SystemExit) as exit_:
-            main(command)
-        assert not exit_.value.code, capsys.readouterr()
+        assert run_command(*command) == 0, capsys.readouterr()
     client = start(tmp_path / "restored")
     try:
         assert client.get(f"{URL}/page/versions").json() == before

@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 import torch
 
-from app.cli.main import main
 from app.jobs.import_items import read
 from app.settings import Settings
 from model.artifact import model_directory
@@ -32,7 +31,7 @@ from tests.app.catalogue.new_items.cold_items import (
     sample_soon,
 )
 from tests.app.conftest import ITEMS, Client, item_id, write_model
-from tests.app.support import finish_background_work
+from tests.app.support import finish_background_work, run_command
 from tests.storage.redis.servers import RedisServer
 
 NUMBERS = 12
@@ -172,9 +171,7 @@ def test_the_command_drops_all_vectors_and_others_may_come(client: Client) -> No
     url, directory = client.settings.redis_url, str(client.settings.data_dir)
     where = ["--data-dir", directory] if url is None else ["--redis-url", url]
     for _ in range(2):
-        with pytest.raises(SystemExit) as exit_:
-            main(["items", "drop-vectors", *where])
-        assert not exit_.value.code
+        assert run_command("items", "drop-vectors", *where) == 0
     assert stored(client, *items) == {}
     assert client.get("/v1/items/other").json()["title"] == "other"
     put(client, vector=[1.0, 2.0, 3.0])
@@ -228,8 +225,6 @@ class TestImport:
         monkeypatch.setattr(httpx.Client, "get", lambda _self, path, **kept: client.request("GET", path, **kept))
         rows = {"item_id": [item_id(0), NEW], "vector": SHOP_VECTORS[:2].tolist()}
         pl.DataFrame(rows).write_parquet(tmp_path / "items.parquet")
-        with pytest.raises(SystemExit) as exit_:
-            main(["items", "import", str(tmp_path / "items.parquet"), "--url", "http://service"])
-        assert not exit_.value.code
+        assert run_command("items", "import", tmp_path / "items.parquet", "--url", "http://service") == 0
         found = decode([stored(client, NEW)[NEW]])[0]
         np.testing.assert_allclose(found, SHOP_VECTORS[1], atol=2e-3)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.cli.main import main
 from app.jobs.datasets.mapped_copy import data_directory
 from lisarec.tables import directory_of
 from model.data.exports.mapping import TableMapping, parse_columns
 from model.data.interactions import DataError
 from model.data.readers import read_interactions
+from tests.app.support import run_command
 
 TABLE = "Kunde;Artikel;Datum;Uhrzeit\n7;12/3;24.12.2025;18:30\n7;12/4;24.12.2025;9:05:30\n8;12/3;25.12.2025;\n"
 NAMES = "Kunde=user_id,Artikel=item_id"
@@ -24,10 +24,9 @@ TIMES = [1766597400.0, 1766563530.0, 1766617200.0]  # a day without a time begin
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as exit_:
-        main(["check", *map(str, arguments)])
+    status = run_command("check", *arguments)
     said = capsys.readouterr()
-    return int(exit_.value.code or 0), said.out + said.err
+    return status, said.out + said.err
 
 
 def export(directory: Path, text: str = TABLE) -> Path:

@@ -19,6 +19,7 @@ from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions, read_items
 from model.training import train
 from model.training.distributed.processes import Processes
+from tests.app.support import run_command
 
 EVENTS = """\ufeffKundennummer;Artikel;Bestelldatum;Aktion;Preis;Rechnung
 4711;"KÄSE\x07-1";24.12.2025 18:30;purchase;1.299,00 €;R1
@@ -56,9 +57,7 @@ def shop(directory: Path, events: str = EVENTS) -> Path:
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str]]:
-    with pytest.raises(SystemExit) as exit_:
-        main(["check", *map(str, arguments)])
-    return int(exit_.value.code or 0), capsys.readouterr().out.splitlines()
+    return run_command("check", *arguments), capsys.readouterr().out.splitlines()
 
 
 def events_of(found: Interactions) -> list[tuple[object, ...]]:
@@ -358,9 +357,7 @@ def test_a_plain_data_directory_is_not_copied(tmp_path: Path) -> None:
 def test_options_that_say_nothing_are_refused(
     tmp_path: Path, arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "m"), *arguments])
-    assert exit_.value.code == 2
+    assert run_command("train", "--data", tmp_path, "--out", tmp_path / "m", *arguments) == 2
     assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
@@ -383,8 +380,7 @@ def test_commands_read_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("model.training.train.train", stop)
     monkeypatch.setenv("LISAREC_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(SystemExit, match="1"):
-        main(["train", "--data", str(shop(tmp_path)), "--out", str(tmp_path / "m"), *OPTIONS, "--skip-bad-lines"])
+    assert run_command("train", "--data", shop(tmp_path), "--out", tmp_path / "m", *OPTIONS, "--skip-bad-lines") == 1
     (found,) = read_by_training
     assert found.user_ids == ["4711", "4712", "4713"]
 

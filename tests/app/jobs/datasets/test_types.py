@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.cli.main import main
 from app.jobs.datasets.mapped_copy import data_directory, table_of_items
 from lisarec.tables import directory_of
 from model.data.exports.mapping import TableMapping, parse_types
 from model.data.interactions import DataError
+from tests.app.support import run_command
 
 OWN = ["Kauf", "Ansicht", "Merk=Zettel", "view", ""]
 HEADER = "user_id,item_id,timestamp,type\n"
@@ -26,10 +26,9 @@ def types_of(directory: Path, types: dict[str, str], cache: Path) -> list[str]:
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as exit_:
-        main(["check", *map(str, arguments)])
+    status = run_command("check", *arguments)
     said = capsys.readouterr()
-    return int(exit_.value.code or 0), said.out + said.err
+    return status, said.out + said.err
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from app.cli.main import main
 from app.jobs.lists import resumable_parquet, user_lists
 from app.jobs.lists.resumable_parquet import ListCounts, ListParts
 from app.jobs.lists.user_lists import ListPlan, write_lists
@@ -20,6 +19,7 @@ from app.settings import Settings
 from storage.errors import StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id
+from tests.app.support import run_command
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import user_of
 from tests.waiting import PATIENCE_S
@@ -253,10 +253,8 @@ def test_the_command(shop: Client, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--k", "100000"], "k: "),
         (["--since", "soon"], "not a valid time"),
     ):
-        with pytest.raises(SystemExit, match="2"):
-            main([*command, *wrong])
+        assert run_command(*command, *wrong) == 2
         assert problem in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        main([*command, "--scenario", "email", "--k", "3"])
+    assert run_command(*command, "--scenario", "email", "--k", "3") == 0
     assert f"recommendations for {len(KNOWN)} users" in capsys.readouterr().out
     assert {len(row["item_ids"]) for row in rows(out).values()} <= {0, 1, 2, 3}

@@ -13,7 +13,6 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from app.cli.main import main
 from app.jobs import generations
 from app.jobs.retraining import loop, round_data
 from app.jobs.retraining import round as retraining_round
@@ -37,6 +36,7 @@ from storage.folders.place import ObjectUrl
 from storage.maintenance.rebuild import Rebuilt
 from storage.sqlite.items.audit import SQLiteAudit
 from tests.app.jobs.retraining.shops import PLAN, WARM_PLAN, Shop
+from tests.app.support import run_command
 
 
 class Killed(BaseException):
@@ -310,9 +310,7 @@ def test_a_worse_model_is_refused(
                 shop.retrain()
         arguments = ["retrain", "--data-dir", shop.settings.data_dir, "--archive-dir", shop.settings.archive_dir]
         arguments += ["--models-dir", shop.models, "--preset", "tiny", "--epochs", 1, "--min-events", 600, "--no-warm"]
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        assert exit_.value.code == 3
+        assert run_command(*arguments) == 3
         assert "refused: " in capsys.readouterr().out
         assert (shop.report()["last"]["outcome"], shop.names()) == ("refused", [first])
     assert "fell to" in shop.report()["last"]["reason"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
 from app.jobs.retraining import loop
 from app.jobs.retraining.report import TrainerReport
 from app.serving import empty_model
 from app.serving.model_registry import LocalModels
 from storage.folders.local_folder import LocalFolder
+from tests.app.support import run_command
 
 
 def test_when_the_next_round_is_due(tmp_path: Path) -> None:
@@ -35,7 +35,5 @@ def test_when_the_next_round_is_due(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])
 def test_how_often_is_said_with_a_unit(every: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["retrain", "--every", every])
-    assert exit_.value.code == 2
+    assert run_command("retrain", "--every", every) == 2
     assert "24h, 30m or 7d" in " ".join(capsys.readouterr().err.split())
