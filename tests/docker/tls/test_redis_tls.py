@@ -38,7 +38,7 @@ from tests.app.conftest import Client
 from tests.docker.tls.merged import merged, mounts, run_make_secrets
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import make_certificate
-from tests.storage.redis.stores import PATIENT, opened, until_applied
+from tests.storage.redis.stores import opened, until_applied
 from tests.waiting import PATIENCE_S, wait_until
 
 KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
@@ -244,7 +244,7 @@ def test_nodes_of_the_cluster_copy_by_tls_and_are_known_by_name(
 
     async def append_and_count() -> list[int]:
         url = by_tls(users.url(ports[0], HOST), certificate)
-        async with opened(url, acks=ReplicaAcks(1), **PATIENT) as store:
+        async with opened(url, acks=ReplicaAcks(1)) as store:
             await until_applied(store, [click(f"e{os.urandom(8).hex()}", user_id) for user_id in user_ids])
             return [len(await store.events("main", user_id, limit=10)) for user_id in user_ids]
 

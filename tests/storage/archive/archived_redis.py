@@ -18,11 +18,11 @@ from storage.archiver.redis_source import RedisSource
 from storage.folders.folder import Folder
 from storage.folders.place import as_folder
 from storage.redis.layout.keys import Keyspace
-from storage.redis.store import RedisStore
+from storage.redis.store import RedisOptions, RedisStore
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION
+from tests.storage.redis.stores import GENERATION, PATIENT
 
 NOW_MS = 1_700_000_000_000
 USERS = [f"user-{number}" for number in range(24)]
@@ -31,7 +31,11 @@ USERS = [f"user-{number}" for number in range(24)]
 @asynccontextmanager
 async def opened(server: RedisServer, archive_dir: Path | Folder | None, **options: Any) -> AsyncIterator[RedisStore]:
     store = await RedisStore.open(
-        server.url, [GENERATION], partitions=FEW_PARTITIONS, archive_dir=archive_dir, **options
+        server.url,
+        [GENERATION],
+        partitions=FEW_PARTITIONS,
+        archive_dir=archive_dir,
+        options=RedisOptions(**PATIENT | options),
     )
     try:
         yield store

@@ -19,7 +19,6 @@ from storage.errors import StorageUnavailable
 from storage.folders.local_folder import LocalFolder
 from storage.redis.layout.keys import LAYOUT_VERSION
 from storage.redis.session import archived_positions
-from storage.redis.store import RedisOptions
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import NOW_MS, in_stream, move_all, opened, turn, uuid7
 from tests.storage.contract.stores import FEW_PARTITIONS
@@ -69,7 +68,7 @@ class TestTheArchiveIsAway:
                 monkeypatch.setattr(ArchiveReader, "read", lambda *_: time.sleep(1))
 
         async def law() -> None:
-            async with opened(archived, directory, options=RedisOptions(archive_timeout_s=0.2)) as store:
+            async with opened(archived, directory, archive_timeout_s=0.2) as store:
                 for event in self.events_that_only_the_archive_can_decide():
                     with pytest.raises(StorageUnavailable, match="archive"):
                         await store.append("main", [event])
@@ -106,7 +105,7 @@ class TestTheArchiveIsAway:
         monkeypatch.setattr(ArchiveReader, "read", slowly)
 
         async def law() -> None:
-            async with opened(archived, tmp_path, options=RedisOptions(archive_timeout_s=PATIENCE_S)) as store:
+            async with opened(archived, tmp_path, archive_timeout_s=PATIENCE_S) as store:
                 undecidable = asyncio.ensure_future(store.append("main", [click("arbitrary")]))
                 await asyncio.to_thread(asked.wait)
                 await store.append("main", [click(self.NEW)])

@@ -15,12 +15,13 @@ from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, AppendResult
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import ReplicaAcks
-from storage.redis.store import RedisStore
+from storage.redis.store import RedisOptions, RedisStore
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from tests.storage.redis.servers import expected_servers, running_cluster, running_server
+from tests.storage.redis.stores import PATIENT
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
 CLUSTER = "cluster"
@@ -44,7 +45,14 @@ async def open_store(address: str, generations: Sequence[Generation], tenant: st
     url, prefix, *archive_dir = place.split(" ")
     if kind == ARCHIVED:
         return await open_archived(url, prefix, Path(archive_dir[0]), generations, tenant)
-    return await RedisStore.open(url, generations, prefix=prefix, tenant=tenant, partitions=FEW_PARTITIONS)
+    return await RedisStore.open(
+        url,
+        generations,
+        tenant=tenant,
+        prefix=prefix,
+        partitions=FEW_PARTITIONS,
+        options=RedisOptions(**PATIENT),
+    )
 
 
 @asynccontextmanager
@@ -62,7 +70,7 @@ async def redis_keys(address: str, pattern: str) -> list[str]:
     if address.startswith("sqlite"):
         return []
     url, prefix, *_ = address.partition(":")[2].split(" ")
-    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    servers = RedisServers(url, **PATIENT, acks=ReplicaAcks())
     try:
         await servers.connect()
         return [key async for keys in servers.scan(f"{prefix}:{pattern}") for key in keys]
@@ -77,7 +85,7 @@ async def stored_properties(address: str) -> list[str]:
             rows = file.execute("SELECT properties FROM items UNION ALL SELECT properties FROM user_properties")
             return [properties for (properties,) in rows if properties]
     url = address.partition(":")[2].split(" ")[0]
-    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    servers = RedisServers(url, **PATIENT, acks=ReplicaAcks())
     try:
         await servers.connect()
         keys = await redis_keys(address, "*:properties")
@@ -97,7 +105,13 @@ async def open_archived(
 ) -> RedisStore:
     """Open a store whose acknowledged events are in the archive, except the newest of each partition."""
     store = await RedisStore.open(
-        url, generations, tenant=tenant, prefix=prefix, partitions=FEW_PARTITIONS, archive_dir=archive_dir
+        url,
+        generations,
+        tenant=tenant,
+        prefix=prefix,
+        partitions=FEW_PARTITIONS,
+        archive_dir=archive_dir,
+        options=RedisOptions(**PATIENT),
     )
     append = store.append
 

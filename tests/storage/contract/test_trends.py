@@ -31,6 +31,7 @@ from storage.redis.layout.keys import Keyspace
 from storage.sqlite.database import FILE_NAME
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
+from tests.storage.redis.stores import PATIENT
 
 GENERATION = make_generation()
 HOUR_S, YEAR_S = 3_600.0, 365 * 86_400.0
@@ -107,7 +108,7 @@ async def clock_of(address: str, tenant: str, clock: TrendClock | None = None) -
         return None if row is None else TrendClock.parse(row[0])
     url, prefix, *_ = place.split(" ")
     key = Keyspace(prefix, 1).items(tenant).trend_clock
-    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    servers = RedisServers(url, **PATIENT, acks=ReplicaAcks())
     try:
         await servers.connect()
         if clock is not None:

@@ -83,8 +83,8 @@ class TestFailures:
 
     def test_a_frozen_server_is_given_up_in_bounded_time_and_found_again(self, server: RedisServer) -> None:
         async def law() -> None:
-            async with opened(server.url, socket_timeout_s=FROZEN_TIMEOUT_S) as store:
-                await store.append("main", [click("before")])
+            async with opened(server.url) as patient, opened(server.url, socket_timeout_s=FROZEN_TIMEOUT_S) as store:
+                await until_applied(store, [click("before")])
                 server.freeze()
                 started_s = time.monotonic()
                 calls: list[Awaitable[object]] = [
@@ -98,9 +98,9 @@ class TestFailures:
                 assert {type(outcome) for outcome in outcomes} == {StorageUnavailable}
                 assert time.monotonic() - started_s < len(calls) * FROZEN_TIMEOUT_S / 2  # not one after the other
                 server.thaw()
-                await until_it_succeeds(lambda: store.append("main", [click("after")]))
-                assert await ids(store) == ["before", "after"]
-                await assert_state_is_fold_of_log(store)
+                await until_applied(store, [click("after")])
+                assert await ids(patient) == ["before", "after"]
+                await assert_state_is_fold_of_log(patient)
 
         asyncio.run(law())
 

@@ -25,7 +25,7 @@ from tests.storage.oracles.properties import PATCHES, PROPERTIES
 from tests.storage.oracles.random_events import fresh_user
 from tests.storage.redis.overtaken import BetweenCalls, overtake
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import PATIENT, opened
+from tests.storage.redis.stores import opened
 
 Values: TypeAlias = dict[str, Mapping[str, PropertyValue | None]]
 Patch: TypeAlias = tuple[str, Mapping[str, PropertyValue | None]]
@@ -66,7 +66,7 @@ def with_patches(values: Values, patches: Sequence[Patch]) -> Values:
 def test_are_those_of_one_patch_after_the_other(server: RedisServer, steps: list[list[Patch] | str]) -> None:
     async def law() -> None:
         tenant, expected = fresh_user(), Values()
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             for step in steps:
                 if isinstance(step, str):
                     await store.properties.declare(tenant, {"item": {step: None}, "user": {}})
@@ -85,7 +85,7 @@ def test_keep_what_another_process_sets_or_removes_in_between(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool
 ) -> None:
     async def law() -> None:
-        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
+        async with opened(server.url) as store, opened(server.url) as other:
             await store.put_items("main", [ItemEntry("tea", properties={"price": 1.0, "brand": "Ada"})])
             between: list[str] = []
 
@@ -109,7 +109,7 @@ def test_keep_what_another_process_sets_or_removes_in_between(
 @pytest.mark.usefixtures("every_put_reads_first")
 def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             first: list[Patch] = [(f"item-{n}", {"brand": "x" * 100}) for n in range(20)]
             second: list[Patch] = [(item_id, {"price": 1.0}) for item_id, _ in first]
             monkeypatch.setattr(item_writer, "READ_BYTES", 1_000)
@@ -123,7 +123,7 @@ def test_of_which_only_some_could_be_read_are_all_set(server: RedisServer, monke
 
 def test_few_are_not_read_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def law() -> None:
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             reads: list[str] = []
 
             async def note() -> None:
@@ -143,7 +143,7 @@ def test_of_long_stored_ones_are_merged_in_steps_between_which_others_have_their
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
-        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
+        async with opened(server.url) as store, opened(server.url) as other:
             long: list[Patch] = [(f"item-{n}", {"text": "x" * 900, "size": "L"}) for n in range(12)]
             short: list[Patch] = [(item_id, {"price": 1.0}) for item_id, _ in long]
             await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in long])
@@ -166,7 +166,7 @@ def test_a_value_that_is_refused_changes_nothing_though_there_would_be_steps(
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             first: list[Patch] = [(f"item-{n}", {"size": "L"}) for n in range(3)]
             await store.put_items(tenant, [ItemEntry(of, properties=patch) for of, patch in first])
             monkeypatch.setattr(item_writer, "MERGED_BYTES", 2)
@@ -200,7 +200,7 @@ def test_what_others_change_between_two_steps_asks_for_a_repetition(
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
-        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
+        async with opened(server.url) as store, opened(server.url) as other:
             items = [ItemEntry(f"item-{n}", properties={"size": "L"}) for n in range(3)]
             await store.put_items(tenant, items)
             vectors = [*items, ItemEntry("tea", vector=encode([1.0, 2.0]))]
@@ -230,7 +230,7 @@ def test_a_property_that_is_removed_between_two_steps_stays_removed(
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
-        async with opened(server.url, **PATIENT) as store, opened(server.url, **PATIENT) as other:
+        async with opened(server.url) as store, opened(server.url) as other:
             items = [ItemEntry("item-0", properties={"size": "L"})]
             items += [ItemEntry(f"item-{n}", properties={"price": 1.0}) for n in (1, 2)]
             remove = partial(other.properties.declare, tenant, {"item": {"size": None}})

@@ -17,13 +17,13 @@ from storage.redis.connections.nodes import Command
 from storage.redis.layout.keys import Keyspace
 from storage.redis.log.user_log import UserLog
 from storage.redis.states import MAX_MISSING_IN_ROUND, READ_TOGETHER, RedisStates
-from storage.redis.store import PARTITIONS, RedisStore
+from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
 from storage.state.event import Event
 from tests.storage.begun_append import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, PREFIX, ids, in_other_partitions, opened, user_of
+from tests.storage.redis.stores import GENERATION, PATIENT, PREFIX, ids, in_other_partitions, opened, user_of
 from tests.waiting import PATIENCE_S, until
 
 
@@ -97,7 +97,7 @@ class TestRounds:
                     return appended
 
                 busy = asyncio.create_task(go_on_appending())
-                new = await RedisStore.open(any_server.url, [newer])
+                new = await RedisStore.open(any_server.url, [newer], options=RedisOptions(**PATIENT))
                 async with asyncio.timeout(PATIENCE_S):
                     await new.append("main", [click("new")])
                     await new.close()
@@ -185,7 +185,7 @@ class TestRounds:
 
     def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(self, any_server: RedisServer) -> None:
         async def law() -> None:
-            async with opened(any_server.url, max_waiting=10, socket_timeout_s=PATIENCE_S) as store:
+            async with opened(any_server.url, max_waiting=10) as store:
                 any_server.freeze()
                 first = await begun(store, click("first"))
                 accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
@@ -200,7 +200,7 @@ class TestRounds:
 
     def test_a_waiter_cancelled_in_the_queue_is_taken_back(self, any_server: RedisServer) -> None:
         async def law() -> None:
-            async with opened(any_server.url, socket_timeout_s=PATIENCE_S) as store:
+            async with opened(any_server.url) as store:
                 any_server.freeze()
                 first = await begun(store, click("first"))
                 waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]

@@ -21,6 +21,7 @@ from storage.sqlite.database import FILE_NAME
 from storage.sqlite.items.tenant_values import ORDER_CLOCK
 from tests.storage.contract.stores import ARCHIVED, opened
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
+from tests.storage.redis.stores import PATIENT
 
 GENERATION = make_generation()
 TOLERANCE = 1e-3  # up to a quarter of an hour may pass
@@ -45,7 +46,7 @@ async def set_clock_back(address: str, tenant: str, by_s: float) -> None:
         return
     url, prefix, *_ = place.split(" ")
     key = Keyspace(prefix, 1).items(tenant).order_clock
-    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    servers = RedisServers(url, **PATIENT, acks=ReplicaAcks())
     try:
         await servers.connect()
         await servers.call("SET", key, set_back((await servers.call("GET", key)).decode(), by_s))

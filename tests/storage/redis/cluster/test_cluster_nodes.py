@@ -121,7 +121,7 @@ class TestNodesFail:
         (frozen, (lost, _)), (_, (served, _)), _ = users_by_node(own_cluster, address, 2).items()
 
         async def law() -> None:
-            async with opened(address, socket_timeout_s=PATIENCE_S) as store:
+            async with opened(address) as store:
                 await store.append("main", [click("before", user_id) for user_id in (lost, served)])
                 frozen.freeze()
                 hanging = [

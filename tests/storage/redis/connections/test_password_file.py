@@ -15,7 +15,7 @@ from storage.errors import StorageUnavailable
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisCluster, RedisServer, redis_users
-from tests.storage.redis.stores import GENERATION, PATIENT, ids, opened, until_applied
+from tests.storage.redis.stores import GENERATION, ids, opened, until_applied
 from tests.waiting import wait_until
 
 OLD = redis_users().password
@@ -52,7 +52,7 @@ def test_services_take_the_new_one_and_no_request_fails(
             await until_applied(store, [click("after the cut")])
             await post(store)
 
-        async with opened(url, **PATIENT) as store:
+        async with opened(url) as store:
             await post(store)
             for step in steps if is_file_first else steps[::-1]:
                 step()
@@ -82,7 +82,7 @@ def test_a_cluster_is_logged_in_to_by_a_file(cluster: RedisCluster, tmp_path: Pa
 
     async def law() -> None:
         users = [f"user-{number}" for number in range(20)]  # on every node
-        async with opened(f"{url} {prefix}", **PATIENT) as store:
+        async with opened(f"{url} {prefix}") as store:
             await store.append("main", [click("e", user_id) for user_id in users])
             assert all(await store.states("main", users, GENERATION))
 

@@ -19,7 +19,6 @@ from storage.errors import StorageUnavailable
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, new_replica, new_server
 from tests.storage.redis.stores import (
-    PATIENT,
     assert_state_is_fold_of_log,
     ids,
     in_other_partitions,
@@ -89,7 +88,7 @@ def test_it_serves_and_what_it_does_not_tell_is_said_once(
     server = managed.start()
 
     async def law() -> None:
-        async with opened(server.url, archive_dir=tmp_path, **PATIENT) as store:
+        async with opened(server.url, archive_dir=tmp_path) as store:
             await store.append("main", [click("1"), click("2"), click("1", "visitor")])
             await assert_state_is_fold_of_log(store)
             await store.undo("main", "u", "2")
@@ -114,7 +113,7 @@ def test_one_without_an_append_only_file_is_warned_of_and_serves(
     server = managed.start("--appendonly", "no", "--maxmemory-policy", "volatile-lru")
 
     async def law() -> None:
-        async with opened(server.url, archive_dir=tmp_path, **PATIENT) as store:
+        async with opened(server.url, archive_dir=tmp_path) as store:
             await store.append("main", [click("1"), click("1", "v")])
             await store.erase("main", "v")
             await asyncio.to_thread(archive, server.url, tmp_path)
@@ -133,7 +132,7 @@ def test_one_that_comes_back_empty_takes_nothing(managed: Managed) -> None:
 
     async def law() -> None:
         known, other = in_other_partitions(2)
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             await store.append("main", [click("1", known)])
             server.restart_with(None)
             managed.let_in(server)
@@ -147,7 +146,7 @@ def test_one_that_evicts_takes_nothing_from_the_start(managed: Managed) -> None:
     server = managed.start("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
 
     async def law() -> None:
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             assert "maxmemory-policy is allkeys-lru. Set it to noeviction" in await refusal(store, "u")
 
     asyncio.run(law())
@@ -158,7 +157,7 @@ def test_what_was_evicted_is_missed_after_the_policy_is_right_again(forbidding: 
     server = forbidding.start("--lfu-log-factor", "0", "--lfu-decay-time", "0")
 
     async def law() -> None:
-        async with opened(server.url, **PATIENT) as store:
+        async with opened(server.url) as store:
             await store.append("main", [click("1")])
             server.client.config_set("maxmemory-policy", "allkeys-lfu")
             for key in server.client.scan_iter("*"):
@@ -170,7 +169,7 @@ def test_what_was_evicted_is_missed_after_the_policy_is_right_again(forbidding: 
             server.client.config_set("maxmemory", 0)
             server.client.config_set("maxmemory-policy", "noeviction")
             await poll_until(store, lambda: "it has evicted" in str(store.failure))
-        async with opened(server.url, **PATIENT) as later:  # another process, which has seen nothing
+        async with opened(server.url) as later:  # another process, which has seen nothing
             assert "it has evicted" in await refusal(later, "u")
             await later.repair(accept_loss=True)
             await until_applied(later, [click("2")])
@@ -189,7 +188,7 @@ def test_a_replica_that_was_behind_takes_over_and_gets_nothing(managed: Managed)
         known, other = in_other_partitions(2)
         proxy = TcpProxy("address of the service", ("127.0.0.1", primary.port), lambda: False, print)
         _, port = await proxy.listen(("127.0.0.1", 0))
-        async with opened(primary.url.replace(str(primary.port), str(port)), **PATIENT) as store:
+        async with opened(primary.url.replace(str(primary.port), str(port))) as store:
             await store.append("main", [click("1", known), click("1", other)])
             await until(lambda: replica.client.dbsize() == primary.client.dbsize())
             replica.client.replicaof("NO", "ONE")

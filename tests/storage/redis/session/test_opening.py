@@ -20,7 +20,7 @@ from storage.redis.layout.keys import LAYOUT_VERSION
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, make_certificate, new_server, redis_users, tls_cluster
-from tests.storage.redis.stores import GENERATION, PATIENT, PREFIX, opened, until_applied
+from tests.storage.redis.stores import GENERATION, PREFIX, opened, until_applied
 
 
 class TestOpening:
@@ -60,10 +60,10 @@ class TestOpening:
         self, server: RedisServer, caplog: pytest.LogCaptureFixture, setting: str, value: str
     ) -> None:
         async def law() -> None:
-            async with opened(server.url, **PATIENT):
+            async with opened(server.url):
                 assert not caplog.records
             server.client.config_set(setting, value)
-            async with opened(server.url, **PATIENT):
+            async with opened(server.url):
                 (record,) = caplog.records
                 assert f"{setting} is {value}" in record.getMessage()
 
@@ -94,12 +94,12 @@ class TestOpening:
 
         async def law() -> None:
             url = redis_users().url(port).replace("redis://", "rediss://")
-            async with opened(f"{url}?ssl_ca_certs={certificate}", **PATIENT) as store:
+            async with opened(f"{url}?ssl_ca_certs={certificate}") as store:
                 await store.append("main", [click("e")])
             other = f"{url}?ssl_ca_certs={make_certificate(other_directory)[0]}"
             elsewhere = f"{url.replace('127.0.0.1', 'localhost')}?ssl_ca_certs={certificate}"
             for refused, remedy in ((url, "ssl_ca_certs=FILE"), (other, "ssl_ca_certs=FILE"), (elsewhere, "Alt")):
-                async with opened(refused, **PATIENT) as store:
+                async with opened(refused) as store:
                     with pytest.raises(StorageUnavailable, match=remedy) as failed:
                         await store.ping()
                 assert failed.value.failure_cause == "refused"
@@ -114,7 +114,7 @@ class TestOpening:
     def test_a_cluster_may_speak_tls(self, tmp_path: Path) -> None:
         async def law() -> None:
             users = [f"user-{number}" for number in range(20)]  # on every node
-            async with opened(url, **PATIENT) as store:
+            async with opened(url) as store:
                 await store.append("main", [click("e", user_id) for user_id in users])
                 assert all(await store.states("main", users, GENERATION))
 
@@ -133,10 +133,10 @@ class TestOpening:
 
         async def law() -> None:
             shown = f"{url}&ssl_certfile={certificate}&ssl_keyfile={tmp_path / 'key.pem'}"
-            async with opened(shown, acks=ReplicaAcks(1), **PATIENT) as store:
+            async with opened(shown, acks=ReplicaAcks(1)) as store:
                 await until_applied(store, [click("e")])
             with pytest.raises(StorageUnavailable):
-                async with opened(url, **PATIENT) as nobody:
+                async with opened(url) as nobody:
                     await nobody.ping()
 
         try:
