@@ -21,6 +21,7 @@ from uuid import uuid4
 import certifi
 import hypothesis
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from playwright.sync_api import Browser, sync_playwright
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -28,6 +29,7 @@ from xdist.scheduler import LoadFileScheduling
 from benchmarks.machine import chromium
 from benchmarks.storage.s3_server import S3Server
 from tests.fork_server import ForkedPopen, RealPopen
+from tests.waiting import PATIENCE_S
 
 # whatever the environment says: else each worker rewrites the assertions of all tests anew, which takes it five
 # seconds, and each process of its own compiles the service
@@ -52,6 +54,10 @@ if shutil.which("nvidia-smi") is None:
 # how long an example takes says more about the machine than about the law
 hypothesis.settings.register_profile("lisarec", deadline=None)
 hypothesis.settings.load_profile("lisarec")
+
+# httpx gives up after five seconds, which a busy machine may take for any request
+for limit in DEFAULT_TIMEOUT_CONFIG.as_dict():
+    setattr(DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_S)
 
 # a process that is forked is there at once, one of its own after four seconds of imports
 if sys.platform == "linux":

@@ -11,8 +11,7 @@ import pytest
 from clients.lisarec_client import AsyncClient, Client
 from tests.app.support import ODD_IDS
 from tests.clients.conftest import Connect, Service
-
-PATIENT_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_users_items_and_events_may_have_any_ids(service: Service, connect: Conn
     visitor = visitor[:128] if visitor[:128] != odd else "visitor"
     assert client.event(odd, odd, event_id=odd) == odd
     assert client.event(visitor, odd, event_id=odd) == odd
-    assert client.flush(PATIENT_S)
+    assert client.flush(PATIENCE_S)
     known = client.user(odd)
     assert known is not None
     assert known["user_id"] == odd

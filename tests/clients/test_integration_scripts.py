@@ -15,9 +15,9 @@ from playwright._impl._driver import compute_driver_executable
 
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from tests.clients.conftest import HOW_TO, ROOT, Service
+from tests.waiting import PATIENCE_S
 
 NODE = compute_driver_executable()[0]  # the one that Playwright brings
-TIMEOUT_S = 60
 FALLBACK = [{"item_id": "school-bag-red"}]
 
 
@@ -27,7 +27,7 @@ def environment(service: Service, **more: str) -> dict[str, str]:
 
 def run(service: Service, command: list[str], **more: str) -> str:
     done = subprocess.run(
-        command, env=environment(service, **more), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        command, env=environment(service, **more), capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stderr in ("", "returning the fallback: TimeoutError\n")  # on a machine with much else to do
     return done.stdout
@@ -62,7 +62,7 @@ def test_node(service: Service, integration_script: Callable[[str], str]) -> Non
     backend = subprocess.Popen([NODE, "-e", integration_script("js")], env=environment(service, PORT=str(port)))
     try:
         wait_until_ready(url, backend, "/recommendations")
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S) as browser:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as browser:
             cookie = {"cookie": f"other=1; lisarec={visitor}"}
             items = browser.get("/recommendations", headers=cookie).json()
             assert len(items) == 3 or items == FALLBACK  # where 250 ms were too short
@@ -111,5 +111,5 @@ def test_a_page_keeps_its_sealed_state_unless_that_cannot_be_opened(
     answers = [[status, {"error": {"code": code}}], [200, {"state": "new"}], [200, {"items": []}]]
     program = VISITOR.replace("ANSWERS", json.dumps(answers)) + script[1]
     command = [NODE, "--input-type=module", "-e", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert json.loads(done.stdout) == [stored, posted], done.stderr

@@ -17,10 +17,9 @@ import pytest
 from clients.lisarec_client import Client, LisarecError, responses, visitor_in
 from tests.app.service_process import Process, logged_ids
 from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-PATIENT_S = 60.0
 ITEMS = [f"item-{row}" for row in range(1, 6)]
 
 
@@ -101,7 +100,7 @@ class TestEvents:
             thread.start()
         for thread in shops:
             thread.join()
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         assert {user_id: service.logged_ids(user_id) for user_id in sent} == sent
         assert client.close()
 
@@ -111,7 +110,7 @@ class TestEvents:
         process = launch()
         client = Client(process.url)
         ids = [client.event("ann", "item-1")]
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         is_over = threading.Event()
 
         def shop() -> None:
@@ -126,7 +125,7 @@ class TestEvents:
         process = launch(port=process.address[1])
         is_over.set()
         shopper.join()
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         assert client.close()
         process.kill()
         assert logged_ids(model_dir, tmp_path / "state", "ann") == ids
@@ -147,9 +146,9 @@ class TestEvents:
         assert client.outbox.dropped == 2
         assert [record.getMessage() for record in caplog.records if "dropping" in record.getMessage()] != []
         has_room.set()
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         ids[3:] = [client.event(ann, "item-9")]
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         assert service.logged_ids(ann) == ids
 
     def test_that_are_invalid_do_not_hold_up_the_others(self, service: Service, connect: Connect, ann: str) -> None:
@@ -157,9 +156,9 @@ class TestEvents:
         ids = [client.event(ann, item_id) for item_id in ITEMS]
         client.event(ann, "item-1", timestamp_s=time.time() + 3_600)  # somebody's clock
         ids += [client.event(ann, item_id) for item_id in ITEMS]
-        assert not client.flush(PATIENT_S)
+        assert not client.flush(PATIENCE_S)
         assert client.outbox.refused == 1
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         assert service.logged_ids(ann) == ids
 
     def test_that_can_only_be_wrong_are_refused_where_they_are_made(self, connect: Connect) -> None:
@@ -189,7 +188,7 @@ class TestEvents:
             client.event(ann, "item-3"),
             client.event(ann, "item-4", event_id="own-id"),
         ]
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         full, plain, own = service.log(ann)
         assert all(UUID7.fullmatch(str(event_id)) for event_id in ids[:2])
         assert own["event_id"] == ids[2] == "own-id"
@@ -218,7 +217,7 @@ class TestEvents:
         front.play = be_busy_once
         client = connect(front.url)
         ids = [client.event(ann, "item-1")]
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         assert asked_s[1] - asked_s[0] >= 1.0
         assert service.logged_ids(ann) == ids
 
@@ -228,7 +227,7 @@ class TestEvents:
             f"client = Client({service.url!r}, {service.key!r})\n"
             "for n in range(500): client.event('forgetful', f'item-{n % 60}')\n"
         )
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT / "clients", check=True, timeout=PATIENT_S)
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT / "clients", check=True, timeout=PATIENCE_S)
         assert len(service.log("forgetful")) == 500
 
 
@@ -237,7 +236,7 @@ class TestRecommendations:
         client = connect()
         for item_id in ITEMS:
             client.event("reader", item_id)
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         answer = client.recommendations("reader", k=4, exclude_seen="all", exclude=["item-9"], fallback=["item-1"])
         direct = service.ask(
             "GET", "/v1/users/reader/recommendations", params={"k": 4, "exclude_seen": "all", "exclude": "item-9"}
@@ -327,7 +326,7 @@ class TestUsers:
         assert (unknown.value.status, unknown.value.code) == (404, "event_not_found")
         client.event(visitor, "item-3")
         client.event(visitor, "item-4")
-        assert client.flush(PATIENT_S)
+        assert client.flush(PATIENCE_S)
         assert client.merge(ann, visitor)
         assert not client.merge(ann, visitor)
         with pytest.raises(LisarecError) as refused:

@@ -22,7 +22,7 @@ from app.jobs.import_items import read
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from model.data.readers import read_interactions
 from tests.clients.conftest import HOW_TO, ROOT
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,6 @@ SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name"
 TABLE, CART = "Import a messy export", "With what is in the cart"
 VECTORS = "Make vectors of titles"
 RECIPES = [name for name in RULES if "```json" in RULES[name] and name != SHOP]
-TIMEOUT_S = 200
 
 
 def blocks(section: str, language: str) -> list[str]:
@@ -62,7 +61,7 @@ class Shop:
         environment = os.environ | {"LISAREC_URL": self.url, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             ["bash", "-euc", program], cwd=self._directory, env=environment, capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=True,
+            timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         return done.stdout
 
@@ -86,19 +85,19 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         popular = {"user_id": "ann", "k": 10}
 
         def scores() -> list[float]:
-            answer = httpx.post(f"{url}/v1/recommendations", json=popular, timeout=TIMEOUT_S)
+            answer = httpx.post(f"{url}/v1/recommendations", json=popular, timeout=PATIENCE_S)
             return [item["score"] for item in answer.json()["items"]]
 
         def takes_properties_of_users() -> bool:
             asked = popular | {"filter": "known(user.member)"}
-            return httpx.post(f"{url}/v1/recommendations", json=asked, timeout=TIMEOUT_S).is_success
+            return httpx.post(f"{url}/v1/recommendations", json=asked, timeout=PATIENCE_S).is_success
 
         wait_until(lambda: scores() == list(range(9, 0, -1)), scores)
         wait_until(takes_properties_of_users, scores)
         yield shop
     finally:
         service.terminate()
-        service.wait(timeout=TIMEOUT_S)
+        service.wait(timeout=PATIENCE_S)
 
 
 def assert_answer(found: Any, shown: str) -> None:
@@ -128,7 +127,7 @@ def test_recipe(shop: Shop, recipe: str) -> None:
         assert_answer(shop.answer(commands), shown)
     finally:
         for path in re.findall(r"/v1/items/\S+", commands):
-            httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=TIMEOUT_S).raise_for_status()
+            httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=PATIENCE_S).raise_for_status()
 
 
 def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
         "    def encode(self, texts): return np.array([[len(text), 1] for text in texts], np.float32)\n"
     )
     (script,) = blocks(VECTORS, "python")
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT_S)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=PATIENCE_S)
     found = {item["item_id"]: item["vector"] for item in read(tmp_path / "shop" / "vectors.parquet", {})}
     assert found.keys() == {"1", "3"}
     assert found["1"] == pytest.approx([6 / 37**0.5, 1 / 37**0.5], abs=1e-3)
@@ -165,7 +164,7 @@ def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.L
     (tmp_path / "products.csv").write_text("\ufeff" + "\n".join(products))
     (tmp_path / "events.csv").write_text("\n".join(events))
     (script,) = blocks(TABLE, "python")
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT_S)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=PATIENCE_S)
     found = read(tmp_path / "shop" / "items.csv", {})
     assert found == [
         {

@@ -34,7 +34,7 @@ class Authority:
         new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
         files = ["-keyout", str(key), "-out", str(certificate)]
         command = [*new_key.split(), f"/CN={subject}", *options, *files]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 def certificate_of(secret: Manifest) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from benchmarks.harness.compose import ROOT
+from tests.waiting import PATIENCE_S
 
 CHART = ROOT / "deploy" / "helm" / "lisarec"
 RELEASE = "lisarec"  # the name whose Services give containers variables LISAREC_...
@@ -86,7 +87,7 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
         file = Path(directory) / "values.json"
         file.write_text(json.dumps(values or {}))
         command = [program, *arguments, "--values", str(file)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def render(values: Mapping[str, Any] | None = None, kubernetes: str = "1.37") -> list[Manifest]:

@@ -26,7 +26,7 @@ from benchmarks.harness.compose import ROOT
 from benchmarks.harness.service_process import fetch
 from benchmarks.harness.topology import program
 from tests.deploy.chart import Manifest, environment_of
-from tests.waiting import POLL_EVERY_S, wait_until
+from tests.waiting import PATIENCE_S, POLL_EVERY_S, wait_until
 
 IMAGE_VARIABLES = dict(re.findall(r"(LISAREC_\w+)=(\S+)", (ROOT / "docker" / "Dockerfile").read_text()))
 STOP_SIGNALS = {"haproxy": signal.SIGUSR1}  # of images; others have TERM
@@ -102,7 +102,7 @@ class Pod:
             env=self._environment(self.container),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

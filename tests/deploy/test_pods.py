@@ -244,6 +244,11 @@ def test_the_balancer_asks_the_name_server_of_its_pod(resolver: str, name_server
     (tmp_path / "haproxy").chmod(0o755)
     command = [word.replace("/etc/resolv.conf", str(tmp_path / "resolv.conf")) for word in container["command"]]
     said = subprocess.run(
-        command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True, timeout=60
+        command,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     assert said.stdout.strip() == name_server

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from benchmarks.harness.topology import Topology, topology
+from tests.waiting import PATIENCE_S
 
 BURST = 990
 MAX_PER_SOURCE = 1_000  # the default of LISAREC_MAX_CONNECTIONS_PER_SOURCE
-PATIENCE_S = 120
 OPEN_FILES = 4_096
 REQUEST = b"GET /v1/users/ada/recommendations HTTP/1.1\r\nHost: service\r\n\r\n"
 

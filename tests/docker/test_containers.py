@@ -21,7 +21,7 @@ from app.settings import Settings
 from benchmarks.harness.compose import COMPOSE_FILE, REDIS_CONFIG, compose_document
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import HAPROXY_CONFIG, program
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -119,7 +119,7 @@ def test_what_the_image_compiles_is_compiled_once(tmp_path: Path) -> None:
         return {file: file.stat().st_mtime_ns for file in COMPILED.rglob("*") if file.is_file()}
 
     def written() -> dict[Path, int]:
-        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=600)
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=1_500)
         return files()
 
     before, first = files(), written()
@@ -164,7 +164,7 @@ def test_the_image_is_healthy_where_it_is_ready(status: int | None, is_healthy: 
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = free_port() if status is None else server.server_port
         environment = {"LISAREC_PORT": str(port)}
-        check = subprocess.run([sys.executable, *options], env=environment, capture_output=True, timeout=60)
+        check = subprocess.run([sys.executable, *options], env=environment, capture_output=True, timeout=PATIENCE_S)
         server.shutdown()
     assert (check.returncode == 0) is is_healthy, check.stderr
 

@@ -15,6 +15,7 @@ from app.cli.main import cli
 from app.settings import NAMES_OF_OTHERS, Settings
 from benchmarks.harness.compose import COMPOSE_FILE, ROOT
 from benchmarks.harness.topology import HAPROXY_CONFIG, program
+from tests.waiting import PATIENCE_S
 from website.container_variables import HEADING
 
 FOLDER = ROOT / "docs" / "how-to" / "deploy"
@@ -34,7 +35,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def run(*command: str) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -79,7 +80,9 @@ def test_commands_on_a_machine_with_systemd_have_the_variables_of_the_units(tmp_
         script = script.replace(path, str(tmp_path / "lisarec.env"))
     script = script.replace("/var/lib/lisarec\n", f"{tmp_path}\n")
     script = re.sub(r"^exec .*", "exec env", script, flags=re.MULTILINE)
-    done = subprocess.run(["/bin/sh", "-ec", script], capture_output=True, text=True, timeout=60, check=True, env={})
+    done = subprocess.run(
+        ["/bin/sh", "-ec", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True, env={}
+    )
     wanted = set(re.findall(r"^Environment=([^%\n]*)$", unit, re.MULTILINE))  # %d: the folder of credentials
     assert {line.partition("=")[0] for line in wanted} >= {"NUMBA_CACHE_DIR", "LISAREC_CACHE_DIR"}
     assert wanted <= set(done.stdout.splitlines())

@@ -14,8 +14,8 @@ import pytest
 
 from app.http.middleware.request_path import AMBIGUOUS
 from benchmarks.harness.topology import HAPROXY_CONFIG, Topology, topology
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60
 ODD_IDS = ["a/b", "../../admin/experiment", "a/recommendations?k=1", "100%", "%2F", "Größe 42", "商品", "{p1}*[?]"]
 # 404 too where nobody has such events; a 405 would be another path
 WITH_SLASHES = {

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("app", "lisarec", "model", "storage")
 PACKAGES = (*PRODUCT, "benchmarks", "clients", "docker", "tests", "website")
@@ -38,7 +40,7 @@ def files_of(*packages: str) -> list[Path]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return [path for name in sorted(set(listed.stdout.splitlines())) if (path := ROOT / name).exists()]
 

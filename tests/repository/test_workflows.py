@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
@@ -56,14 +58,14 @@ def steps_of(workflow: Path) -> Iterator[dict[str, Any]]:
 def test_the_files_have_their_schemas(schema: str) -> None:
     assert SCHEMAS[schema]
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, SCHEMAS[schema])]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_an_auditor_of_workflows_finds_nothing() -> None:
     """Among others: unpinned actions, credentials that stay, and what strangers write run as code."""
     command = [str(PROGRAMS / "zizmor"), "--offline", "--no-progress", "--min-severity=medium", str(GITHUB)]
-    audited = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    audited = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert audited.returncode == 0, audited.stdout + audited.stderr
 
 
@@ -124,7 +126,7 @@ class TestRelease:
             "DIGEST": "sha256:1",
             "PATH": path,
         }
-        return subprocess.run(["bash", "-e", "-c", script], cwd=cwd, env=environment, timeout=60).returncode
+        return subprocess.run(["bash", "-e", "-c", script], cwd=cwd, env=environment, timeout=PATIENCE_S).returncode
 
     def test_a_tag_releases_the_declared_version_and_no_other(self) -> None:
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

@@ -23,7 +23,7 @@ from model.artifact import model_directory
 from model.evaluation.evaluate import evaluate as evaluate_models
 from model.evaluation.evaluate import load_model
 from tests.app.conftest import Client, write_model
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "docs" / "how-to" / "integrate" / "python-api.ipynb"
@@ -155,7 +155,7 @@ def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(model: Path, tm
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "10 True\n", "")
     assert [*tmp_path.iterdir()] == []

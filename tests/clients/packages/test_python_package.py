@@ -16,6 +16,7 @@ import pytest
 
 from tests.clients.conftest import ROOT, Service
 from tests.clients.packages.conftest import run
+from tests.waiting import PATIENCE_S
 
 FOLDER = ROOT / "clients" / "lisarec_client"
 BUILD = "from hatchling import build; import sys; build.build_sdist(sys.argv[1]); build.build_wheel(sys.argv[1])"
@@ -61,7 +62,7 @@ def test_it_installs_and_reaches_the_service(built: Path, tmp_path: Path, servic
         env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout) == (0, "personalised\n"), done.stderr
     assert [event["item_id"] for event in service.log(ann)] == ["item-1"]
@@ -145,6 +146,6 @@ def test_openapi_python_client_generates_every_operation_without_a_warning(
         env={**os.environ, "PYTHONPATH": str(generated)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr

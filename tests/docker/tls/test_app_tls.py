@@ -159,7 +159,9 @@ def test_the_healthcheck_asks_by_tls(running: Topology, folder: Path) -> None:
 
     def check(port: int) -> int:
         environment = {"LISAREC_PORT": str(port)}
-        return subprocess.run([sys.executable, *options], env=environment, capture_output=True, timeout=60).returncode
+        return subprocess.run(
+            [sys.executable, *options], env=environment, capture_output=True, timeout=PATIENCE_S
+        ).returncode
 
     assert check(int(port)) == 0
     assert check(free_port()) != 0

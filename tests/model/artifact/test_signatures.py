@@ -19,6 +19,7 @@ from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import MANIFEST, ArtifactError
 from model.artifact.signatures import SIGNATURE, SignatureError, TrustedKeys, read_signing_key
 from model.lisa.lisa_mini import LisaMini
+from tests.waiting import PATIENCE_S
 
 SHAPE = config.ModelConfig(
     width=8, history_codebooks=2, history_codewords=4, target_codebooks=3, target_codewords=256, dropout=0.0
@@ -27,7 +28,7 @@ ITEMS = ItemTable(["a", "b"], ["A", "B"], [(), ("p",)], np.array([3, 0]))
 
 
 def openssl(*command: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["openssl", *map(str, command)], capture_output=True, timeout=60)
+    return subprocess.run(["openssl", *map(str, command)], capture_output=True, timeout=PATIENCE_S)
 
 
 def sign(directory: Path, key_file: Path) -> None:

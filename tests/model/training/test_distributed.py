@@ -25,6 +25,7 @@ from model.training.distributed.ending import ENDED
 from model.training.distributed.processes import Processes
 from model.training.loop import LAST_CHECKPOINT
 from tests.model.training.train_together import EPOCHS
+from tests.waiting import PATIENCE_S
 
 Make = Callable[..., Any]
 SCRIPT = Path(__file__).with_name("train_together.py")
@@ -168,7 +169,7 @@ def test_a_command_says_why_it_ends_even_while_it_imports_torch(tmp_path: Path) 
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGTERM)
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, printed) == (1, f"lisarec: {ENDED}\n")
 
 

@@ -40,6 +40,7 @@ from tests.storage.oracles.random_events import (
 )
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import opened as open_redis
+from tests.waiting import PATIENCE_S
 
 GENERATION = make_generation()
 ROOT = Path(__file__).parents[3]
@@ -333,7 +334,7 @@ def test_a_killed_backup_leaves_its_name_free_or_is_whole(tmp_path: Path) -> Non
     asyncio.run(append())
     for step in range(10):
         command = [sys.executable, "-m", "tests.storage.processes.backup_and_die", address, str(path), str(step)]
-        if not (status := subprocess.run(command, cwd=ROOT, timeout=60).returncode):
+        if not (status := subprocess.run(command, cwd=ROOT, timeout=PATIENCE_S).returncode):
             break
         assert status == -SIGKILL
         if path.exists():

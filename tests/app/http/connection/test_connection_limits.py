@@ -22,8 +22,8 @@ from app.http.auth.keys import add, make
 from app.http.protocol import MAX_HEADERS, MAX_PIPELINED
 from tests.app.service_process import Process
 from tests.app.support import bearer
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 120
 MOST_SENT_BYTES = 200 << 20  # what an attacker tries to send
 MOST_GROWTH_BYTES = 64 << 20
 MAX_CONNECTIONS = 100

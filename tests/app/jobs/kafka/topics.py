@@ -51,7 +51,7 @@ def read_all(addresses: str, topic: str, is_enough: int) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": addresses, "group.id": "reader", "auto.offset.reset": "earliest"})
     found: list[Message] = []
     try:
-        numbers = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        numbers = consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
 
         def read() -> bool:
@@ -75,8 +75,10 @@ def group_lag(addresses: str, topic: str) -> Iterator[Callable[[], int]]:
     client = Consumer({"bootstrap.servers": addresses, "group.id": topic})
 
     def lag() -> int:
-        committed = client.committed([TopicPartition(topic, number) for number in range(PARTITIONS)], timeout=10)
-        ends = [client.get_watermark_offsets(place, timeout=10)[1] for place in committed]
+        committed = client.committed(
+            [TopicPartition(topic, number) for number in range(PARTITIONS)], timeout=PATIENCE_S
+        )
+        ends = [client.get_watermark_offsets(place, timeout=PATIENCE_S)[1] for place in committed]
         return sum(end - max(0, place.offset) for end, place in zip(ends, committed, strict=True))
 
     yield lag

@@ -20,8 +20,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.items.trends import HALF_LIFE_S
 from tests.app.conftest import Client, categories_of, item_id
 from tests.storage.redis.servers import RedisServer
-
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 def trending(client: Client, **params: Any) -> dict[str, float]:
