@@ -20,6 +20,7 @@ import pytest
 from app.cli.main import main
 from app.jobs.datasets.writer import write_interactions
 from app.jobs.replay import EventJson, ReplayCounts, ReplayError, histories, replay, wait_for_service
+from benchmarks.harness.service_process import free_port
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 
@@ -365,9 +366,7 @@ def test_times_in_the_future_are_refused_before_anything_is_sent_or_skipped(
 class TestWaiting:
     def test_for_a_service_that_is_being_started(self) -> None:
         said: list[str] = []
-        free = HTTPServer(("127.0.0.1", 0), Ready)
-        port = free.server_port
-        free.server_close()
+        port = free_port()
         servers: list[HTTPServer] = []
 
         def say(text: str) -> None:  # it is waited for: now it comes
