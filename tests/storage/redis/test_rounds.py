@@ -145,7 +145,6 @@ class TestRounds:
     def test_a_server_that_is_too_slow_is_not_waited_for(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)
         monkeypatch.setattr(storage.redis.writer, "MAX_ROUND", 1)
 
         async def law() -> None:
@@ -160,7 +159,10 @@ class TestRounds:
                     return await send(servers, commands, **options)
 
                 monkeypatch.setattr(RedisServers, "send", slowly)
-                waiting = [store.append("main", [click("e", user_id)]) for user_id in in_other_partitions(50)]
+                served, *others = in_other_partitions(50)
+                first = await begun(store, click("e", served))
+                monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)
+                waiting = [first, *(store.append("main", [click("e", user_id)]) for user_id in others)]
                 answers = await asyncio.gather(*waiting, return_exceptions=True)
                 assert sent < len(waiting)  # all of them in turn would be a read and a commit each
                 assert isinstance(answers[0], list)
