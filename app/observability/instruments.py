@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from app.observability.buffered_counter import BufferedCounter
 from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.version import own_version
 
 
 class DeclaredMetric(NamedTuple):
@@ -19,7 +20,7 @@ class DeclaredMetric(NamedTuple):
 
 
 class Instruments:
-    """Makes counters, gauges and buffered histograms in one registry.
+    """Makes counters, gauges and buffered histograms in one registry, beginning with the version of the program.
 
     declared  the metrics, in the order of their creation
     """
@@ -28,6 +29,8 @@ class Instruments:
         self.registry = CollectorRegistry()
         self.declared: list[DeclaredMetric] = []
         self._buffered: list[BufferedHistogram | BufferedCounter] = []
+        build_info = self.gauge("lisarec_build_info", "Always 1; labelled with the version", ["version"], "livemax")
+        build_info.labels(own_version()).set(1)
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
         """Create a counter. Prometheus adds ``_total`` to its name."""

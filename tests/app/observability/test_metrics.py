@@ -23,6 +23,7 @@ from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.metrics import LATENCY_BUCKETS_S
+from app.observability.version import own_version
 from benchmarks.harness.service_process import fetch, free_port
 from storage.archive.manifest import archived_through_s
 from storage.archive.writer import ArchiveWriter
@@ -97,6 +98,7 @@ def test_what_is_served_is_told(client: Client) -> None:
     labels = {"tenant": "main", "generation": model["generation"], "tag": model["tag"]}
     assert value(found, "lisarec_generation", **labels) == 1
     assert value(found, "lisarec_state_bytes", tenant="main") > 100
+    assert value(found, "lisarec_build_info", version=own_version()) == 1
     assert value(found, "lisarec_queue_depth", queue="requests") == 1  # the one that asks
 
 
@@ -237,6 +239,7 @@ def test_every_scrape_sees_the_sum_of_all_workers_and_no_count_dies_with_one(cro
     post_clicks(crowd.url, 40)
     assert [accepted() for _ in range(8)] == [40] * 8
     wait_until(lambda: serving() == 2, lambda: str(serving()))
+    assert value(scrape(crowd.url), "lisarec_build_info", version=own_version()) == 1
     before = workers(crowd.url)
     (shared,) = temporary.glob("lisarec-metrics-*")
     (shared / f"summary_{min(before)}.db").touch()  # as a worker leaves it for a moment when it makes one
