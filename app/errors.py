@@ -137,11 +137,19 @@ class StateNotReady(Exception):
 
 
 class InvalidSealedState(Exception):
-    """What is sent as a sealed state cannot be opened here; nobody learns why."""
+    """A sealed state cannot be opened here; nobody learns why. In a batch, `details` name the request."""
+
+    reason = "cannot be opened"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.details: list[ErrorDetail] = []
 
 
-class SealedStateExpired(Exception):
+class SealedStateExpired(InvalidSealedState):
     """The state was sealed too long ago."""
+
+    reason = "has expired"
 
 
 class SealingNotConfigured(Exception):

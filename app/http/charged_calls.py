@@ -7,12 +7,12 @@ from functools import partial
 from itertools import chain
 
 from app.catalogue.trained_catalogue import EncodedItems, encode, encoded_pieces
-from app.errors import ItemNotFound, SealingNotConfigured, TooManyEvents
+from app.errors import ItemNotFound, TooManyEvents
 from app.events.ingest import FEW_EVENTS
 from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit, require_scope
-from app.http.auth.sealed_states import StateSealer
+from app.http.auth.sealed_states import open_states
 from app.http.dependencies import LONG_BODY_BYTES, parse, parse_json
 from app.http.services import Services
 from app.recommendation import scenarios
@@ -30,7 +30,7 @@ from app.recommendation.cost import (
     vector_numbers,
 )
 from app.recommendation.state_reader import log_queries
-from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts, SealedState
+from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.items import ItemsTaken
 from app.schemas.properties import UserProperties
 from app.schemas.recommendations import ItemListQuery, RecommendationBatch, RecommendationRequest, SimilarQuery
@@ -202,8 +202,7 @@ async def preview_scenario(services: Services, caller: Caller, body: object) -> 
     async with _turn_to_read(services, caller, is_large=is_large):
         await _check(services, caller, preview.settings, "settings.")
         scenarios.require_known_params(preview.request, [preview.settings], "request.")
-        if request.state is not None:
-            open_state(services, caller, request.state)
+        open_states(services.sealer, [request], caller.tenant, caller.audience)
         recommender = services.by_tenant[caller.tenant].switcher.recommender
         (answer,) = await recommender.recommend([request], caller.requester)
         return encode(answer)
@@ -306,9 +305,7 @@ async def _recommend_as_json(
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved, is_public = _resolve(service, requests), caller.key is not None and caller.key.is_public
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
-    for request in resolved:
-        if request.state is not None:
-            open_state(services, caller, request.state)
+    open_states(services.sealer, resolved, caller.tenant, caller.audience)
     # as _turn_to_read, which plain requests do without
     turn = services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
     answers = []
@@ -326,22 +323,6 @@ async def _recommend_as_json(
 def _turn_to_read(services: Services, caller: Caller, *, is_large: bool) -> AbstractAsyncContextManager[None]:
     """Return a block in which a call for recommendations can run, which waits until it is its key's turn."""
     return services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
-
-
-def open_state(services: Services, caller: Caller, state: SealedState) -> None:
-    """Open the sealed state, unless it is already open.
-
-    raises  InvalidSealedState, SealedStateExpired, SealingNotConfigured
-    """
-    if state.opened is None:
-        state.opened = sealer_of(services).open(state.text, caller.tenant, caller.audience)
-
-
-def sealer_of(services: Services) -> StateSealer:
-    """Return the service's sealer; raises SealingNotConfigured if the service has no seal keys."""
-    if services.sealer is None:
-        raise SealingNotConfigured
-    return services.sealer
 
 
 def _resolve(service: Service, requests: Sequence[RecommendationRequest]) -> Sequence[RecommendationRequest]:

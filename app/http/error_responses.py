@@ -223,7 +223,7 @@ def response_to(exc: Exception, metrics: Metrics) -> JSONResponse:
 def error_response(exc: Exception) -> JSONResponse:
     """Return the response to an exception. Middleware also calls this: the framework does not see its exceptions."""
     problem = next(PROBLEMS[kind] for kind in type(exc).__mro__ if kind in PROBLEMS)
-    details = exc.details if isinstance(exc, RequestError) else []
+    details = exc.details if isinstance(exc, RequestError | InvalidSealedState) else []
     if isinstance(exc, PartlyApplied):
         details = [_applied_runs(exc)]
     if isinstance(exc, PartlyAccepted):

@@ -16,14 +16,16 @@ with another key or version, or for another tenant or audience, cannot be opened
 import os
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from struct import Struct
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 
-from app.errors import InvalidSealedState, SealedStateExpired
+from app.errors import ErrorDetail, InvalidSealedState, SealedStateExpired, SealingNotConfigured
 from app.http.auth.seal_keys import SealKeyring
+from app.schemas.recommendations import RecommendationRequest
 from storage.state.portable_state import SIZE, VERSION, PortableState
 
 HEAD = Struct("<B4s8s")
@@ -78,6 +80,31 @@ class StateSealer:
         if time.time() >= sealed_at_s + self._ttl_s:
             raise SealedStateExpired
         return PortableState.decode(tag, plain[TIME.size :])
+
+
+def require_sealer(sealer: StateSealer | None) -> StateSealer:
+    """Return the service's sealer; raises SealingNotConfigured if the service has no seal keys."""
+    if sealer is None:
+        raise SealingNotConfigured
+    return sealer
+
+
+def open_states(
+    sealer: StateSealer | None, requests: Sequence[RecommendationRequest], tenant: str, audience: str
+) -> None:
+    """Open the sealed states of the requests, unless they are already open.
+
+    raises  InvalidSealedState, SealedStateExpired, SealingNotConfigured
+    """
+    for place, request in enumerate(requests):
+        if (state := request.state) is None or state.opened is not None:
+            continue
+        try:
+            state.opened = require_sealer(sealer).open(state.text, tenant, audience)
+        except InvalidSealedState as exc:
+            if len(requests) > 1:
+                exc.details = [ErrorDetail(field=f"requests.{place}.state", reason=exc.reason)]
+            raise
 
 
 def _associated(head: bytes, tenant: str, audience: str) -> bytes:

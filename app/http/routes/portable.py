@@ -8,6 +8,7 @@ from fastapi import Response
 
 from app.errors import ErrorDetail, Forbidden, InvalidRequest
 from app.http.access import Caller, needs
+from app.http.auth.sealed_states import require_sealer
 from app.http.charged_calls import (
     ID_COST,
     INVALID,
@@ -15,7 +16,6 @@ from app.http.charged_calls import (
     charged_sender,
     parsed_write,
     recommend,
-    sealer_of,
     size_of,
 )
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, RawBody, ServicesDep, parse
@@ -116,7 +116,7 @@ async def append_portable_events(services: Services, caller: Caller, body: bytes
     raises  SealingNotConfigured, InvalidJson, InvalidRequest, InvalidSealedState, SealedStateExpired
             TooManyEvents, TooManyRequests  when the request exceeds the caller's limits, and as `PortableEvents.fold`
     """
-    sealer, service = sealer_of(services), services.by_tenant[caller.tenant]
+    sealer, service = require_sealer(services.sealer), services.by_tenant[caller.tenant]
     async with parsed_write(services, caller, body) as parsed:
         posted = parse(PortableEventsRequest, parsed, INVALID)
         sender = await charged_sender(services, caller, len(posted.events))
@@ -134,7 +134,7 @@ async def recommend_portable(services: Services, caller: Caller, body: object) -
 
     raises  SealingNotConfigured, InvalidRequest, Forbidden, and as `recommend`
     """
-    sealer_of(services)
+    require_sealer(services.sealer)
     if not isinstance(body, Mapping) or OF_USERS & body.keys():
         reason = f"accepts one request with a sealed state, without {', '.join(sorted(OF_USERS))}"
         raise InvalidRequest(INVALID, [ErrorDetail(reason=reason)])

@@ -239,12 +239,23 @@ class TestInvalidStates:
         assert len({answer.content for answer in answers}) == 1
         assert answers[0].json()["error"]["code"] == "invalid_sealed_state"
 
+    def test_are_named_in_a_batch(self, client: Client) -> None:
+        requests = [{"history": []}, {"state": post(client, events_of(1))["state"]}, {"state": "A"}]
+        answer = client.post("/v1/recommendations", json={"requests": requests})
+        assert_refused(answer, 422)
+        assert answer.json()["error"]["details"] == [
+            {"index": None, "field": "requests.2.state", "reason": "cannot be opened"}
+        ]
+
     def test_that_are_too_old_say_so(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         state = post(client, events_of(1))["state"]
         monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: 9e9)
         answer = client.post(LISTS, json={"state": state})
         assert_refused(answer, 422)
         assert answer.json()["error"]["code"] == "sealed_state_expired"
+        answer = client.post("/v1/recommendations", json={"requests": [{"state": state}, {"history": []}]})
+        assert answer.json()["error"]["code"] == "sealed_state_expired"
+        assert answer.json()["error"]["details"][0]["field"] == "requests.0.state"
 
     def test_are_told_from_a_service_without_keys_that_seal(self, shared_client: Client) -> None:
         for path, body in (
