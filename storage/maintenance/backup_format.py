@@ -18,8 +18,9 @@ import logging
 import zlib
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.errors import StorageError
@@ -35,6 +36,20 @@ EARLIER_VERSIONS = (1, 2, 3, 4, 5, 6, 7)
 FIRST_WITH_LISTS = 6  # see `_with_items`
 VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_with_codes_apart`
 EARLIER_CODES_MARK = "!"
+FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {  # of a log entry
+    "event_id": str,
+    "user_id": str,
+    "item_id": str,
+    "type": str,
+    "timestamp_us": int,
+    "id_time_us": (int, NoneType),
+    "value": (int, float, NoneType),
+    "recommendation_id": (str, NoneType),
+    "codes": tuple,
+    "items": tuple,
+    "order_id": (str, NoneType),
+    "target": str,
+}
 
 
 class UserProperties(NamedTuple):
@@ -61,32 +76,53 @@ def read_records(path: Path) -> Iterator[TenantRecord]:
     """Iterate over the records; raise StorageError when the file is not a complete backup."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = map(json.loads, file)
-            header: Any = next(lines, None)
+            header: Any = json.loads(next(file, "null"))
             if header not in [{**HEADER, "version": version} for version in (VERSION, *EARLIER_VERSIONS)]:
                 raise StorageError(f"'{path}' is not a backup that this version of lisarec can read")
-            records = _parse(path, lines, header["version"])
+            records = _parse(path, file, header["version"])
             has_codes_in_items = header["version"] in VERSIONS_WITH_CODES_IN_ITEMS
             yield from _with_codes_apart(records) if has_codes_in_items else records
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' is not a readable backup: {exc}") from exc
 
 
-def _parse(path: Path, lines: Iterator[Any], version: int) -> Iterator[TenantRecord]:
-    read_entry = _from_earlier_json if version in VERSIONS_WITH_CODES_IN_ITEMS else from_json
+def _parse(path: Path, lines: Iterable[str], version: int) -> Iterator[TenantRecord]:
     count = 0
-    for line in lines:
-        if isinstance(line, dict) and (read_item := ITEM_LINES.get(next(iter(line), ""))):
-            yield read_item(*next(iter(line.values())))
-        elif isinstance(line, dict) and "entries" in line:
-            if line != {"entries": count}:
-                raise StorageError(f"'{path}' lacks entries: it has only {count:,}")
-            return
-        else:
-            count += 1
-            tenant, entry = read_entry(line)
-            yield tenant, entry if version >= FIRST_WITH_LISTS else _with_items(entry)
-    raise StorageError(f"'{path}' is truncated after {count:,} entries")
+    for number, text in enumerate(lines, 2):  # after the header
+        try:
+            line = json.loads(text)
+            if isinstance(line, dict) and "entries" in line:
+                break
+            record = _record(line, version)
+        except (ValueError, TypeError, AttributeError) as exc:
+            raise StorageError(f"'{path}' is not a readable backup: line {number}: {exc}") from exc
+        count += isinstance(record[1], LogRecord)
+        yield record
+    else:
+        raise StorageError(f"'{path}' is truncated after {count:,} entries")
+    if line != {"entries": count}:
+        raise StorageError(f"'{path}' lacks entries: it has only {count:,}")
+
+
+def _record(line: Any, version: int) -> TenantRecord:
+    """Return the tenant and the record in a line; raise an error of Python if it is not valid."""
+    if isinstance(line, dict) and (read_item := ITEM_LINES.get(next(iter(line), ""))):
+        return read_item(*next(iter(line.values())))
+    tenant, entry = _from_earlier_json(line) if version in VERSIONS_WITH_CODES_IN_ITEMS else from_json(line)
+    entry = entry if version >= FIRST_WITH_LISTS else _with_items(entry)
+    _require_types(tenant, entry)
+    return tenant, entry
+
+
+def _require_types(tenant: object, entry: LogRecord) -> None:
+    """Raise TypeError if a field of the entry has a wrong type, which a store might keep, and fail to read later."""
+    wrong = [one.name for one in fields(entry) if not isinstance(getattr(entry, one.name), FIELD_TYPES[one.name])]
+    if not isinstance(tenant, str):
+        wrong.append("tenant")
+    if isinstance(entry, Event) and not all(isinstance(item_id, str) for item_id in entry.items):
+        wrong.append("items")
+    if wrong:
+        raise TypeError(f"the entry has the wrong type of value in {', '.join(wrong)}")
 
 
 def _item_entry(tenant: str, item_id: str, *parts: Any) -> tuple[str, ItemEntry]:
