@@ -91,7 +91,10 @@ class JobProgress(Progress):
         self._stopped.set()
         if self._writer.is_alive():
             self._writer.join()
-        super().stop()
+        if self._writes_lines and self.live.transient:
+            self.live.stop()  # the base class would print an empty line
+        else:
+            super().stop()
 
     def say(self, line: str) -> None:
         """Print a line verbatim, without markup or colours."""
@@ -125,8 +128,15 @@ def announced(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def counted(noun: str, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a count of a job's progress, such as users, and its duration. Yields a function that sets the count."""
+    """Show a count of a job's progress, such as users, and its duration. Yields a function that sets the count.
+
+    Nothing is left of it when the job fails before it counts anything.
+    """
     columns = TextColumn(f"{{task.completed:,}} {noun}"), TimeElapsedColumn(), RateColumn(noun.split()[0])
     with JobProgress(*columns, console=console) as progress:
         task = progress.add_task(noun, total=None)
-        yield lambda done: progress.update(task, completed=done)
+        try:
+            yield lambda done: progress.update(task, completed=done)
+        except BaseException:
+            progress.live.transient = progress.tasks[0].completed == 0
+            raise

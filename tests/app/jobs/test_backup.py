@@ -38,7 +38,9 @@ def refused_backup(capsys: pytest.CaptureFixture[str], out: Path, *options: obje
     with pytest.raises(SystemExit, match="1"):
         main(["backup", "--out", str(out), *map(str, options)])
     assert list(out.parent.iterdir()) == []
-    return capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert not printed.out.startswith(("0 entries", "\n"))
+    return printed.err
 
 
 def test_a_redis_that_has_lost_events_is_not_backed_up(
@@ -139,6 +141,7 @@ def test_a_redis_that_is_away_is_reported_once(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert failed.stderr.startswith("lisarec: Redis failed")
     assert failed.stderr.count("\n") == 1
+    assert failed.stdout == ""
 
 
 def test_a_backup_that_cannot_be_audited_leaves_no_file(

@@ -152,3 +152,4 @@ def test_what_is_announced_and_counted_stands_in_lines() -> None:
     with counted("users", output.console) as on_progress:
         on_progress(12_345)
     assert any(line.startswith("12,345 users") for line in output.lines)
+    assert "" not in output.lines
