@@ -16,7 +16,8 @@ FailureCause = Literal[
     "damaged",  # the data are corrupt
     "wrong_store",  # the data are not those that were acknowledged
     "unsafe",  # Redis without an append-only file, or one that evicts
-    "too_few_replicas",  # fewer than required have confirmed a write
+    "too_few_replicas",  # Redis lacks replicas that it must write to, and has refused the write
+    "unconfirmed",  # Redis has the write, but fewer replicas than required have confirmed it
     "archive",  # an archive is needed, but cannot be read
     "contention",  # every attempt lost to another change of the same user
     "busy",  # too many requests are queued

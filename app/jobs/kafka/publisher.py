@@ -95,7 +95,7 @@ def _record(settings: StoreSettings, topic: str) -> bool:
         asyncio.run(append())
     except StorageUnavailable as exc:
         logger.warning("the audit log does not have this export yet: %s", exc)
-        return exc.failure_cause == "too_few_replicas"  # it is written, and not yet on every replica
+        return exc.failure_cause == "unconfirmed"  # it is written, and not yet on every replica
     return True
 
 

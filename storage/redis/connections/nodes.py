@@ -103,7 +103,7 @@ class ReplicaAcks:
         if local < 1:
             return StorageUnavailable("Redis has not synced the write yet; send it again", "timeout")
         return StorageUnavailable(
-            f"only {replicas} of {self.replicas} Redis replicas have the write; send it again", "too_few_replicas"
+            f"only {replicas} of {self.replicas} Redis replicas have the write; send it again", "unconfirmed"
         )
 
 

@@ -52,6 +52,7 @@ class TestReplicas:
                     ) as refused:
                         await store.append("main", attempt)
                     assert not isinstance(refused.value, PartlyApplied)
+                    assert refused.value.failure_cause == "unconfirmed"
                 for _ in range(2):
                     with pytest.raises(StorageUnavailable):
                         await store.erase("main", "h")

@@ -129,6 +129,19 @@ def test_killed_it_goes_on_and_leaves_nothing_out(
         assert list(in_order) == [f"{user}-{number}" for number in range(50)]
 
 
+def test_what_redis_refuses_to_audit_is_audited_later(
+    brokers: MockBrokers, topic: str, launch: Launch, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    service = launch(redis_url=redis_server.url)
+    click(service, "ada", 1)
+    redis_server.client.config_set("min-replicas-to-write", 1)
+    publisher = PublisherProcess(tmp_path, brokers.addresses, topic, {"redis_url": redis_server.url}, "--every", 0.1)
+    wait_until(lambda: "does not have this export yet" in publisher.log(), publisher.log)
+    redis_server.client.config_set("min-replicas-to-write", 0)
+    wait_until(lambda: "export.publish" in httpx.get(f"{service.url}/v1/admin/audit").text, publisher.log)
+    publisher.end()
+
+
 def test_positions_of_another_topic_are_refused(brokers: MockBrokers, topic: str, tmp_path: Path) -> None:
     (tmp_path / "positions").write_text('{"topic": "other", "positions": {}}')
     refused = PublisherProcess(tmp_path, brokers.addresses, topic, {"data_dir": tmp_path}, "--once")
