@@ -33,6 +33,23 @@ class LogLines(io.StringIO):
         return len(text)
 
 
+class CommandWarnings(logging.Handler):
+    """Prints warnings as errors of commands are printed, while the log is not configured.
+
+    printed  the messages so far
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.printed: set[str] = set()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        self.printed.add(message)
+        say(f"lisarec: {message}", error_console)
+
+
 def job_console(settings: StoreSettings, job: str) -> Console:
     """Return the console of a long-running job. With LISAREC_LOG_FORMAT=json, its lines go to the log.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli import data, event_log, generations, items, kafka, keys, models, service
-from app.cli.console import error_console, say
+from app.cli.console import CommandWarnings, error_console, say
 from app.cli.option_groups import ungrouped
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -74,12 +75,14 @@ cli.add_typer(keys.cli, name="keys")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A failure prints one line that says what to do and exits 1; a usage error exits 2."""
     given = sys.argv[1:] if arguments is None else [*arguments]
+    logging.lastResort = warnings = CommandWarnings()
     try:
         cli(given, prog_name="lisarec", obj=given)
     except Exception as exc:
         if not isinstance(exc, _expected_failures()):
             raise
-        error_console.print(f"lisarec: {exc}", style="red", highlight=False, markup=False, soft_wrap=True)
+        if str(exc) not in warnings.printed:
+            error_console.print(f"lisarec: {exc}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(1) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -43,6 +44,11 @@ def refused_backup(capsys: pytest.CaptureFixture[str], out: Path, *options: obje
     return printed.err
 
 
+def run_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, because pytest takes what a command logs."""
+    return subprocess.run([sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
 def test_a_redis_that_has_lost_events_is_not_backed_up(
     redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +65,10 @@ def test_a_redis_that_has_lost_events_is_not_backed_up(
     asyncio.run(start_a_service())
     out, options = tmp_path / "backups" / "log.jsonl.gz", ["--archive-dir", tmp_path / "archive"]
     assert "has lost acknowledged events" in refused_backup(capsys, out, "--redis-url", redis_server.url, *options)
+    command = ["repair", "--redis-url", redis_server.url, "--archive-dir", str(tmp_path / "archive")]
+    failed = run_apart(*command)
+    assert failed.returncode == 1
+    assert re.fullmatch("lisarec: Redis at .* has lost acknowledged events.*\n", failed.stderr)
 
 
 def test_a_file_that_lacks_what_is_archived_is_not_backed_up(
@@ -135,9 +145,8 @@ def test_what_is_in_no_log_comes_back_from_a_backup_after_an_accepted_loss(
 
 
 def test_a_redis_that_is_away_is_reported_once(tmp_path: Path) -> None:
-    """In a process of its own, because pytest takes what a command logs."""
-    command = [sys.executable, "-m", "app", "backup", "--redis-url", f"redis://127.0.0.1:{free_port()}"]
-    failed = subprocess.run([*command, "--out", str(tmp_path / "f")], cwd=ROOT, capture_output=True, text=True)
+    address = f"redis://127.0.0.1:{free_port()}"
+    failed = run_apart("backup", "--redis-url", address, "--out", str(tmp_path / "f"))
     assert failed.returncode == 1
     assert failed.stderr.startswith("lisarec: Redis failed")
     assert failed.stderr.count("\n") == 1
