@@ -51,6 +51,10 @@ class StorageUnavailable(StorageError):
     """
 
 
+class StoreUnused(StorageUnavailable):
+    """No service has used the store yet. Nothing was read or written."""
+
+
 class PartlyApplied(StorageUnavailable):
     """Some events of a request are durable; whether the others are is unknown. Send all of them again.
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from app.settings import StoreSettings
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnused
 from storage.protocol import UserStore
 from storage.redis.connections.nodes import ReplicaAcks
 from storage.redis.store import RedisOptions, RedisStore
@@ -24,7 +24,7 @@ async def open_store(
     raises  StorageError, ValueError  when the store cannot be used in its current condition
     """
     if must_exist and settings.redis_url is None and not (settings.data_dir / FILE_NAME).exists():
-        raise ValueError(
+        raise StoreUnused(
             f"'{settings.data_dir}' has no users; pass the same --data-dir or --redis-url as to 'lisarec serve'"
         )
     ttl_days = settings.state_ttl_days

@@ -22,10 +22,11 @@ from app.serving.model_locations import models_of
 from app.serving.model_registry import ModelRegistry
 from app.settings import StoreSettings
 from model.training.threads import use_threads
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnused
 
 POLL_EVERY_S = 600.0  # until there are enough events for a first model
 AFTER_FAILURE_S = 300.0
+UNTIL_FIRST_SERVICE_S = 5.0  # which may be starting
 NICENESS = 10
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ def run_trainer(
     settings: StoreSettings, plan: RetrainingPlan, every_s: float | None, console: Console, metrics: TrainerMetrics
 ) -> RoundOutcome:
     """Retrain once, or every `every_s` seconds, where a failed round is logged and tried again.
+
+    Before the first service has made the store, a round does not count as failed, and is soon tried again.
 
     raises  StorageError, ValueError, OSError  when a single round fails
     """
@@ -52,8 +55,11 @@ def run_trainer(
             except (StorageError, ValueError, OSError) as exc:
                 if every_s is None:
                     raise
-                metrics.failed()
                 logger.warning("retrying: %s", exc)
+                if isinstance(exc, StoreUnused):
+                    time.sleep(min(UNTIL_FIRST_SERVICE_S, every_s))
+                    continue
+                metrics.failed()
                 time.sleep(min(AFTER_FAILURE_S, every_s))
                 continue
             print_line(console, f"{outcome.outcome}: {outcome.reason}")

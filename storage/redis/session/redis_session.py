@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, NoScriptError
 
 from storage.archive.async_reader import AsyncArchiveReader
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import StorageError, StorageUnavailable, StoreUnused
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import MAX_CONNECTIONS, Argument, is_withheld, storage_error
 from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, UNUSED, Keyspace, begins_with
@@ -240,7 +240,7 @@ class RedisSession:
             # in this order, because another process may be creating the store at the same time
             has_logs = await self._has_logs()
             if self._must_exist and not has_logs:
-                raise StorageUnavailable(UNUSED.format(prefix=self.keys.prefix))
+                raise StoreUnused(UNUSED.format(prefix=self.keys.prefix))
             is_gone = has_logs and None in await self.call(*read)
             lost = {LOST_FIELD: encode_lost({META: ""}, 0)} if is_gone else {}
             for name, value in (wanted | lost).items():

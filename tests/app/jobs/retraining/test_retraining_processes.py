@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.settings import Settings
+from benchmarks.harness.service_process import free_port
 from benchmarks.rollout.retraining import LoopSizes, measure
 from tests.app.conftest import Client
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 
@@ -28,6 +31,29 @@ def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
     assert found["first"] > found["popular"]
     assert tally.findings["first generation"]["outcome"] == "activated"
     assert {name.split()[1] for name in tally.generations} == {"popular", "personalised"}
+
+
+@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+def test_a_trainer_that_starts_before_the_service_waits_for_it_and_counts_no_failure(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "sqlite":
+        settings, store = Settings(data_dir=tmp_path / "state"), ["--data-dir", str(tmp_path / "state")]
+    else:
+        url = request.getfixturevalue("redis_server").url
+        settings, store = Settings(redis_url=url), ["--redis-url", url]
+    metrics, said = f"127.0.0.1:{free_port()}", tmp_path / "said"
+    folders = ["--archive-dir", str(tmp_path / "archive"), "--models-dir", str(tmp_path / "models")]
+    command = [sys.executable, "-m", "app", "retrain", "--every", "24h", "--metrics", metrics, *store, *folders]
+    with said.open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as trainer:
+        try:
+            wait_until(lambda: "retrying: " in said.read_text(), said.read_text)
+            Client(settings).close()  # a service has made the store
+            wait_until(lambda: "waiting: 0 events are archived" in said.read_text(), said.read_text)
+            rounds = httpx.get(f"http://{metrics}/metrics").text
+        finally:
+            trainer.kill()
+    assert 'lisarec_trainer_rounds_total{outcome="failed"} 0.0' in rounds
 
 
 @pytest.mark.parametrize("command", [["archive", "--once"], ["retrain", "--models-dir", "models"]])
