@@ -56,7 +56,7 @@ class ArchiverMetrics(JobMetrics):
             "All events logged before this time are archived; 0 before the first run",
         )
         self._used = instruments.gauge(
-            "lisarec_redis_used_bytes", "Used memory of a Redis server, as of the archiver's last run", ["server"]
+            "lisarec_redis_used_bytes", "Used memory of a Redis server, as of the archiver's last attempt", ["server"]
         )
         self._limit = instruments.gauge(
             "lisarec_redis_limit_bytes", "maxmemory of a Redis server; 0 means no limit", ["server"]
@@ -69,6 +69,10 @@ class ArchiverMetrics(JobMetrics):
         with self._turn_seconds.time():
             yield self._count
         self._through.set(began_s)
+        self.read_memory(source)
+
+    def read_memory(self, source: LogSource) -> None:
+        """Record how full the servers of the log are."""
         for server, used, limit in source.memory_usage():
             self._used.labels(server).set(used)
             self._limit.labels(server).set(limit)
@@ -105,6 +109,7 @@ def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics
     assert settings.archive is not None
     with ExitStack() as stack:
         source = stack.enter_context(open_source(settings))
+        metrics.read_memory(source)  # Redis fills up while the archive cannot be written
         writer = stack.enter_context(ArchiveWriter.open(settings.archive))
         clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
         while True:

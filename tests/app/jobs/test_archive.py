@@ -30,7 +30,7 @@ from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
 from storage.archive.training_events import TrainingEvents
 from storage.archive.writer import ArchiveWriter
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
@@ -271,6 +271,22 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
             process.kill()
     found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))
     assert [entry.record.entry_id for entry in found] == ["e1", "e2"]
+
+
+def test_how_full_redis_is_stays_known_while_the_archive_cannot_be_written(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Nothing leaves Redis then, and an alert must come before it refuses events."""
+    asyncio.run(append(redis_server, "e1"))
+    (tmp_path / "archive").write_text("a file, where a directory belongs")
+    settings = StoreSettings(redis_url=redis_server.url, archive_dir=tmp_path / "archive")
+    metrics = ArchiverMetrics()
+    with pytest.raises(StorageUnavailable, match="cannot write to the archive"):
+        run_archiver(settings, ArchiverPlan(None, 0, None), lambda _: None, metrics)
+    server = {"server": f"127.0.0.1:{redis_server.port}"}
+    used = metrics.registry.get_sample_value("lisarec_redis_used_bytes", server)
+    assert used is not None
+    assert used > 0
 
 
 @pytest.mark.parametrize("command", [["archive"], ["retrain", "--every", "1h"]], ids=" ".join)
