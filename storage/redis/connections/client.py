@@ -282,6 +282,10 @@ class RedisServers:
         """Return the number of connections made to a node so far; if it changes, the server may be another one."""
         return self._nodes.connected(url)
 
+    async def reconnect(self, url: str) -> None:
+        """Close the connections to a node after their use, at most once a second; new ones look up its name again."""
+        await self._nodes.reconnect(url)
+
     async def call_node(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
         """Execute commands on a node in one round trip; error replies are returned in place of replies.
 

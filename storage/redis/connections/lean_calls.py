@@ -112,8 +112,10 @@ class LeasedConnections:
 
 
 async def _is_usable(connection: AbstractConnection) -> bool:
-    """Return whether the connection is open, and has no unexpected data to read, such as its end."""
+    """Return whether the connection is open and to be kept, and has no unexpected data to read, such as its end."""
+    if not connection.is_connected or connection.should_reconnect():
+        return False
     try:
-        return bool(connection.is_connected) and not await connection.can_read()
+        return not await connection.can_read()
     except (RedisError, OSError):
         return False

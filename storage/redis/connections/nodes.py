@@ -33,6 +33,7 @@ from storage.redis.connections.password_file import split_password_file
 from storage.redis.connections.tls import tls_remedy
 
 MAX_CONNECTIONS = 16  # to each node
+RECONNECT_EVERY_S = 1.0
 DRIVER = DriverInfo()  # shared by all connections, because each would otherwise look up the version of redis-py
 
 # uvloop raises RuntimeError when a connection breaks during a write, and redis-py passes it on.
@@ -129,6 +130,7 @@ class NodeClients:
         self._acks = acks
         self._nodes: dict[str, _Node] = {}
         self._connected: Counter[str] = Counter()
+        self._reconnect_at_s: dict[str, float] = {}
 
     def add(self, url: str) -> None:
         """Add a node; raise ValueError if the URL is not valid."""
@@ -164,6 +166,17 @@ class NodeClients:
     def connected(self, url: str) -> int:
         """Return the number of connections made to the node so far."""
         return self._connected[url]
+
+    async def reconnect(self, url: str) -> None:
+        """Close the connections to the node after their use, at most once a second; new ones look up its name again."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._reconnect_at_s.get(url, 0.0):
+            return
+        self._reconnect_at_s[url] = now_s + RECONNECT_EVERY_S
+        pool = self._nodes[url].client.connection_pool
+        await pool.update_active_connections_for_reconnect()
+        with suppress(*CONNECTION_ERRORS):
+            await pool.disconnect(inuse_connections=False)
 
     async def is_in_cluster(self, url: str) -> bool:
         """Ask a node whether it belongs to a cluster; one that rejects the question counts as a single server."""

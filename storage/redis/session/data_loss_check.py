@@ -227,7 +227,9 @@ class ServerTrust:
         asked = (("CONFIG GET", name) for name in REQUIRED_SETTINGS)
         info, *configs = await self._servers.call_node(url, ("INFO",), *asked)
         process = process_of(info, connected)
-        if not is_replica(info):  # a replica takes no writes, whatever its data
+        if is_replica(info):  # it takes no writes, whatever its data; its name may lead to the new primary already
+            await self._servers.reconnect(url)
+        else:
             server.evictions.count(info, told_settings(info, *configs).get(POLICY, ""))
             loss = await self._loss(url, server, process)
             unsafe = unsafe_setting(info, *configs)

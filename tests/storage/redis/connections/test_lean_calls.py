@@ -123,6 +123,24 @@ def test_calls_that_could_not_connect_hold_no_connection(tmp_path: Path) -> None
     run(law())
 
 
+def test_a_connection_in_use_is_renewed_after_its_reply(any_server: RedisServer) -> None:
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+            await nodes.call(any_server.url, "MGET", KEYS[6])
+            connected = nodes.connected(any_server.url)
+            any_server.freeze()
+            in_use = asyncio.create_task(nodes.call(any_server.url, "MGET", KEYS[6]))
+            await asyncio.sleep(0)
+            await nodes.reconnect(any_server.url)
+            any_server.thaw()
+            assert await in_use == [value_of(6)]
+            assert nodes.connected(any_server.url) == connected
+            assert await nodes.call(any_server.url, "MGET", KEYS[6]) == [value_of(6)]
+            assert nodes.connected(any_server.url) == connected + 1
+
+    run(law())
+
+
 def test_connections_that_were_closed_meanwhile_are_opened_again(any_server: RedisServer) -> None:
     async def law() -> None:
         async with clients(any_server) as nodes:

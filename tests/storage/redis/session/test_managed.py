@@ -208,3 +208,31 @@ def test_a_replica_that_was_behind_takes_over_and_gets_nothing(managed: Managed)
         asyncio.run(law())
     finally:
         replica.stop()
+
+
+def test_a_primary_that_becomes_a_replica_and_stays_is_left_for_the_new_one(forbidding: Managed) -> None:
+    """A planned failover: the name leads to the new primary, and nobody who is connected to the old one is cut off."""
+    primary = forbidding.start("--repl-diskless-sync-delay", "0")
+    replica = new_replica(forbidding.program, primary)
+    forbidding.let_in(replica)
+
+    async def law() -> None:
+        proxy = TcpProxy("address of the service", ("127.0.0.1", primary.port), lambda: False, print)
+        _, port = await proxy.listen(("127.0.0.1", 0))
+        async with opened(primary.url.replace(str(primary.port), str(port)), **PATIENT) as store:
+            users = in_other_partitions(2)
+            await store.append("main", [click("1", user_id) for user_id in users])
+            await until(lambda: replica.client.dbsize() == primary.client.dbsize())
+            replica.client.replicaof("NO", "ONE")
+            primary.client.replicaof("127.0.0.1", replica.port)
+            with pytest.raises(StorageUnavailable, match="read only replica"):
+                await store.append("main", [click("2", users[0])])
+            proxy.target = ("127.0.0.1", replica.port)
+            await until_applied(store, [click("3", user_id) for user_id in users])
+            assert [await ids(store, user_id) for user_id in users] == [["1", "3"]] * 2
+        proxy.close()
+
+    try:
+        asyncio.run(law())
+    finally:
+        replica.stop()
