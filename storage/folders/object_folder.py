@@ -165,8 +165,9 @@ class ObjectFolder(Folder):
         """Translate the errors of the object store, and of the connection to it, to OSError."""
         try:
             yield
-        except FileNotFoundError:
-            raise FileNotFoundError(f"'{self._url}/{name}' does not exist") from None
+        except FileNotFoundError as exc:
+            missing = f"the bucket of '{self._url}'" if "NoSuchBucket" in str(exc) else f"'{self._url}/{name}'"
+            raise FileNotFoundError(f"{missing} does not exist") from None
         except (BaseError, ValueError) as exc:
             raise OSError(f"'{self._url}' failed: {str(exc).partition(chr(10))[0]}") from exc
 

@@ -230,6 +230,14 @@ class TestBucket:
         assert data(bucket, "old") == b"whole"
         assert sorted(bucket.names()) == ["after", "old"]
 
+    @pytest.mark.usefixtures("s3")
+    def test_a_bucket_that_does_not_exist_is_named(self, tmp_path: Path) -> None:
+        folder = ObjectFolder("s3://no-such-bucket/archive", tmp_path)
+        with pytest.raises(OSError, match="the bucket of 's3://no-such-bucket/archive' does not exist"):
+            folder.replace("archive.json", b"{}", None)
+        with pytest.raises(OSError, match="the bucket of 's3://no-such-bucket/archive' does not exist"):
+            folder.add("log.jsonl.gz", LONG)
+
     def test_a_copy_of_other_bytes_is_refused_and_not_kept(self, bucket: ObjectFolder, tmp_path: Path) -> None:
         bucket.add("a", b"forged")
         digest = hashlib.sha256(b"written").hexdigest()[:32]
