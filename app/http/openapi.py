@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from app.http.access import declared_scopes
 from app.http.error_responses import ErrorBody
+from app.schemas.recommendations import RecommendationUrlQuery
 from app.settings import Settings
 
 COMPONENT = "#/components/schemas/{model}"
@@ -23,6 +24,9 @@ BEARER = {
     "scheme": "bearer",
     "description": "An API key, created by `lisarec keys add`. It needs the scope that the operation names.",
 }
+# Generated clients send the defaults of the document. These fields have none: a scenario cannot change what a request
+# sends, and the clients of some languages send false as 0.
+WITHOUT_DEFAULT = frozenset(RecommendationUrlQuery.model_fields)
 REFUSALS = {
     "401": "The key is missing or invalid. The message is the same in both cases.",
     "403": "The key lacks the scope `{scope}`, or does not allow this web origin.",
@@ -90,6 +94,7 @@ def describe(app: FastAPI, settings: Settings) -> None:
                 content = operation["responses"].get("200", {}).get("content", {})
                 if content.get("application/json") == {"schema": {}}:
                     del content["application/json"]
+        _remove_defaults(document)
         answers = component_schemas(*(route.response_model for route in routes), mode="serialization")
         for name, schema in answers.items():
             if "examples" in schema:  # restores their nulls
@@ -104,6 +109,16 @@ def _describe_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     for name, schema in body.pop("schemas", {}).items():
         schemas.setdefault(name, schema)  # a response may use the same model
     operation |= body
+
+
+def _remove_defaults(document: dict[str, Any]) -> None:
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    fields = [(one["name"], one["schema"]) for operation in operations for one in operation.get("parameters", ())]
+    for schema in document["components"]["schemas"].values():
+        fields += schema.get("properties", {}).items()
+    for name, field in fields:
+        if name in WITHOUT_DEFAULT:
+            field.pop("default", None)
 
 
 def add_document(app: FastAPI) -> None:

@@ -31,7 +31,7 @@ Vector = Annotated[
 class PopularQuery(Closed):
     """Parameters of the list of popular items."""
 
-    k: ResultCount = 10
+    k: ResultCount = Field(10, description="The number of items, by default 10.")
 
 
 class PopularItems(BaseModel):

@@ -41,8 +41,10 @@ MAX_REQUESTS = 100  # of one batch
 
 SCENARIO = Field(
     None,
-    description="The name of stored settings for the list. Settings in the request narrow the list further.",
+    description="The name of stored settings for the list. Settings in the request narrow the list further. "
+    "Leave out those that the scenario should decide.",
 )
+COUNT = Field(10, description="The number of items, by default 10.")
 CURSOR = Field(
     None,
     description="Return the list in pages. Send an empty cursor for the first page, then the cursor of the "
@@ -57,18 +59,18 @@ TWO_LISTS = "combines `mode` repeat with `because` or `basket_only`; use one of 
 class ListSettings(Closed):
     """Settings of a list that a request or a scenario may have, and that fit into a query string."""
 
-    k: ResultCount = 10
+    k: ResultCount = COUNT
     mode: Mode = Field(
         "next",
         description="`repeat` lists only items that the user has bought before, ordered by how due they are to "
-        "be bought again. It needs a user and looks at as many events as `exclude_seen=all`. It leaves out seen "
-        "items only if `exclude_seen` says so.",
+        "be bought again. It needs a user and looks at as many events as `exclude_seen=all`. The default is `next`.",
     )
     exclude_seen: SeenRule = Field(
         "recent",
         description="Which seen items to leave out: those that the user saw recently, or all items in the "
         "user's newest events. These are 10,000 events, unless the service is configured otherwise; "
-        "`seen_events_limit` in the answer then has the number.",
+        "`seen_events_limit` in the answer then has the number. The default is `recent`, or `none` with `mode` "
+        "`repeat`.",
     )
     exclude_events: EventTypes = Field(
         default_factory=list,
@@ -95,14 +97,16 @@ class ListSettings(Closed):
         "multiplied by its value to the power of the strength, in units of the median of all values above 0. An "
         "item without a value counts as the median, and one with a value of 0 or less as worthless.",
     )
-    diversity: Diversity = Field(0.0, description="0: the best items. 1: the least similar among the best.")
+    diversity: Diversity = Field(
+        0.0, description="0, the default: the best items. 1: the least similar among the best."
+    )
     rotation: Rotation = Field(
         0.0,
         description="How far to lower items that the user was shown and has not chosen: the share of its odds "
-        "that an item loses with each impression. The item regains them over `rotation_days`.",
+        "that an item loses with each impression. The item regains them over `rotation_days`. By default 0.",
     )
     rotation_days: RotationDays = Field(
-        7.0, description="The number of days without an impression after which an item has rested."
+        7.0, description="The number of days without an impression after which an item has rested, by default 7."
     )
     basket_only: Flag = Field(
         False, description="With a `basket`, list only what was bought together with its items, whoever the user is."
@@ -308,7 +312,7 @@ class ItemListQuery(Closed):
     """Parameters of a list that belongs to an item."""
 
     scenario: Name | None = SCENARIO
-    k: ResultCount = 10
+    k: ResultCount = COUNT
     categories: Categories = Field([], description="An item needs at least one of these categories.")
     exclude: ItemIds = Field([])
     filter: Expression | None = Field(None, description="As for recommendations. `current` is this item.")

@@ -267,6 +267,22 @@ def test_the_examples_of_the_interface_are_taken(client: Client) -> None:
     assert taken > 20
 
 
+def test_a_client_that_sends_every_default_of_the_document_gets_the_same_lists(client: Client) -> None:
+    document = client.get("/openapi.json").json()
+    client.request("PUT", "/v1/admin/scenarios/home", json={"k": 12, "rotation": 0.5, "exclude_seen": "none"})
+    client.post("/v1/events", json=[{"user_id": "ada", "item_id": f"item-{n}", "type": "purchase"} for n in (1, 2)])
+    fields = document["components"]["schemas"]["RecommendationRequest"]["properties"]
+    body_defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    assert {"user_id", "history"} <= body_defaults.keys()
+    parameters = document["paths"]["/v1/users/{user_id}/recommendations"]["get"]["parameters"]
+    defaults = {one["name"]: one["schema"]["default"] for one in parameters if "default" in one["schema"]}
+    for options in ({"scenario": "home"}, {"mode": "repeat"}, {}):
+        items = client.recommend("ada", **options)["items"]
+        assert client.recommend("ada", **{**defaults, **options})["items"] == items
+        posted = client.post("/v1/recommendations", json={**body_defaults, "user_id": "ada", **options})
+        assert posted.json().get("items") == items
+
+
 def test_a_service_without_keys_describes_them_as_what_may_be_sent(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     (scheme,) = document["components"]["securitySchemes"]
