@@ -95,6 +95,7 @@ def describe(app: FastAPI, settings: Settings) -> None:
                 if content.get("application/json") == {"schema": {}}:
                     del content["application/json"]
         _remove_defaults(document)
+        _require_double_precision(document)
         answers = component_schemas(*(route.response_model for route in routes), mode="serialization")
         for name, schema in answers.items():
             if "examples" in schema:  # restores their nulls
@@ -119,6 +120,19 @@ def _remove_defaults(document: dict[str, Any]) -> None:
     for name, field in fields:
         if name in WITHOUT_DEFAULT:
             field.pop("default", None)
+
+
+def _require_double_precision(node: Any) -> None:
+    """Set the format of all numbers. Clients in Go otherwise have single precision, which rounds times to minutes."""
+    if isinstance(node, list):
+        for one in node:
+            _require_double_precision(one)
+    elif isinstance(node, dict):
+        if node.get("type") == "number":
+            node["format"] = "double"
+        for name, one in node.items():
+            if name != "examples":
+                _require_double_precision(one)
 
 
 def add_document(app: FastAPI) -> None:

@@ -283,7 +283,11 @@ _matches_name = re.compile(NAME_PATTERN).fullmatch
 _match_ids = re.compile(rf"{ID_PATTERN}(\n{ID_PATTERN})*+").fullmatch
 Id = Annotated[str, AfterValidator(_id), WithJsonSchema(_DOCUMENTED_ID)]
 WITH_SLASHES = BeforeValidator(_with_slashes)
-IdOrEmpty = Annotated[str, AfterValidator(_id_or_empty), WithJsonSchema({"anyOf": [_DOCUMENTED_ID, {"const": ""}]})]
+IdOrEmpty = Annotated[  # not documented by `anyOf`, of which client generators keep only the id
+    str,
+    AfterValidator(_id_or_empty),
+    WithJsonSchema({"type": "string", "maxLength": MAX_ID_CHARS, "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f]*$"}),
+]
 Name = Annotated[
     str,
     StringConstraints(pattern=f"^{NAME_PATTERN}$"),
@@ -326,22 +330,20 @@ Params = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "patternProperties": {
-                f"^{_PARAM_NAME.pattern}$": {
-                    "anyOf": [
-                        {"type": "number"},
-                        {"type": "boolean"},
-                        {"type": "string", "maxLength": MAX_PARAM_CHARS},
-                        {"type": "array", "items": {"type": "number"}, "maxItems": MAX_PARAM_TEXTS},
-                        {
-                            "type": "array",
-                            "items": {"type": "string", "maxLength": MAX_PARAM_CHARS},
-                            "maxItems": MAX_PARAM_TEXTS,
-                        },
-                    ]
-                }
+            "propertyNames": {"pattern": f"^{_PARAM_NAME.pattern}$"},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "number"},
+                    {"type": "boolean"},
+                    {"type": "string", "maxLength": MAX_PARAM_CHARS},
+                    {"type": "array", "items": {"type": "number"}, "maxItems": MAX_PARAM_TEXTS},
+                    {
+                        "type": "array",
+                        "items": {"type": "string", "maxLength": MAX_PARAM_CHARS},
+                        "maxItems": MAX_PARAM_TEXTS,
+                    },
+                ]
             },
-            "additionalProperties": False,
             "maxProperties": MAX_PARAMS,
         }
     ),

@@ -91,8 +91,8 @@ MaxPer = Annotated[
             "anyOf": [
                 {
                     "type": "object",
-                    "patternProperties": {f"^{NAME_PATTERN}$": {"type": "integer", "minimum": 1, "maximum": MAX_K}},
-                    "additionalProperties": False,
+                    "propertyNames": {"pattern": f"^{NAME_PATTERN}$"},
+                    "additionalProperties": {"type": "integer", "minimum": 1, "maximum": MAX_K},
                     "maxProperties": MAX_LIMITS,
                 },
                 {"type": "array", "items": _LIMIT_SCHEMA, "maxItems": MAX_LIMITS},

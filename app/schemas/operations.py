@@ -42,8 +42,8 @@ Shares = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "patternProperties": {DOCUMENTED_NAME: {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SHARE}},
-            "additionalProperties": False,
+            "propertyNames": {"pattern": DOCUMENTED_NAME},
+            "additionalProperties": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SHARE},
             "minProperties": 2,
             "maxProperties": MAX_ARMS,
         }

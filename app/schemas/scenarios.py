@@ -11,6 +11,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -39,6 +40,8 @@ MAX_SCENARIO_BYTES = 1 << 14  # in JSON
 # of values that are validated by a function, whose type alone would have lists taken for something unexpected
 AS_IT_IS = PlainSerializer(lambda value: value, return_type=Any)
 
+# without a type, because clients in PHP lose values of several types, and those in Go do not compile with `{}` or null
+ANY_PARAM = WithJsonSchema({"description": "A value of `type`; without it, requests must set the parameter."})
 
 Bound = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -53,7 +56,7 @@ class ScenarioParam(Closed):
     model_config = ConfigDict(strict=True)
 
     type: ParamType
-    default: Annotated[Param, PlainValidator(_default), AS_IT_IS] | None = None
+    default: Annotated[Annotated[Param, PlainValidator(_default), AS_IT_IS] | None, ANY_PARAM] = None
     min: Bound | None = Field(None, description="The minimum of a number.")
     max: Bound | None = Field(None, description="The maximum of a number.")
 

@@ -45,7 +45,7 @@ async def get_readiness(services: ServicesDep) -> Health:
 @router.get(
     "/metrics",
     dependencies=[needs("metrics:read")],
-    responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": EXAMPLE}}}},
 )
 async def get_metrics(services: ServicesDep, charge: ChargeDep) -> PlainTextResponse:
     """Return the metrics of all worker processes together, in the Prometheus text format."""

@@ -267,6 +267,33 @@ def test_the_examples_of_the_interface_are_taken(client: Client) -> None:
     assert taken > 20
 
 
+def schemas_in(node: Any) -> Iterator[dict[str, Any]]:
+    """Every object of the document outside its examples."""
+    for one in node if isinstance(node, list) else [part for name, part in node.items() if name != "examples"]:
+        if isinstance(one, dict | list):
+            yield from schemas_in(one)
+    if isinstance(node, dict):
+        yield node
+
+
+def test_generated_clients_have_types_for_every_schema(shared_client: Client) -> None:
+    document = shared_client.get("/openapi.json").json()
+    schemas = list(schemas_in(document))
+    assert all("patternProperties" not in schema for schema in schemas)  # generators type only additionalProperties
+    assert all(
+        "type" in one or "$ref" in one or "anyOf" in one for schema in schemas for one in schema.get("anyOf", ())
+    )
+    assert all("schema" in one for schema in schemas for one in schema.get("content", {}).values())
+    because = document["components"]["schemas"]["RecommendationRequest"]["properties"]["because"]["anyOf"]
+    assert [one["type"] for one in because] == ["string", "null"]
+
+
+def test_numbers_of_generated_clients_have_double_precision(shared_client: Client) -> None:
+    numbers = [one for one in schemas_in(shared_client.get("/openapi.json").json()) if one.get("type") == "number"]
+    assert len(numbers) > 50
+    assert {one.get("format") for one in numbers} == {"double"}
+
+
 def test_a_client_that_sends_every_default_of_the_document_gets_the_same_lists(client: Client) -> None:
     document = client.get("/openapi.json").json()
     client.request("PUT", "/v1/admin/scenarios/home", json={"k": 12, "rotation": 0.5, "exclude_seen": "none"})
