@@ -27,6 +27,16 @@ BEARER = {
 # Generated clients send the defaults of the document. These fields have none: a scenario cannot change what a request
 # sends, and the clients of some languages send false as 0.
 WITHOUT_DEFAULT = frozenset(RecommendationUrlQuery.model_fields)
+ERRORS = {
+    400: "The body is not JSON.",
+    408: "The body did not arrive in time. Send the same request again.",
+    413: "The body or the number of events is too large. Split the request.",
+    415: "The body is not `application/json`.",
+    422: "A value is not accepted. `details` name the field and the reason, `code` the kind of problem.",
+    431: "The address and the headers are too large.",
+    503: "The process or its store cannot answer now. Send the same request again after `Retry-After`.",
+}
+RETRY_AFTER = {"Retry-After": {"description": "The seconds to wait.", "schema": {"type": "integer"}}}
 REFUSALS = {
     "401": "The key is missing or invalid. The message is the same in both cases.",
     "403": "The key lacks the scope `{scope}`, or does not allow this web origin.",
@@ -60,7 +70,12 @@ def json_request(body: Any, examples: Mapping[str, Any], schemas: Mapping[str, A
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the descriptions of an operation's error responses."""
-    return {status: {"model": ErrorBody} for status in statuses}
+    return {
+        status: {"model": ErrorBody}
+        | ({"description": ERRORS[status]} if status in ERRORS else {})
+        | ({"headers": RETRY_AFTER} if status in (429, 503) else {})
+        for status in statuses
+    }
 
 
 def operation_id(route: APIRoute) -> str:

@@ -90,7 +90,7 @@ async def activate_generation(
     "/v1/admin/experiment",
     response_model_exclude_unset=True,
     openapi_extra=EXPERIMENT,
-    responses=errors(400, 404, 409, 413, 415),
+    responses=errors(400, 404, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
 async def put_experiment(body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:

@@ -192,6 +192,16 @@ def test_the_interface_is_described_with_examples_and_the_one_error(shared_clien
             assert (name == "ErrorBody") == (int(status) >= 400)
 
 
+def test_every_operation_describes_the_errors_that_it_can_answer(shared_client: Client) -> None:
+    document = shared_client.get("/openapi.json").json()
+    for method, path, operation in operations_of(document):
+        responses = operation["responses"]
+        expected = {"422", "431", "503"} | ({"400", "408", "413", "415"} if "requestBody" in operation else set())
+        assert expected <= responses.keys(), (method, path)
+        for status in {"429", "503"} & responses.keys():
+            assert responses[status]["headers"]["Retry-After"]["schema"] == {"type": "integer"}
+
+
 def test_every_reference_of_the_interface_leads_somewhere(shared_client: Client) -> None:
     document = shared_client.get("/openapi.json").json()
     references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)))
