@@ -109,6 +109,9 @@ def describe(app: FastAPI, settings: Settings) -> None:
                 content = operation["responses"].get("200", {}).get("content", {})
                 if content.get("application/json") == {"schema": {}}:
                     del content["application/json"]
+        if settings.keys_file is not None:
+            for name in ("PostedEvent", "PortableEvent"):
+                schemas[name]["required"].append("event_id")
         _remove_defaults(document)
         _require_double_precision(document)
         answers = component_schemas(*(route.response_model for route in routes), mode="serialization")

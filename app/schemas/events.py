@@ -72,7 +72,9 @@ class PostedEvent(Closed):
     model_config = ConfigDict(strict=True, json_schema_extra=ITEM_OR_ITEMS)
 
     event_id: Id | None = Field(
-        None, description="Makes a retry safe; a UUIDv7 is best. Without an id, a retry may count twice."
+        None,
+        description="Makes a retry safe; a UUIDv7 is best. Required if the service has keys; without an id, a retry "
+        "may count twice.",
     )
     user_id: Id
     type: Name = "click"
@@ -81,7 +83,9 @@ class PostedEvent(Closed):
         description="What the user was shown, in any order. Only for events of type `impression`, in "
         "place of `item_id`.",
     )
-    item_id: Annotated[Id | None, AfterValidator(_item_or_items)] = Field(None, validate_default=True)
+    item_id: Annotated[Id | None, AfterValidator(_item_or_items)] = Field(
+        None, validate_default=True, description="The item, unless the event has `items`."
+    )
     timestamp_us: Timestamp | None = Field(None, alias="timestamp")
     value: Value | None = Field(
         None,

@@ -221,7 +221,7 @@ class RecommendationRequest(RecommendationQuery):
 
     model_config = ConfigDict(strict=True, json_schema_extra=USER_OR_HISTORY)
 
-    user_id: Id | None = None
+    user_id: Id | None = Field(None, description="A user, known or not, unless the request has `history` or `state`.")
     history: ItemIds | None = Field(None, description="Item ids, oldest first. Nothing is stored.")
     state: SealedStateText | None = Field(
         None, description="The sealed state that a visitor keeps, from `POST /v1/portable/events`. Nothing is stored."

@@ -20,10 +20,16 @@ EXAMPLE = {
     "type": "click",
     "timestamp": "2024-11-14T18:20:00Z",
 }
-IMPRESSION = {"user_id": "ada", "type": "impression", "items": ["tea-2", "cup-1"]}
+ANOTHER = {"event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a12", "user_id": "ada", "item_id": "cup-1"}
+IMPRESSION = {
+    "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a13",
+    "user_id": "ada",
+    "type": "impression",
+    "items": ["tea-2", "cup-1"],
+}
 BODY = json_request(
     PostedEvent | Annotated[list[PostedEvent], Field(min_length=1, max_length=MAX_EVENTS)],
-    {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}], "an impression": IMPRESSION},
+    {"one": EXAMPLE, "several": [EXAMPLE, ANOTHER], "an impression": IMPRESSION},
 )
 
 

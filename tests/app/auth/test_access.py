@@ -295,6 +295,15 @@ class TestEvents:
         assert (detail["index"], detail["field"]) == (1, "event_id")
         assert shops.client.log("kim") == []
 
+    def test_have_one_in_the_description_and_its_examples(self, shops: Shops) -> None:
+        document = shops.client.get("/openapi.json").json()
+        for name in ("PostedEvent", "PortableEvent"):
+            assert "event_id" in document["components"]["schemas"][name]["required"]
+        examples = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        for example in examples.values():
+            headers = bearer(shops.text["main", "events:write"])
+            assert shops.client.post("/v1/events", json=example["value"], headers=headers).status_code == 200
+
 
 @pytest.fixture(scope="module")
 def page_key(shops: Shops) -> str:
