@@ -175,5 +175,5 @@ def details_of_errors(errors: Sequence[Any], index: int | None = None) -> list[E
 
 
 def _field(location: Sequence[int | str]) -> str | None:
-    path = [part for part in location if part not in ("query", "path")]
+    path = location[1:] if location[:1] in (("query",), ("path",)) else location  # the search has a parameter `query`
     return ".".join(map(str, path)) or None

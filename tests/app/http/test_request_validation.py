@@ -54,6 +54,11 @@ class TestBodyLimit:
         assert len(client.log("ada")) == 1
 
 
+def test_a_fault_in_the_text_of_a_search_names_its_parameter(shared_client: Client) -> None:
+    refusal = shared_client.get("/v1/items", params={"query": "x" * 257})
+    assert [detail["field"] for detail in refusal.json()["error"]["details"]] == ["query"]
+
+
 @pytest.mark.parametrize("params", ['{"a": 1, "a": 2}', '{"a": NaN}', "[1]", "{"])
 def test_params_in_a_query_are_as_strict_as_a_body(shared_client: Client, params: str) -> None:
     query = {"filter": "params.a == 1.0", "params": params}
