@@ -148,6 +148,8 @@ def _refuse_repeated_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_problem(fault: ValueError) -> str:
+    if isinstance(fault, json.JSONDecodeError) and "BOM" in fault.msg:
+        return "the body begins with a byte order mark; send UTF-8 without it"
     if isinstance(fault, json.JSONDecodeError):
         return f"the body is not JSON: {fault.msg} at character {fault.pos:,}"
     if "digits" in str(fault):

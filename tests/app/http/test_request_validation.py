@@ -54,6 +54,12 @@ class TestBodyLimit:
         assert len(client.log("ada")) == 1
 
 
+def test_a_body_with_a_byte_order_mark_is_told_to_leave_it_out(shared_client: Client) -> None:
+    refusal = shared_client.post("/v1/events", content=b'\xef\xbb\xbf{"user_id": "ada", "item_id": "i"}', headers=JSON)
+    assert_refused(refusal, 400)
+    assert refusal.json()["error"]["message"] == "the body begins with a byte order mark; send UTF-8 without it"
+
+
 def test_a_fault_in_the_text_of_a_search_names_its_parameter(shared_client: Client) -> None:
     refusal = shared_client.get("/v1/items", params={"query": "x" * 257})
     assert [detail["field"] for detail in refusal.json()["error"]["details"]] == ["query"]
