@@ -12,7 +12,7 @@ from .arguments import items_at, require_address, require_event, require_id, req
 from .calls import Calls
 from .fallback import Fallback
 from .ids import new_event_id, user_path
-from .outbox import QUEUE_SIZE, Outbox
+from .outbox import QUEUE_SIZE, Outbox, start_in_children
 from .responses import (
     RETRY_FOR_S,
     LisarecError,
@@ -39,12 +39,18 @@ class AsyncClient:
         require_positive("timeout_s", timeout_s)
         require_positive("queue_size", queue_size)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout ends it
-        self._calls = Calls(self._http)
+        tls = httpx.create_ssl_context()  # once: it takes some 50 ms, and a fork meanwhile would leave OpenSSL locked
+        self._service: dict[str, Any] = {"base_url": url, "headers": headers, "verify": tls}
+        self._start()
+        start_in_children(self, AsyncClient._start)  # the connections of the parent are not for its children
         self._timeout_s = timeout_s
         self._pause_until_s = 0.0  # set by Retry-After
-        self.outbox = Outbox(url, headers, queue_size)
+        self.outbox = Outbox(self._service, queue_size)
         self.fallback = Fallback()
+
+    def _start(self) -> None:
+        self._http = httpx.AsyncClient(**self._service, timeout=None)  # noqa: S113  # asyncio.timeout ends it
+        self._calls = Calls(self._http)
 
     def event(
         self,

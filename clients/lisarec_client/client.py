@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Self, TypeVar
 
 from .async_client import TIMEOUT_S, AsyncClient
-from .outbox import QUEUE_SIZE
+from .outbox import QUEUE_SIZE, start_in_children
 from .responses import RETRY_FOR_S, Recommendations
 
 Result = TypeVar("Result")
@@ -27,10 +27,13 @@ class Client:
         self.event = self._client.event
         self.order = self._client.order
         self.impression = self._client.impression
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._state = threading.RLock()  # of the three above; a signal handler may close the client during a call
+        self._start()
+        start_in_children(self, Client._start)
+
+    def _start(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._state = threading.RLock()  # of loop, thread and is_closed; a signal handler may close it during a call
 
     def recommendations(
         self,
@@ -45,7 +48,7 @@ class Client:
         call = self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **options)
         try:
             return self._run(call)
-        except RuntimeError as exc:  # the client is closed, or was created before a fork
+        except RuntimeError as exc:  # the client is closed
             return self._client.fallback.recommend(exc, fallback, k)
 
     def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:
@@ -97,7 +100,7 @@ class Client:
         all_sent = self.outbox.close(timeout_s)
         with self._state:
             is_open, self._is_closed = not self._is_closed, True
-        if is_open and self._loop is not None and self._thread is not None and self._thread.is_alive():
+        if is_open and self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -119,13 +122,14 @@ class Client:
 
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
         with self._state:
-            if self._loop is None and not self._is_closed:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="lisarec calls", daemon=True)
-                self._thread.start()
-            if self._loop is None or self._is_closed or self._thread is None or not self._thread.is_alive():
+            if self._is_closed:
                 call.close()
-                raise RuntimeError("this client is closed, or was created before a fork; create one in each process")
+                raise RuntimeError("this client is closed")
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=loop.run_forever, name="lisarec calls", daemon=True)
+                self._thread.start()
+                self._loop = loop
             answer = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return answer.result()

@@ -3,9 +3,12 @@
 import atexit
 import itertools
 import logging
+import os
 import threading
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -23,7 +26,24 @@ QUEUE_SIZE = 10_000  # events; some 5 MB
 BATCH_SIZE = 200  # events in one request
 REFUSED_AS_A_WHOLE = frozenset({413, 422})  # without an event's index: a smaller batch may be accepted
 
+Living = TypeVar("Living")
+
 logger = logging.getLogger("lisarec")
+_starts: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
+
+
+def start_in_children(living: Living, start: Callable[[Living], None]) -> None:
+    """Start the object again in each process that is forked while it lives: of its threads none runs there."""
+    _starts[living] = start
+
+
+def _start_all() -> None:
+    for living, start in list(_starts.items()):
+        start(living)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_start_all)
 
 
 class Outbox:
@@ -33,16 +53,20 @@ class Outbox:
     a timer. The thread starts with the first event.
     """
 
-    def __init__(self, url: str, headers: dict[str, str], queue_size: int) -> None:
+    def __init__(self, service: dict[str, Any], queue_size: int) -> None:
+        self._service = service  # arguments of httpx.Client
+        self._queue_size = queue_size
+        self._is_closed = False
+        self._start_empty()
+        start_in_children(self, Outbox._start_empty)  # the parent sends what it has queued
+
+    def _start_empty(self) -> None:
         self.dropped = 0  # events that were not queued, because the queue was full
         self.refused = 0  # events that the service rejected as invalid
-        self._url = url
-        self._headers = headers
-        self._queue_size = queue_size
         self._batch_size = BATCH_SIZE
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque()  # numbered; includes the batch in flight
         self._newest = self._flushed_to = self._newest_refused = 0
-        self._was_full = self._is_closed = False
+        self._was_full = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -105,7 +129,7 @@ class Outbox:
 
     def _send_all(self) -> None:
         pauses, logged = pauses_s(), ""
-        with httpx.Client(base_url=self._url, headers=self._headers, timeout=RETRY_FOR_S) as http:
+        with httpx.Client(**self._service, timeout=RETRY_FOR_S) as http:
             while batch := self._next_batch():
                 try:
                     self._send(http, batch)

@@ -1,8 +1,10 @@
-"""What the Python client says of calls that fail, and how soon."""
+"""What the Python client says of calls that fail, and how soon; and clients that close or whose process forks."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,54 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from clients.lisarec_client import Client, LisarecError, fallback, responses
-from tests.clients.conftest import Connect, Exchange, Front, Service
+from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
 from tests.waiting import PATIENCE_S
+
+START = """
+import asyncio, multiprocessing, sys
+from lisarec_client import AsyncClient, Client
+url, key, user_id = sys.argv[1:]
+def run_in_child(shop):
+    child = multiprocessing.get_context("fork").Process(target=shop)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+"""
+BLOCKING = """
+client = Client(url, key, timeout_s=60.0)
+def shop(event_id):
+    assert client.recommendations(user_id).source != "fallback"
+    client.event(user_id, "item-1", event_id=event_id)
+def shop_in_child():
+    shop("of-the-child")
+    assert client.flush(60.0)
+    assert client.user(user_id)["event_count"] == 2
+    assert client.close()
+shop("before")
+assert client.flush(60.0)
+shop("of-the-parent")
+run_in_child(shop_in_child)
+client.call("GET", "/v1/stats")
+assert client.close()
+"""
+IN_ASYNCIO = """
+client = AsyncClient(url, key, timeout_s=60.0)
+async def shop(event_id):
+    assert (await client.recommendations(user_id)).source != "fallback"
+    client.event(user_id, "item-1", event_id=event_id)
+async def shop_in_child():
+    await shop("of-the-child")
+    assert await client.flush(60.0)
+    assert (await client.user(user_id))["event_count"] == 2
+    assert await client.close()
+with asyncio.Runner() as runner:
+    runner.run(shop("before"))
+    assert runner.run(client.flush(60.0))
+    runner.run(shop("of-the-parent"))
+    run_in_child(lambda: asyncio.run(shop_in_child()))
+    runner.run(client.call("GET", "/v1/stats"))
+    assert runner.run(client.close())
+"""
 
 
 class NoService(BaseHTTPRequestHandler):
@@ -149,3 +197,25 @@ def test_a_failure_that_lasts_is_logged_once_a_minute(
     assert reasons("other", "one") == []
     monkeypatch.setattr(fallback, "QUIET_FOR_S", 0)
     assert reasons("third", "third") == ["third", "third"]
+
+
+@pytest.mark.parametrize("program", [BLOCKING, IN_ASYNCIO], ids=["Client", "AsyncClient"])
+def test_the_client_of_a_parent_works_in_its_child_which_sends_no_event_of_the_parent(
+    service: Service, front: Front, ann: str, program: str
+) -> None:
+    def wait_for_the_child(exchange: Exchange) -> None:
+        if b"of-the-parent" in exchange.body and "/v1/stats" not in front.requests:
+            exchange.refuse(503, "storage_unavailable")
+        else:
+            exchange.forward()
+
+    front.play = wait_for_the_child
+    done = subprocess.run(
+        [sys.executable, "-c", START + program, front.url, service.key, ann],
+        cwd=ROOT / "clients",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert service.logged_ids(ann) == ["before", "of-the-child", "of-the-parent"]
