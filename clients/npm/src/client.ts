@@ -104,10 +104,11 @@ export class LisarecClient {
     return this.#put({ user_id: userId, item_id: itemId, type }, options)
   }
 
-  /** Queues an impression: the items that the user has actually seen, for `rotation`. Returns its id, as `event` does. */
+  /** Queues an impression: the items that the user has actually seen, for `rotation`. Returns its id, as `event` does; null for no items. */
   impression(userId: string, items: readonly string[], options: ImpressionOptions = {}): string | null {
     requireFields(options, OF_IMPRESSIONS)
-    if (items.length < 1 || items.length > 50 || new Set(items).size < items.length) {
+    if (items.length === 0) return null // an outage without a fallback must not break the page
+    if (items.length > 50 || new Set(items).size < items.length) {
       throw new TypeError("an impression must have 1 to 50 different items")
     }
     for (const itemId of items) requireId("items", itemId)

@@ -16,6 +16,8 @@ const answer = await shop.recommendations(user, { k: 4, exclude_seen: "all", exc
 assert.equal(answer.source, "personalised")
 assert.equal(answer.items.length, 4)
 shop.impression(user, answer.items.map(({ item_id }) => item_id), { recommendationId: answer.recommendation_id })
+assert.equal(shop.impression(user, []), null)
+assert.throws(() => shop.impression(user, ["item-1", "item-1"]), TypeError)
 shop.event(user, answer.items[0].item_id, {
   type: "purchase", value: 9.5, orderId: "order-1", recommendationId: answer.recommendation_id, at: new Date(1e12),
 })
