@@ -149,20 +149,22 @@ class NeuralBaseline:
         raise NotImplementedError
 
     def fit(
-        self, histories: Histories, items: int, notify: Notify = lambda _: None, validate: Validate = lambda _: 0.0
+        self, histories: Histories, items: int, notify: Notify = lambda _: None, validate: Validate | None = None
     ) -> Scorer:
-        """Learn from training histories, and keep the best epoch by ``validate``; the last of equally good ones.
+        """Learn from training histories, and keep the best epoch by ``validate``: the last of equally good ones.
 
         notify    receives a line about every epoch
-        validate  returns a scorer's quality on validation events
+        validate  returns a scorer's quality on validation events; without it, the last epoch is kept
         """
         started = time.monotonic()
         best, best_quality = None, -math.inf
         for epoch, (network, loss) in enumerate(self.training(histories, items), start=1):
-            quality = validate(network_scorer(network, self.window))
+            quality = validate(network_scorer(network, self.window)) if validate else 0.0
             if quality >= best_quality:
                 best, best_quality = copy.deepcopy(network), quality
-            about = f"epoch {epoch} of {self.epochs}, loss {loss:.3f}, validation NDCG@10 {quality:.4f}"
+            about = f"epoch {epoch} of {self.epochs}, loss {loss:.3f}"
+            if validate:
+                about += f", validation NDCG@10 {quality:.4f}"
             notify(f"{type(self).__name__}: {about}, {(time.monotonic() - started) / 60:.1f} minutes")
         assert best is not None
         return network_scorer(best, self.window)

@@ -87,6 +87,13 @@ class TestBoth:
             scores = longer.fit(histories, ITEMS, validate=prefers(best, epochs=3))(prefixes)
             np.testing.assert_array_equal(scores, after_each[best])
 
+    def test_report_a_quality_only_of_epochs_that_are_judged(self, neural: NeuralBaseline) -> None:
+        lines = list[str]()
+        for validate in (None, lambda _: 0.25):
+            replace(neural, epochs=1).fit(packed(chains(0)), ITEMS, lines.append, validate)
+        assert ["validation NDCG@10 0.2500" in line for line in lines] == [False, True]
+        assert "NDCG" not in lines[0]
+
     def test_leave_the_generator_of_others_alone(self, neural: NeuralBaseline) -> None:
         before = torch.random.get_rng_state()
         neural.fit(packed(chains(0, users=5)), ITEMS)
