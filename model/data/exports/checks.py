@@ -51,6 +51,8 @@ def examine(data: Path, mapping: TableMapping) -> dict[str, Examination]:
         raise DataError(f"{str(data)!r} is an archive of the service; it needs no check and no mapping")
     paths = {"interactions": data} if data.is_file() else _tables(data)
     found = {stem: _opened(path, mapping) for stem, path in paths.items()}
+    if "items" not in found:
+        _require_no_items(mapping, found["interactions"])
     require_columns(mapping, [one.frame.columns for one in found.values()])
     _examine_interactions(found["interactions"], mapping)
     if "items" in found:
@@ -66,6 +68,17 @@ def examine_items(path: Path, mapping: TableMapping) -> Examination:
     require_columns(mapping, [found.frame.columns], OF_EVENTS_ALONE | ({ITEM_ID} & mapped))
     _examine_items(found, mapping)
     return found
+
+
+def _require_no_items(mapping: TableMapping, events: Examination) -> None:
+    """Raise DataError for a column of the mapping that a table of items would have."""
+    in_any_case = {name.strip().casefold() for name in events.frame.columns}
+    for own, ours in mapping.columns.items():
+        if ours not in OF_EVENTS_ALONE | {ITEM_ID} and own.casefold() not in in_any_case:
+            raise DataError(
+                f"--columns names {own!r} as {ours}, which a table of items has, and there is none; pass the directory "
+                "that has items.csv (or .tsv, .parquet) beside interactions.csv, or leave this column out of --columns"
+            )
 
 
 def _opened(path: Path, mapping: TableMapping) -> Examination:
@@ -149,6 +162,15 @@ def _examine_items(found: Examination, mapping: TableMapping) -> None:
             column="available",
         )
         found.find(is_odd, "available is neither yes nor no; write true or false", found.remedy, column="available")
+    if "categories" in found.frame.columns:
+        cells = found.frame["categories"].fill_null("")
+        found.find(
+            cells.str.contains("[,;>]") & ~cells.str.contains("|", literal=True),
+            "categories has no |, so the cell is one category",
+            "write Home|Tea, or Home|Home > Tea for levels, unless the sign is part of a name",
+            column="categories",
+            stops=False,
+        )
     for column in found.frame.columns:
         if column not in ITEM_COLUMNS:
             read_property(found, column, mapping)

@@ -44,3 +44,25 @@ def test_a_suggested_option_keeps_both_columns(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--columns", COLUMNS])
     assert f"--columns '{COLUMNS},event=type'" in capsys.readouterr().out
+
+
+def test_a_column_of_items_without_their_table_is_told_from_a_misspelt_one(tmp_path: Path) -> None:
+    (shop(tmp_path) / "items.csv").unlink()
+    mapping = TableMapping(parse_columns([COLUMNS.replace("name=title", "price=cost")]))
+    with pytest.raises(DataError, match=r"'price' as cost, which a table of items has, .*items\.csv"):
+        data_directory(tmp_path, mapping, tmp_path / "cache")
+    mapping = TableMapping(parse_columns([COLUMNS.replace("name=title", "Customer=brand")]))
+    with pytest.raises(DataError, match="did you mean 'customer'"):
+        data_directory(tmp_path, mapping, tmp_path / "cache")
+
+
+def test_categories_that_other_signs_separate_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = ("Tea", "Tea|Home > Cups", "Home > Tea", '"Tea, green"', "Tea;Cups")
+    lines = [f"{name},{cell}\n" for name, cell in zip(("tea", "cup", "pot", "can", "jar"), cells, strict=True)]
+    (shop(tmp_path) / "items.csv").write_text("".join(["id,categories\n", *lines]))
+    with pytest.raises(SystemExit):
+        main(["check", str(tmp_path), "--columns", COLUMNS.replace(",name=title", "")])
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "one category" in line]
+    assert note.strip().startswith("note: 3 lines: ")
+    assert "4: 'Home > Tea'" in note
+    assert "write Home|Tea" in note
