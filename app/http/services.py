@@ -11,8 +11,6 @@ from functools import partial
 from typing import Literal
 from weakref import WeakValueDictionary
 
-import torch
-
 from app.http.auth.key_audit import follow_keys
 from app.http.auth.key_turns import KeyTurns
 from app.http.auth.keys import Keyring
@@ -29,6 +27,7 @@ from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from model.artifact.signatures import TrustedKeys
 from model.inference.captured_batches import SLOTS
+from model.training.threads import use_threads
 from storage.archive.manifest import archived_through_s
 from storage.errors import StorageUnavailable
 
@@ -101,7 +100,7 @@ async def open_services(
     sealer = None if seal_keys is None else StateSealer(SealKeyring(seal_keys), settings.sealed_state_days)
     redis_url = None if settings.redis_url is None else settings.redis_url_with_password
     rate_limiter = RateLimiter(redis_url, settings.redis_prefix)
-    torch.set_num_threads(1)  # the cores are shared among processes, not within a request
+    use_threads(1)  # the cores are shared among processes, not within a request
     async with AsyncExitStack() as stack:
         stack.push_async_callback(rate_limiter.close)
         # One thread each, since batches run one at a time, off the event loop; on a GPU, SLOTS light batches overlap.

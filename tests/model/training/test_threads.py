@@ -1,0 +1,33 @@
+"""The threads of a training: numpy computes with as many as PyTorch, whatever the number of cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PRINT_VECTORS = """
+import hashlib
+import numpy as np
+from scipy import sparse
+from model.lisa.item_codes import item_vectors
+from model.training.threads import use_threads
+
+use_threads(1)
+counts = sparse.random_array((500, 500), density=0.02, rng=np.random.default_rng(0), dtype=np.float32)
+vectors = item_vectors(sparse.csr_array(counts + counts.T), 128, seed=0)
+print(hashlib.sha256(vectors.tobytes()).hexdigest())
+"""
+
+
+def vectors_where_numpy_began_with(threads: int) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment["OPENBLAS_NUM_THREADS"] = str(threads)
+    found = subprocess.run(
+        [sys.executable, "-c", PRINT_VECTORS], env=environment, capture_output=True, text=True, check=True
+    )
+    return found.stdout
+
+
+def test_item_vectors_do_not_depend_on_the_number_of_cores() -> None:
+    assert vectors_where_numpy_began_with(1) == vectors_where_numpy_began_with(2)
