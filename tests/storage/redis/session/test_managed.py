@@ -219,7 +219,7 @@ def test_a_primary_that_becomes_a_replica_and_stays_is_left_for_the_new_one(forb
     async def law() -> None:
         proxy = TcpProxy("address of the service", ("127.0.0.1", primary.port), lambda: False, print)
         _, port = await proxy.listen(("127.0.0.1", 0))
-        async with opened(primary.url.replace(str(primary.port), str(port)), **PATIENT) as store:
+        async with opened(primary.url.replace(str(primary.port), str(port))) as store:
             users = in_other_partitions(2)
             await store.append("main", [click("1", user_id) for user_id in users])
             await until(lambda: replica.client.dbsize() == primary.client.dbsize())
