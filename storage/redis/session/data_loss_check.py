@@ -122,10 +122,7 @@ class ServerTrust:
 
     async def _reason(self, key: str) -> _Reason | None:
         url = self._servers.slots.node_of(key)
-        if url is None:
-            return None  # the command itself will report this
-        server = await self._examined(url)
-        return server.reason
+        return None if url is None else (await self._examined(url)).reason  # a call to no node reports that itself
 
     async def refusals(self, keys: Iterable[str]) -> dict[str, StorageError]:
         """Return the keys whose server may not be written to, and why."""
@@ -202,8 +199,7 @@ class ServerTrust:
         url = self._servers.slots.node_of(self._keys.meta)
         if self._meta is None or url not in self._known or self._known[url].reason is not None:
             return
-        fields = self._newest.to_note(self._meta.accepted_ms)
-        if fields:
+        if fields := self._newest.to_note(self._meta.accepted_ms):
             with suppress(StorageError):
                 await self._servers.call("HSET", self._keys.meta, *chain.from_iterable(fields.items()))
 
