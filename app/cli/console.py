@@ -45,9 +45,8 @@ class CommandWarnings(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        self.printed.add(message)
-        say(f"lisarec: {message}", error_console)
+        self.printed.add(record.getMessage())
+        say(f"lisarec: {self.format(record)}", error_console)
 
 
 def job_console(settings: StoreSettings, job: str) -> Console:

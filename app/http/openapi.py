@@ -112,6 +112,7 @@ def describe(app: FastAPI, settings: Settings) -> None:
         if settings.keys_file is not None:
             for name in ("PostedEvent", "PortableEvent"):
                 schemas[name]["required"].append("event_id")
+                schemas[name]["properties"]["event_id"] = _without_null(schemas[name]["properties"]["event_id"])
         _remove_defaults(document)
         _require_double_precision(document)
         answers = component_schemas(*(route.response_model for route in routes), mode="serialization")
@@ -128,6 +129,12 @@ def _describe_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     for name, schema in body.pop("schemas", {}).items():
         schemas.setdefault(name, schema)  # a response may use the same model
     operation |= body
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+    present: dict[str, Any] = next(one for one in schema["anyOf"] if one.get("type") != "null")
+    return present | kept
 
 
 def _remove_defaults(document: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -72,10 +72,11 @@ class ArchiverMetrics(JobMetrics):
         self.read_memory(source)
 
     def read_memory(self, source: LogSource) -> None:
-        """Record how full the servers of the log are."""
-        for server, used, limit in source.memory_usage():
-            self._used.labels(server).set(used)
-            self._limit.labels(server).set(limit)
+        """Record how full the servers of the log are, if all of them answer."""
+        with suppress(StorageUnavailable):
+            for server, used, limit in source.memory_usage():
+                self._used.labels(server).set(used)
+                self._limit.labels(server).set(limit)
 
     def _count(self, counts: TurnCounts) -> None:
         self._events.labels("archived").inc(counts.archived)

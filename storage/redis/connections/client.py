@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, ResponseError, TryAgainError
 
 from storage.errors import StorageError
 from storage.redis.connections.nodes import (
@@ -262,7 +262,7 @@ class RedisServers:
         *,
         wait_for_replicas: bool,
     ) -> None:
-        """Send commands on after an ASK, and correct the slot map."""
+        """Send commands on after an ASK, correct the slot map, and leave a server that has become a replica."""
         asked: dict[str | None, list[int]] = {}
         for place, reply in failures:
             if isinstance(reply, AskError) and not isinstance(reply, MovedError):
@@ -271,6 +271,8 @@ class RedisServers:
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, MovedError):
                 self.slots.apply_moved(command.key, reply)
+            elif isinstance(reply, ReadOnlyError) and (url := self.slots.node_of(command.key)):
+                await self.reconnect(url)  # its name may lead to the new primary already
         if any(isinstance(reply, MovedError | ClusterDownError) or _is_unreachable(reply) for reply in replies):
             self._refresh_slots()
         if all(map(_is_unreachable, replies)):

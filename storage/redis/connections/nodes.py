@@ -175,8 +175,8 @@ class NodeClients:
         self._reconnect_at_s[url] = now_s + RECONNECT_EVERY_S
         pool = self._nodes[url].client.connection_pool
         await pool.update_active_connections_for_reconnect()
-        with suppress(*CONNECTION_ERRORS):
-            await pool.disconnect(inuse_connections=False)
+        for connection in [*pool._available_connections]:  # noqa: SLF001
+            await connection.disconnect(nowait=True)  # if this waited, a call could take one that is being closed
 
     async def is_in_cluster(self, url: str) -> bool:
         """Ask a node whether it belongs to a cluster; one that rejects the question counts as a single server."""

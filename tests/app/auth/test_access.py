@@ -298,7 +298,10 @@ class TestEvents:
     def test_have_one_in_the_description_and_its_examples(self, shops: Shops) -> None:
         document = shops.client.get("/openapi.json").json()
         for name in ("PostedEvent", "PortableEvent"):
-            assert "event_id" in document["components"]["schemas"][name]["required"]
+            schema = document["components"]["schemas"][name]
+            assert "event_id" in schema["required"]
+            assert schema["properties"]["event_id"].items() >= {"type": "string", "maxLength": 128}.items()
+            assert "default" not in schema["properties"]["event_id"]
         examples = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]["application/json"]["examples"]
         for example in examples.values():
             headers = bearer(shops.text["main", "events:write"])

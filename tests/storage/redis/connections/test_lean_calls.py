@@ -17,8 +17,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from storage.redis.connections import nodes as nodes_module
 from storage.redis.connections.lean_calls import MAX_LEASED, PLAIN, LeanConnection, LeasedConnections
-from storage.redis.connections.nodes import CONNECTION_ERRORS, NodeClients, ReplicaAcks
+from storage.redis.connections.nodes import CONNECTION_ERRORS, Command, NodeClients, ReplicaAcks
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, until
 
@@ -137,6 +138,29 @@ def test_a_connection_in_use_is_renewed_after_its_reply(any_server: RedisServer)
             assert nodes.connected(any_server.url) == connected
             assert await nodes.call(any_server.url, "MGET", KEYS[6]) == [value_of(6)]
             assert nodes.connected(any_server.url) == connected + 1
+
+    run(law())
+
+
+def test_no_call_gets_a_connection_that_is_being_closed(
+    any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_module, "RECONNECT_EVERY_S", 0.0)
+
+    async def law() -> None:
+        async with clients(any_server) as nodes:
+
+            async def reads() -> None:
+                for _ in range(100):
+                    replies: list[Any] = [None, None]
+                    await nodes.send({any_server.url: [0, 1]}, [Command.of("GET", "nothing")] * 2, replies)
+                    assert replies == [None, None]
+
+            reading = [asyncio.create_task(reads()) for _ in range(8)]
+            while not all(task.done() for task in reading):
+                await nodes.reconnect(any_server.url)
+                await asyncio.sleep(0)
+            await asyncio.gather(*reading)
 
     run(law())
 

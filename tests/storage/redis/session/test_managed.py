@@ -10,15 +10,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ReadOnlyError
 
 from benchmarks.harness.faults.tcp_proxy import TcpProxy
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageUnavailable
+from storage.redis.connections.client import RedisServers
+from storage.redis.connections.nodes import Command, ReplicaAcks
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, new_replica, new_server
 from tests.storage.redis.stores import (
+    PATIENT,
     assert_state_is_fold_of_log,
     ids,
     in_other_partitions,
@@ -219,7 +223,14 @@ def test_a_primary_that_becomes_a_replica_and_stays_is_left_for_the_new_one(forb
     async def law() -> None:
         proxy = TcpProxy("address of the service", ("127.0.0.1", primary.port), lambda: False, print)
         _, port = await proxy.listen(("127.0.0.1", 0))
-        async with opened(primary.url.replace(str(primary.port), str(port))) as store:
+        url = primary.url.replace(str(primary.port), str(port))
+        others = RedisServers(url, **PATIENT, acks=ReplicaAcks())  # as of rate limits, without a check for losses
+
+        async def is_written() -> bool:
+            (reply,) = await others.execute_all([Command.of("INCR", "calls")])
+            return not isinstance(reply, ReadOnlyError)
+
+        async with opened(url) as store:
             users = in_other_partitions(2)
             await store.append("main", [click("1", user_id) for user_id in users])
             await until(lambda: replica.client.dbsize() == primary.client.dbsize())
@@ -227,9 +238,12 @@ def test_a_primary_that_becomes_a_replica_and_stays_is_left_for_the_new_one(forb
             primary.client.replicaof("127.0.0.1", replica.port)
             with pytest.raises(StorageUnavailable, match="read only replica"):
                 await store.append("main", [click("2", users[0])])
+            assert not await is_written()
             proxy.target = ("127.0.0.1", replica.port)
             await until_applied(store, [click("3", user_id) for user_id in users])
             assert [await ids(store, user_id) for user_id in users] == [["1", "3"]] * 2
+            await until(is_written)
+        await others.close()
         proxy.close()
 
     try:
