@@ -53,13 +53,12 @@ class AsyncArchiveReader:
 
 
 async def read_manifest(folder: Path | Folder | None, timeout_s: float) -> Manifest | None:
-    """Return the archive's manifest; None if there is no archive yet, or if it cannot be read in time (logged)."""
+    """Return the archive's manifest; None if no archive is configured, or if it cannot be read in time (logged)."""
     archive = AsyncArchiveReader(folder, timeout_s)
     try:
         return await archive.read(lambda snapshot: snapshot.manifest) if archive.is_configured else None
     except StorageUnavailable as exc:
-        if not isinstance(exc.__cause__, FileNotFoundError):  # no manifest: no archive yet
-            logger.warning("cannot read from the archive what the store must contain: %s", exc)
+        logger.warning("cannot read from the archive what the store must contain: %s", exc)
         return None
     finally:
         archive.close()
