@@ -110,9 +110,7 @@ def describe(app: FastAPI, settings: Settings) -> None:
                 if content.get("application/json") == {"schema": {}}:
                     del content["application/json"]
         if settings.keys_file is not None:
-            for name in ("PostedEvent", "PortableEvent"):
-                schemas[name]["required"].append("event_id")
-                schemas[name]["properties"]["event_id"] = _without_null(schemas[name]["properties"]["event_id"])
+            _require_event_ids(schemas)
         _remove_defaults(document)
         _require_double_precision(document)
         answers = component_schemas(*(route.response_model for route in routes), mode="serialization")
@@ -131,10 +129,12 @@ def _describe_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     operation |= body
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-    present: dict[str, Any] = next(one for one in schema["anyOf"] if one.get("type") != "null")
-    return present | kept
+def _require_event_ids(schemas: dict[str, Any]) -> None:
+    for name in ("PostedEvent", "PortableEvent"):
+        schemas[name]["required"].append("event_id")
+        event_id = schemas[name]["properties"]["event_id"]
+        event_id |= event_id.pop("anyOf")[0]  # and not null
+        del event_id["default"]
 
 
 def _remove_defaults(document: dict[str, Any]) -> None:

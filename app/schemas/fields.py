@@ -271,23 +271,19 @@ def _is_boost(boost: tuple[object, object]) -> bool:
 _PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 DOCUMENTED_NAME = rf"^(?!\.{{1,2}}$){NAME_PATTERN}$"
-_DOCUMENTED_ID = {
+_ID_OR_EMPTY = {  # generated clients check patterns, and those in PHP and Ruby know only ASCII characters there
     "type": "string",
-    "minLength": 1,
     "maxLength": MAX_ID_CHARS,
-    "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f]+$",
+    "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f]*$",
+    "not": {"pattern": r"[\x80-\x9f]"},
 }
 _find_half_of_pair = re.compile(r"[\ud800-\udfff]").search
 _matches_id = re.compile(ID_PATTERN).fullmatch
 _matches_name = re.compile(NAME_PATTERN).fullmatch
 _match_ids = re.compile(rf"{ID_PATTERN}(\n{ID_PATTERN})*+").fullmatch
-Id = Annotated[str, AfterValidator(_id), WithJsonSchema(_DOCUMENTED_ID)]
+Id = Annotated[str, AfterValidator(_id), WithJsonSchema({**_ID_OR_EMPTY, "minLength": 1})]
 WITH_SLASHES = BeforeValidator(_with_slashes)
-IdOrEmpty = Annotated[  # not documented by `anyOf`, of which client generators keep only the id
-    str,
-    AfterValidator(_id_or_empty),
-    WithJsonSchema({"type": "string", "maxLength": MAX_ID_CHARS, "pattern": r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f]*$"}),
-]
+IdOrEmpty = Annotated[str, AfterValidator(_id_or_empty), WithJsonSchema(_ID_OR_EMPTY)]
 Name = Annotated[
     str,
     StringConstraints(pattern=f"^{NAME_PATTERN}$"),

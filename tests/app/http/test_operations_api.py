@@ -298,6 +298,20 @@ def test_generated_clients_have_types_for_every_schema(shared_client: Client) ->
     assert [one["type"] for one in because] == ["string", "null"]
 
 
+def test_patterns_that_generated_clients_check_have_no_characters_beyond_ascii(shared_client: Client) -> None:
+    schemas = schemas_in(shared_client.get("/openapi.json").json())
+    patterns = {one["pattern"] for one in schemas if one.get("type") == "string" and "pattern" in one}
+    assert patterns
+    assert [one for one in patterns if not one.isascii() or re.search(r"\\x[89a-f]|\\u|\\p", one)] == []
+
+
+@pytest.mark.parametrize(("text", "is_id"), [("Größe 1", True), ("a\x80b", False), ("a\x1fb", False), ("..", False)])
+def test_the_description_of_ids_takes_what_the_service_takes(shared_client: Client, text: str, is_id: bool) -> None:
+    schema = shared_client.get("/openapi.json").json()["components"]["schemas"]["MergeRequest"]
+    assert Draft202012Validator(schema).is_valid({"from": text}) == is_id
+    assert (shared_client.post("/v1/users/ada/merge", json={"from": text}).status_code == 200) == is_id
+
+
 def test_numbers_of_generated_clients_have_double_precision(shared_client: Client) -> None:
     numbers = [one for one in schemas_in(shared_client.get("/openapi.json").json()) if one.get("type") == "number"]
     assert len(numbers) > 50
