@@ -223,7 +223,10 @@ def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_a
     asyncio.run(law())
 
 
-def test_requests_that_come_at_the_same_time_are_counted_in_few_round_trips(redis_server: RedisServer) -> None:
+def test_requests_that_come_at_the_same_time_are_counted_in_few_round_trips(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)
     keys = [make("main", ["recs:read"], requests_per_minute=20)[1] for _ in range(2)]
 
     async def law() -> None:
@@ -262,7 +265,10 @@ def test_requests_beyond_those_that_may_wait_for_redis_are_counted_by_the_proces
     assert "Overloaded" in caplog.text
 
 
-async def test_a_request_whose_counters_move_to_another_node_fails_alone(redis_server: RedisServer) -> None:
+async def test_a_request_whose_counters_move_to_another_node_fails_alone(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_counters, "REDIS_TIMEOUT_S", PATIENCE_S)
     execute_all = RedisServers.execute_all
 
     async def first_moves(servers: RedisServers, commands: Sequence[Command], **how: bool) -> list[Any]:
