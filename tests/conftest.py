@@ -177,7 +177,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=executable, args=options)
+        browser = playwright.chromium.launch(executable_path=executable, args=options, timeout=PATIENCE_S * 1e3)
         yield browser
         browser.close()
 

@@ -78,7 +78,7 @@ class Pod:
         self._ended = threading.Event()
         self._mount()
         for container in spec.get("initContainers", ()):
-            self._popen(container, self._command_of(container)).wait(60)
+            self._popen(container, self._command_of(container)).wait(PATIENCE_S)
         self.process = self._start()
         self._threads = [threading.Thread(target=self._watch, daemon=True)]
         self._threads += [threading.Thread(target=self._probe, args=(name,), daemon=True) for name in PROBES]
