@@ -233,12 +233,15 @@ def run_schemathesis(service: FuzzTarget, count: int, seed: int, findings: Findi
             raise RuntimeError(f"schemathesis did not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
         sent_cases += int(generated[1].replace(",", ""))
         if done.returncode != 0:
-            findings.faults[f"schemathesis, seed {seed + turn}: {_failures(done.stdout)}"] += 1
+            findings.faults[f"schemathesis, seed {seed + turn}: {failures_reported(done.stdout)}"] += 1
     findings.cases += sent_cases
 
 
-def _failures(output: str) -> str:
-    return re.sub(r"\n\n+", "\n", output[output.find("FAILURES") : output.find("SUMMARY")])[:6_000]
+def failures_reported(output: str) -> str:
+    """Return the sections of schemathesis' output about errors, as of the network, and about failures."""
+    begin = re.search("(ERRORS|FAILURES) =", output)
+    reported = output[begin.start() : output.find("SUMMARY =")] if begin else output
+    return re.sub(r"\n\n+", "\n", reported)[:6_000]
 
 
 # ---- afterwards

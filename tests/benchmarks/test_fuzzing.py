@@ -17,6 +17,7 @@ from benchmarks.fuzzing.fuzz import (
     FuzzTarget,
     check_responses,
     check_service_afterwards,
+    failures_reported,
     fuzz_target,
     run_schemathesis,
     send_all,
@@ -78,6 +79,13 @@ def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asyncio.run(send_all(f"http://127.0.0.1:{silent.getsockname()[1]}", [case], found, "silent"))
     assert [fault.partition(" to ")[0] for fault in found.faults] == ["no answer within 0.2 s"]
+
+
+def test_what_schemathesis_reports_is_seen_whether_it_calls_it_errors_or_failures() -> None:
+    outputs = [f"3 generated\n\n== {name} ==\n\nread timed out\n\n== SUMMARY ==\n" for name in ("ERRORS", "FAILURES")]
+    assert ["read timed out" in failures_reported(output) for output in outputs] == [True, True]
+    assert not any("SUMMARY" in failures_reported(output) for output in outputs)
+    assert failures_reported("an exception") == "an exception"
 
 
 LOGGED = "127.0.0.1:4{n} [23/Nov/2026:04:31:55] service app/1 0/0/0/{took}/9 {status} 312 {state} 9/9/9/1/0 0/0 POST x"
