@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from app.cli.console import console
 from app.cli.main import main
 from app.jobs.datasets.mapped_copy import data_directory, table_of_items
 from app.jobs.import_items import read
@@ -333,6 +334,7 @@ def test_only_the_first_of_several_processes_reads_a_table(
 
     monkeypatch.setattr(train, "train", trained)
     monkeypatch.setattr(Processes, "joined", lambda: Processes(1, 2))
+    monkeypatch.setattr(console, "quiet", False)  # the command sets it; later tests read what commands print
     table = tmp_path / "events.csv"
     table.write_text("no table\n")
     with pytest.raises(SystemExit):
