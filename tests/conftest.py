@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -58,6 +59,10 @@ hypothesis.settings.load_profile("lisarec")
 # httpx gives up after five seconds, which a busy machine may take for any request
 for limit in DEFAULT_TIMEOUT_CONFIG.as_dict():
     setattr(DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_S)
+
+# `kill` and `timeout` end the tests as Ctrl-C does: no server and no file stays behind
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells have it ignored
+signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 # a process that is forked is there at once, one of its own after four seconds of imports
 if sys.platform == "linux":

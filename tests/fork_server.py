@@ -2,8 +2,8 @@
 
 A process of its own spends about four seconds on imports, and tests start hundreds of them. `ForkedPopen` takes the
 place of `subprocess.Popen`. A command that the fork server can run, `python -m NAME ...` or `python SCRIPT ...`,
-becomes a fork of it; every other command starts as usual. The fork is a child of the process of the tests. It has the
-standard streams, the environment, the directory and the arguments of the command.
+becomes a fork of it; every other command starts as usual. The fork is a child of the process of the tests, and ends
+with it. It has the standard streams, the environment, the directory and the arguments of the command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SET_CHILD_SUBREAPER = 36  # Linux' prctl
+SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # Linux' prctl
 LENGTH_BYTES = 8
 # the dynamic linker or an import reads these, which a process that is forked has behind it
 READ_AT_START = ("LD_PRELOAD", "OMP_NUM_THREADS", "PROMETHEUS_MULTIPROC_DIR", "PYTHONHASHSEED", "TRITON_INTERPRET")
@@ -151,6 +151,7 @@ class Forking:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._tests = os.getppid()
         self._is_warm = False
 
     def serve(self) -> None:
@@ -188,6 +189,7 @@ class Forking:
                 os.close(descriptor)
             while os.getppid() == parent:
                 time.sleep(0.000_1)
+            end_with(self._tests)
             become(command, streams)
         process = int.from_bytes(os.read(readable, LENGTH_BYTES))
         os.close(readable)
@@ -227,6 +229,13 @@ def load_kernels(command: Command) -> bool:
         gc.freeze()
         return True
     return False
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent, even one that is killed."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the tests were interrupted while this process started
+        os._exit(1)
 
 
 def become(command: Command, streams: Sequence[int]) -> None:

@@ -27,7 +27,8 @@ class Process:
 
     def __init__(self, log: Path, environment: Mapping[str, str] | None = None, /, **settings: object) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
-        environment = {**inherited, **(environment or {})}
+        # TMPDIR: a process that is killed leaves its temporary files behind
+        environment = {**inherited, "TMPDIR": str(log.parent), **(environment or {})}
         environment |= {f"LISAREC_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
         self._log = log
         with log.open("w") as file:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 import shutil
 import struct
@@ -114,7 +115,9 @@ def library() -> Path:
     """Compile faulty_machine.c to a shared library; raise FileNotFoundError if there is no C compiler."""
     if shutil.which("cc") is None:
         raise FileNotFoundError("there is no C compiler; on Debian and Ubuntu: apt install gcc libc6-dev")
-    built = Path(tempfile.mkdtemp(prefix="lisarec-machine-")) / "machine.so"
+    directory = tempfile.TemporaryDirectory(prefix="lisarec-machine-")
+    atexit.register(directory.cleanup)
+    built = Path(directory.name) / "machine.so"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", built, SOURCE, "-ldl", "-lpthread"], check=True)
     return built
 

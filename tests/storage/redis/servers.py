@@ -104,21 +104,19 @@ def redis_users() -> RedisUsers:
 @cache
 def running_server(name: str) -> RedisServer:
     """A server for everybody, until the tests end."""
-    server = new_server(name)
-    atexit.register(server.stop)
-    return server
+    return new_server(name)
 
 
 @cache
 def running_cluster() -> RedisCluster:
     """A cluster for everybody, until the tests end."""
-    cluster = RedisCluster()
-    atexit.register(cluster.stop)
-    return cluster
+    return RedisCluster()
 
 
 class RedisServer:
     """A server that syncs every write. It can be killed and started again on its data, frozen and thawed.
+
+    If nobody stops it, as where a test is interrupted, it stops when the tests end.
 
     url           by which a service logs in
     client        of the operator, who may do everything
@@ -140,6 +138,7 @@ class RedisServer:
         self._command = make_command(binary, self.directory, users, self.port, *options)
         self.url = users.url(self.port)
         self.client: Any = redis.Redis.from_url(users.admin_url(self.port), retry=Retry(NoBackoff(), 0), protocol=2)
+        atexit.register(self.stop)
         self.start()
 
     def new_address(self) -> str:
@@ -193,6 +192,7 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
+        atexit.unregister(self.stop)
         self.client.close()
         self.kill()
         self._directory.cleanup()
