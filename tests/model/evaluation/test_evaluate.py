@@ -298,7 +298,7 @@ def test_a_neural_baseline_chooses_its_epoch_only_by_events_that_it_does_not_lea
     card = model.config.data.model_copy(update={"train_on": train_on})
     model = replace(model, config=model.config.model_copy(update={"data": card}))
     evaluate.evaluate([model], shop, None, None, {"gru4rec": [Gru4Rec(width=8, epochs=1)]}, messages.append)
-    is_measured = "validation NDCG@10 0.0000" not in messages[-1]
+    is_measured = "validation NDCG@10" in messages[-1]
     assert is_measured == (train_on == "train")
 
 
