@@ -21,7 +21,9 @@ const KEPT = "lisarec.playground"; // in the browser, so that a reload keeps the
 // ---------------------------------------------------------------- what the page knows
 
 const titles = new Map(); // item id -> title
-let user = kept() ?? newVisitor();
+const visitors = new Map(); // id -> visitor, of those who were shown before
+let user = firstVisitor();
+let addressed = user.id; // whom the address was last written for
 let ranks = null; // item id -> place in the list before, of the same user
 let heatMap = null; // of the generation that is shown
 let about; // template of the words about its states
@@ -46,12 +48,37 @@ function kept() {
   }
 }
 
+/** Somebody by their id, whom the service may know. */
+const visitorOf = (id) => visitors.get(id) ?? { id, isOurs: false, isKnown: true, clicks: [] };
+
+/** Whom the address names, or who was here before. */
+function firstVisitor() {
+  const [id, last] = [named("user"), kept()];
+  return id === null || id === last?.id ? (last ?? newVisitor()) : visitorOf(id);
+}
+
+/** What the address names, such as the user in #user=ann&query=tea; null where it does not. */
+function named(part) {
+  return new URLSearchParams(location.hash.slice(1)).get(part);
+}
+
+/** Let the address name what is shown, so that it opens the same again; somebody nobody knows has no name. */
+function writeAddress() {
+  const write = addressed === user.id ? "replaceState" : "pushState";
+  addressed = user.id;
+  const query = element("query").value.trim();
+  const parts = new URLSearchParams({ ...(user.isKnown && { user: user.id }), ...(query && { query }) });
+  const hash = parts.size ? `#${parts}` : "";
+  if (hash !== location.hash) history[write](null, "", location.pathname + hash);
+}
+
 const pathOf = (userId) => `/v1/users/${encodeURIComponent(userId)}`;
 const listOf = (userId) => `${pathOf(userId)}/recommendations`;
 const titleOf = (itemId) => titles.get(itemId) || itemId;
 
 function remember() {
   localStorage.setItem(KEPT, JSON.stringify(user));
+  writeAddress();
 }
 
 // ---------------------------------------------------------------- acts
@@ -126,12 +153,21 @@ async function startOver() {
 }
 
 async function become(somebody) {
+  visitors.set(user.id, user);
   user = somebody;
   ranks = null;
   cart.empty();
   showCommand("");
   showNobody();
   await refresh();
+}
+
+/** Show what an address names. */
+async function open(id, query) {
+  element("query").value = query ?? "";
+  search();
+  const next = id !== null ? visitorOf(id) : user.isKnown ? newVisitor() : user;
+  if (next.id !== user.id) await become(next);
 }
 
 /** Show nothing of a user, until something is known of the next one. */
@@ -463,6 +499,11 @@ element("recommendations").addEventListener("pointerleave", ({ pointerType }) =>
   if (pointerType === "mouse") pointOut(null);
 });
 for (const id of ["query", "personal"]) element(id).addEventListener("input", search);
+element("query").addEventListener("change", writeAddress);
+window.addEventListener("popstate", () => {
+  const [id, query] = [named("user"), named("query")]; // now, because an act that is not done yet may write the address
+  act(() => open(id, query));
+});
 element("copy-curl").addEventListener("click", copyCurl);
 element("rules-form").addEventListener("input", () => showCommand("")); // it would ask for another list
 element("undo").addEventListener("click", () => act(undo));
@@ -472,7 +513,7 @@ element("user").addEventListener("input", ({ target }) => {
 });
 element("user-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
-  act(() => become({ id: element("user").value.trim(), isOurs: false, isKnown: true, clicks: [] }));
+  act(() => become(visitorOf(element("user").value.trim())));
 });
 element("key-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
@@ -489,4 +530,5 @@ async function begin() {
   watching ??= watch();
 }
 
+element("query").value = named("query") ?? "";
 act(begin);

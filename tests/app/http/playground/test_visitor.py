@@ -290,6 +290,36 @@ def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
     assert httpx.get(f"{url}/v1/users/ada@shop").json()["event_count"] == 3
 
 
+def test_an_address_opens_the_same_user_and_search_and_back_goes_to_the_one_before(
+    browser: Browser, page: Page, url: str
+) -> None:
+    events = [{"user_id": "grace & co", "item_id": f"item-{row}"} for row in (4, 8)]
+    httpx.post(f"{url}/v1/events", json=events).raise_for_status()
+    click(page, "item-3")
+    own = page.input_value("#user")
+    open_user(page, "grace & co")
+    expect(page.locator("#history li")).to_have_count(2)
+    page.fill("#query", "item-1")
+    page.press("#query", "Enter")
+    expect(page).to_have_url(re.compile(r"#user=grace\+%26\+co&query=item-1$"))
+    shown = recommended(page)
+    with visiting(browser, url) as other:
+        other.goto(page.url)
+        expect(other.locator("#history li")).to_have_count(2)
+        expect(other.locator("#found-line")).to_contain_text("“item-1”")
+        assert (recommended(other), other.input_value("#user")) == (shown, "grace & co")
+    page.go_back()
+    expect(page.locator("#history li")).to_have_count(1)
+    expect(page.locator("#user")).to_have_value(own)
+    expect(page.locator("#undo")).to_be_enabled()  # it is still the visitor of this page
+    page.go_forward()
+    expect(page.locator("#user")).to_have_value("grace & co")
+    expect(page.locator("#query")).to_have_value("item-1")
+    page.click("#reset")
+    expect(page.locator("#history li")).to_have_count(0)
+    assert page.url.endswith("/playground/#query=item-1")
+
+
 def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
     click(page, "item-3")
     user = page.input_value("#user")
