@@ -117,12 +117,11 @@ class Report:
         if self.others:
             numbers["other_models"] = {variant.name: self._compared(variant) for variant in self.others}
         if self.baselines or self.skipped:
-            model = Variant(self.first.name, [first])
             numbers["baselines"] = {
                 result.name: {
                     "settings": result.settings,
                     **self._numbers(result),
-                    "model_minus_baseline": self._differences(Comparison.of(model, Variant(result.name, [result]))),
+                    "model_minus_baseline": self._minus(result),
                 }
                 for result in self.baselines
             }
@@ -152,6 +151,9 @@ class Report:
         if result.recommended is not None:
             numbers["recommended"] = beyond_accuracy(result.recommended, self.trial.counts)
         return numbers
+
+    def _minus(self, baseline: Result) -> dict[str, Any]:
+        return self._differences(Comparison.of(self.first, Variant(baseline.name, [baseline])))
 
     def _differences(self, comparison: Comparison) -> dict[str, Any]:
         return self._named({name: difference._asdict() for name, difference in comparison.differences.items()})

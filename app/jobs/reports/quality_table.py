@@ -11,17 +11,20 @@ def metrics_table(numbers: dict[str, Any]) -> Table:
     """Return a table of every metric with its interval; ``numbers`` are those of ``Report.to_json``."""
     rules = f"ties {numbers['tie_rule']}, excluded seen items: {numbers['seen_rule']}"
     about = f"{numbers['users']:,} users, {numbers['items']:,} items, {rules}, table {numbers['data_sha256'][:16]}"
-    several = "spread" in numbers
-    columns = ["metric", "value", "95 % interval"]
-    columns += [f"mean of {len(numbers['models'])}", "deviation"] if several else []
-    table = Table(*columns, title=numbers["protocol"], caption=about)
-    for name, value in numbers["metrics"].items():
-        row = [name, f"{value:.4f}", interval_text(numbers["interval_95"].get(name))]
-        if several:
-            row += [f"{numbers['spread'][name][key]:.4f}" for key in ("mean", "standard_deviation")]
-        table.add_row(*row)
-    for name, value in numbers.get("recommended", {}).items():
-        table.add_row(name, number_text(value), *[""] * (len(columns) - 2))
+    models, spread = numbers.get("models", [numbers]), numbers.get("spread")
+    columns = ["value", "95 % interval"]
+    if spread is not None:
+        columns = [f"mean of {len(models)}", "deviation", *(f"seed {model['seed']}" for model in models)]
+    table = Table("metric", *columns, title=numbers["protocol"], caption=about)
+    for name in numbers["metrics"]:
+        values = [f"{model['metrics'][name]:.4f}" for model in models]
+        if spread is None:
+            table.add_row(name, *values, interval_text(numbers["interval_95"].get(name)))
+        else:
+            table.add_row(name, *(f"{spread[name][key]:.4f}" for key in ("mean", "standard_deviation")), *values)
+    for name in numbers.get("recommended", {}):
+        values = [number_text(model["recommended"][name]) for model in models]
+        table.add_row(name, *([] if spread is None else ["", ""]), *values)
     return table
 
 
@@ -37,7 +40,7 @@ def other_models_table(numbers: dict[str, Any]) -> Table:
 def other_models_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table of the first model and the others; several seeds have their means."""
     judged = [named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10")]
-    means = {name: each["mean"] for name, each in numbers.get("spread", {}).items()} or numbers["metrics"]
+    means = means_of(numbers)
     headings = ["", "seeds", *judged, *(f"first minus it, {metric}" for metric in judged)]
     seeds = str(len(numbers.get("models", [None])))
     rows = [[numbers["name"], seeds, *(f"{means[metric]:.4f}" for metric in judged), *[""] * len(judged)]]
@@ -48,17 +51,23 @@ def other_models_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str
     return headings, rows
 
 
+def means_of(numbers: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of the first model, averaged over its seeds."""
+    return {name: each["mean"] for name, each in numbers.get("spread", {}).items()} or numbers["metrics"]
+
+
 def verdicts_of(numbers: dict[str, Any]) -> list[str]:
     """Return the verdict of the comparison with each other model, one sentence each."""
     return [str(other["verdict"]) for other in numbers.get("other_models", {}).values()]
 
 
 def baselines_table(numbers: dict[str, Any]) -> Table:
-    """Return a table of the model and the baselines, with paired differences."""
+    """Return a table of the model, by the mean of its seeds, and the baselines, with paired differences."""
     hit_rate, ndcg = (named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10"))
     skipped = "; ".join(f"{name} not included: {reason}" for name, reason in numbers["skipped_baselines"].items())
     table = Table("", "HR@10", "NDCG@10", "NDCG@10, model minus baseline", caption=skipped or None)
-    table.add_row("this model", *(f"{numbers['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)), "")
+    means = means_of(numbers)
+    table.add_row("this model", *(f"{means[metric]:.4f}" for metric in (hit_rate, ndcg)), "")
     for name, baseline in numbers["baselines"].items():
         values = (f"{baseline['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg))
         table.add_row(name, *values, margin_text(baseline["model_minus_baseline"][ndcg]))

@@ -289,6 +289,25 @@ def test_tables_hold_the_same_numbers(report: Report) -> None:
     assert baselines_table(numbers).row_count == 1 + len(GRIDS)
 
 
+def test_tables_have_the_mean_of_the_seeds_and_each_seed(report: Report) -> None:
+    numbers = report.to_json()
+    both, (ease, found) = numbers["models"], list(numbers["baselines"].items())[-1]
+    metric = "ndcg_at_10_full"
+    values = [model["metrics"][metric] for model in both]
+    mean = sum(values) / 2
+    difference = found["model_minus_baseline"][metric]["difference"]
+    assert values[0] != values[1]
+    assert difference == pytest.approx(mean - found["metrics"][metric])
+    shown = metrics_table(numbers)
+    assert [column.header for column in shown.columns] == ["metric", "mean of 2", "deviation", "seed 0", "seed 1"]
+    row = list(numbers["metrics"]).index(metric)
+    cells = [list(column.cells)[row] for column in shown.columns]
+    assert (cells[1], cells[3:]) == (f"{mean:.4f}", [f"{value:.4f}" for value in values])
+    model, *_, last = zip(*(column.cells for column in baselines_table(numbers).columns), strict=True)
+    assert model[2] == f"{mean:.4f}"
+    assert (last[0], last[3].split()[0]) == (ease, f"{difference:+.4f}")
+
+
 @given(st.text(), st.text())
 def test_what_a_tag_holds_is_text_however_wicked(inside: str, attribute: str) -> None:
     element = tag("p", inside, title=attribute)
