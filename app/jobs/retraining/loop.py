@@ -37,7 +37,7 @@ def run_trainer(
 ) -> RoundOutcome:
     """Retrain once, or every `every_s` seconds, where a failed round is logged and tried again.
 
-    Before the first service has made the store, a round does not count as failed, and is soon tried again.
+    In the first minutes, a store that no service has made yet is no failure, and soon tried again.
 
     raises  StorageError, ValueError, OSError  when a single round fails
     """
@@ -46,6 +46,7 @@ def run_trainer(
     models = models_of(settings)
     with locked(models.work):
         metrics.begin(models.work, TrainerReport.read(models.folder), every_s or 0.0)
+        first_service_by_s = time.monotonic() + AFTER_FAILURE_S
         while True:
             try:
                 if every_s is not None:
@@ -56,7 +57,7 @@ def run_trainer(
                 if every_s is None:
                     raise
                 logger.warning("retrying: %s", exc)
-                if isinstance(exc, StoreUnused):
+                if isinstance(exc, StoreUnused) and time.monotonic() < first_service_by_s:
                     time.sleep(min(UNTIL_FIRST_SERVICE_S, every_s))
                     continue
                 metrics.failed()

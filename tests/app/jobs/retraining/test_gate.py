@@ -59,7 +59,7 @@ def test_few_values_decide_nothing(valued: int) -> None:
     gate = Gate(values, "value", 0.1)
     found = gate.compare(FINDS_DEAR, FINDS_MANY, is_first=False)
     assert (found.passes, found.decided_by, found.valued_events) == (False, "ndcg", valued)
-    assert found.reason.endswith("; decided by NDCG@10, because a decision by value needs 50 events with a value")
+    assert found.reason.endswith("; decided by NDCG@10, because a decision by value needs 200 events with a value")
     assert (found.value_hr_at_10 is None) == (not valued)
     assert gate.fell(FINDS_DEAR, FINDS_MANY) == "its NDCG@10 fell to 0.0500"
 
