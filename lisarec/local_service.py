@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-import torch
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.trained_catalogue import encode
@@ -22,6 +21,7 @@ from app.observability.metrics import Metrics
 from app.schemas.recommendations import RecommendationRequest, Recommendations
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
+from model.training.threads import threads_kept
 
 ResultT = TypeVar("ResultT")
 
@@ -33,14 +33,13 @@ class LocalService:
     """
 
     def __init__(self, artifact: Artifact, settings: Settings, directory: Path) -> None:
-        threads = torch.get_num_threads()
         opening = open_services(settings, {settings.tenant: artifact}, Metrics())
         self._loop = _Loop()
         self._remove = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         self._finalizer = weakref.finalize(self, self._loop.close)
         self._finalizer.atexit = False  # when the program ends, the threads that closing needs have ended
-        services = self._loop.run(self._loop.stack.enter_async_context(opening))
-        torch.set_num_threads(threads)  # a service leaves the cores to its other processes
+        with threads_kept():  # a service leaves the cores to its other processes
+            services = self._loop.run(self._loop.stack.enter_async_context(opening))
         self._service = services.by_tenant[settings.tenant]
 
     @property

@@ -33,12 +33,12 @@ def evaluate(
     """
     from model.evaluation.evaluate import evaluate as evaluate_models
     from model.evaluation.evaluate import load_model
-    from model.training.threads import use_threads
+    from model.training.threads import threads_kept, use_threads
 
     directories = [models] if isinstance(models, str | Path) else models
-    use_threads(settings.get("threads", DEFAULT_THREADS))
     table = {name: value for name, value in settings.items() if is_of_a_table(name)}
-    with directory_of(Path(data), table) as directory:
+    with threads_kept(), directory_of(Path(data), table) as directory:
+        use_threads(settings.get("threads", DEFAULT_THREADS))
         loaded = [load_model(Path(model)) for model in directories]
         report = evaluate_models(loaded, directory, settings.get("protocol"), settings.get("seen"))
         return report.to_json()

@@ -56,7 +56,7 @@ def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) 
     from app.jobs.reports.training_progress import TrainingProgress
     from lisarec.recommender import load
     from model.training.memory import Resources
-    from model.training.threads import use_threads
+    from model.training.threads import threads_kept, use_threads
     from model.training.train import train as train_model
 
     given: dict[str, Any] = dict(settings)
@@ -64,10 +64,10 @@ def train(data: str | Path, out: str | Path, **settings: Unpack[TrainSettings]) 
     table = {name: given.pop(name) for name in [*given] if is_of_a_table(name)}
     recipe = _recipe(given)
     device = machine.get("device", "cpu")
-    use_threads(machine.get("threads", DEFAULT_THREADS))
     console = Console(quiet=not machine.get("verbose", False))
     shown = TrainingProgress(recipe.training.epochs, recipe.training.patience, console)
-    with directory_of(Path(data), table) as directory, shown as progress:
+    with threads_kept(), directory_of(Path(data), table) as directory, shown as progress:
+        use_threads(machine.get("threads", DEFAULT_THREADS))
         train_model(
             directory,
             Path(out),

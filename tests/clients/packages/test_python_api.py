@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import lisarec
 from app.jobs.datasets import synthetic_shop
@@ -22,6 +23,7 @@ from app.settings import Settings
 from model.artifact import model_directory
 from model.evaluation.evaluate import evaluate as evaluate_models
 from model.evaluation.evaluate import load_model
+from model.training.threads import openblas_functions, threads_kept, use_threads
 from tests.app.conftest import Client, write_model
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -130,6 +132,16 @@ def test_any_thread_may_ask_until_it_is_closed(model: Path) -> None:
     wait_until(lambda: {*threading.enumerate()} <= before, lambda: str(threading.enumerate()))
     with pytest.raises(RuntimeError, match="closed"):
         recommender.recommend(HISTORY)
+
+
+def test_a_program_keeps_its_threads(model: Path) -> None:
+    def threads() -> list[int]:
+        return [torch.get_num_threads(), *(get_threads() for get_threads in openblas_functions("get"))]
+
+    with threads_kept():
+        use_threads(2)
+        with lisarec.load(model):
+            assert threads() == [2, 2]
 
 
 def test_the_environment_of_a_service_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,9 @@ def test_a_loss_within_the_limit_is_refused_if_it_is_certain(criterion: Criterio
 
 
 def test_as_many_values_as_are_needed_decide() -> None:
-    values = np.where(np.arange(200) < MIN_VALUED_EVENTS, 1.0, np.nan)
-    assert Gate(values, "value", 0.1).compare(FINDS_MANY, FINDS_MANY, is_first=False).decided_by == "value"
+    values = np.where(np.arange(2 * MIN_VALUED_EVENTS) < MIN_VALUED_EVENTS, 1.0, np.nan)
+    ranks = np.ones(len(values), np.int64)
+    assert Gate(values, "value", 0.1).compare(ranks, ranks, is_first=False).decided_by == "value"
 
 
 @pytest.mark.parametrize("valued", [0, MIN_VALUED_EVENTS - 1])
