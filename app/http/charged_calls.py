@@ -305,7 +305,10 @@ async def _recommend_as_json(
             service.signals.require_types(request.exclude_events, f"requests.{place}." if len(requests) > 1 else "")
     resolved, is_public = _resolve(service, requests), caller.key is not None and caller.key.is_public
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
-    open_states(services.sealer, resolved, caller.tenant, caller.audience)
+    for request in resolved:
+        if request.state is not None:
+            open_states(services.sealer, resolved, caller.tenant, caller.audience)
+            break
     # as _turn_to_read, which plain requests do without
     turn = services.turn_of(caller.requester.flow, "read") if is_large else services.key_turns.turn(caller.requester)
     answers = []

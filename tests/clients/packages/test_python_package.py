@@ -107,7 +107,7 @@ with AuthenticatedClient(url, token=key) as client:
     asked = [RecommendationRequest(user_id=user, k=2), RecommendationRequest(history=["item-2"])]
     batch = RecommendationBatch(requests=asked)
     assert [len(one.items) for one in post_recommendations.sync(client=client, body=batch).results] == [2, 10]
-    refused = post_events.sync(client=client, body=PostedEvent(user_id=user, item_id="no\\nid"))
+    refused = post_events.sync(client=client, body=PostedEvent(user_id=user, item_id="no\\nid", event_id="second"))
     assert isinstance(refused, ErrorBody) and refused.error.code == "invalid_events"
 """
 
