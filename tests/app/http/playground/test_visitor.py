@@ -317,7 +317,7 @@ def test_an_address_opens_the_same_user_and_search_and_back_goes_to_the_one_befo
     expect(page.locator("#query")).to_have_value("item-1")
     page.click("#reset")
     expect(page.locator("#history li")).to_have_count(0)
-    assert page.url.endswith("/playground/#query=item-1")
+    expect(page).to_have_url(re.compile(r"/playground/#query=item-1$"))
 
 
 def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
