@@ -306,7 +306,7 @@ async def _recommend_as_json(
     resolved, is_public = _resolve(service, requests), caller.key is not None and caller.key.is_public
     is_large = await _charge(services, caller, resolved) >= LARGE_COST
     for request in resolved:
-        if request.state is not None:
+        if request.state is not None:  # most lists have none, and need not ask
             open_states(services.sealer, resolved, caller.tenant, caller.audience)
             break
     # as _turn_to_read, which plain requests do without

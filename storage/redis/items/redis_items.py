@@ -43,7 +43,7 @@ VISIT_LIMITS: tuple[Argument, ...] = (
     repr(MAX_LEAD_HALF_LIVES),
     LISTED_VISITORS * VISITOR_BYTES,
 )
-VISITS_PAGE = 100  # per script, which blocks Redis for one or two milliseconds
+VISITS_PAGE = 100  # per script, which blocks Redis for about a millisecond
 ARCHIVE_TIMEOUT_S = 60.0  # to read three columns of all its files
 
 
