@@ -24,7 +24,7 @@ from app.jobs.generations import rebuild
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import TrainerMetrics
 from app.jobs.retraining.plan import RetrainingPlan
-from app.main import create_app
+from app.main import create_app, rare_garbage_collection
 from app.settings import Settings
 from model.config import MECHANISMS, PRESETS, SERVED_TRAINING, Config, MechanismRecipe
 from model.data.readers import read_interactions
@@ -98,5 +98,5 @@ async def use(settings: Settings, clicks: list[Click]) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as place, rare_garbage_collection():
         main(Path(place))

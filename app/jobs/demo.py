@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import multiprocessing
 import shlex
 import shutil
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from rich.console import Console
 
 from app.jobs.datasets import synthetic_shop
 from app.jobs.reports.training_progress import TrainingProgress
-from app.main import require_free, serve
+from app.main import create_app, rare_garbage_collection, require_free, serve, start_and_stop
+from app.serving import empty_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings
@@ -22,6 +27,7 @@ from model.artifact import model_directory
 from model.config import EVENT_WEIGHTS, Config, preset
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions, read_items
+from model.inference.engine import open_engine
 from model.training.threads import cores_in_use, use_threads
 from model.training.train import train
 from storage.state.event import Event
@@ -44,15 +50,47 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     interactions, titles = read_interactions(data), read_items(data).titles
     interactions.type_weights(EVENT_WEIGHTS)  # raises if the training would
     model, state = _empty_directory(directory / "models") / "demo", _empty_directory(directory / "state")
-    train_quickly(data, model, console)
     # only this machine may use the demo, whatever is set in the environment
-    settings = Settings(
-        model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port
-    )
-    asyncio.run(log_first_events(interactions, settings))
+    settings = Settings(data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
+    with compiling_meanwhile(settings, console):
+        train_quickly(data, model, console)
+        settings = settings.model_copy(update={"model_dir": model})
+        asyncio.run(log_first_events(interactions, settings))
     text = instructions(interactions, titles, port)
     console.print(text, highlight=False, soft_wrap=True, markup=False)
     serve(settings.model_copy(update={"workers": 1, "playground": True}))
+
+
+@contextlib.contextmanager
+def compiling_meanwhile(settings: Settings, console: Console) -> Iterator[None]:
+    """Compile the service in two other processes, and wait for them at the end: training keeps one core busy.
+
+    Numba keeps compiled code in files, where the service finds it.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    compilers = [spawn.Process(target=run, args=(settings,), daemon=True) for run in (compile_engine, compile_service)]
+    for compiler in compilers:
+        compiler.start()
+    yield
+    if any(compiler.is_alive() for compiler in compilers):
+        console.print("Compiling the service for this CPU, at its first start only ...")
+    for compiler in compilers:
+        compiler.join()
+
+
+def compile_engine(settings: Settings) -> None:
+    """Open the engine of a model without items, which compiles nearly all that one of a trained model runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes; the demo ends this one
+    with rare_garbage_collection():
+        open_engine(empty_model.artifact(), settings.device)
+
+
+def compile_service(settings: Settings) -> None:
+    """Start and stop a service without a model, whose engine comes last: `compile_engine` has compiled it by then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with TemporaryDirectory() as directory, rare_garbage_collection():
+        settings = settings.model_copy(update={"model_dir": None, "data_dir": Path(directory)})
+        asyncio.run(start_and_stop(create_app(settings)))
 
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:

@@ -148,6 +148,43 @@ def test_the_printed_lines_show_a_recommender_that_learns(
     assert process.wait(PATIENCE_S) == 0
 
 
+COMPILED = """
+import asyncio, gc, json, signal, sys
+from pathlib import Path
+from numba.core.registry import CPUDispatcher
+from app.jobs.demo import compile_engine, compile_service
+from app.main import create_app, start_and_stop
+from app.settings import Settings
+what, state, model = sys.argv[1:]
+settings = Settings(data_dir=Path(state), model_dir=Path(model))
+if what == "demo":
+    asyncio.run(start_and_stop(create_app(settings)))
+else:
+    {"engine": compile_engine, "service": compile_service}[what](settings)
+loops = [(one, one.py_func) for one in gc.get_objects() if isinstance(one, CPUDispatcher)]
+print(json.dumps([f"{of.__module__}.{of.__qualname__}{kinds}" for one, of in loops for kinds in one.signatures]))
+"""
+
+
+def test_what_compiles_while_it_trains_is_nearly_all_that_it_runs(
+    running_demo: tuple[subprocess.Popen[bytes], int, Path], tmp_path: Path
+) -> None:
+    model = running_demo[2].parent / "var/demo/models/demo"
+
+    def compiled(what: str) -> set[str]:
+        command = [sys.executable, "-c", COMPILED, what, str(tmp_path / what), str(model)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+        return set(json.loads(done.stdout))
+
+    engine, service, demo = map(compiled, ("engine", "service", "demo"))
+    assert {name.partition("(")[0] for name in engine} >= {
+        "model.inference.scan_kernel.top_k",
+        "model.inference.step_kernel.step",
+    }
+    assert engine <= service
+    assert len(demo - service) < len(demo) / 8
+
+
 def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
