@@ -151,10 +151,11 @@ models/%/manifest.json: | $(VENV)/.service-installed
 clean:
 	rm -rf $(VENV) build dist dist-clients var .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# torch is installed first and separately, because its index may lack the pinned versions of other packages
+# torch is installed first and separately, because its index may lack the pinned versions of other packages.
+# Python compiles the modules that it imports; pip would compile all of them first
 $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(RUN) pip install --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(RUN) pip install -c constraints.txt -e .
+	$(RUN) pip install --no-compile --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(RUN) pip install --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.service-installed
