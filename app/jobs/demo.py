@@ -68,28 +68,35 @@ def compiling_meanwhile(settings: Settings, console: Console) -> Iterator[None]:
     Numba keeps compiled code in files, where the service finds it.
     """
     spawn = multiprocessing.get_context("spawn")
-    compilers = [spawn.Process(target=run, args=(settings,), daemon=True) for run in (compile_engine, compile_service)]
-    for compiler in compilers:
-        compiler.start()
-    yield
-    if any(compiler.is_alive() for compiler in compilers):
-        console.print("Compiling the service for this CPU, at its first start only ...")
-    for compiler in compilers:
-        compiler.join()
+    with TemporaryDirectory() as directory:
+        empty = settings.model_copy(update={"model_dir": None, "data_dir": Path(directory)})
+        compilers = [spawn.Process(target=run, args=(empty,)) for run in (compile_engine, compile_service)]
+        # a terminal sends SIGINT to them, too; they inherit that it is ignored
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for compiler in compilers:
+            compiler.start()
+        signal.signal(signal.SIGINT, before)
+        try:
+            yield
+            if any(compiler.is_alive() for compiler in compilers):
+                console.print("Compiling the service for this CPU, at its first start only ...")
+            for compiler in compilers:
+                compiler.join()
+        finally:
+            for compiler in compilers:
+                compiler.kill()
+                compiler.join()
 
 
 def compile_engine(settings: Settings) -> None:
     """Open the engine of a model without items, which compiles nearly all that one of a trained model runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes; the demo ends this one
     with rare_garbage_collection():
         open_engine(empty_model.artifact(), settings.device)
 
 
 def compile_service(settings: Settings) -> None:
     """Start and stop a service without a model, whose engine comes last: `compile_engine` has compiled it by then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with TemporaryDirectory() as directory, rare_garbage_collection():
-        settings = settings.model_copy(update={"model_dir": None, "data_dir": Path(directory)})
+    with rare_garbage_collection():
         asyncio.run(start_and_stop(create_app(settings)))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 from rich.console import Console
@@ -33,8 +34,8 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 @contextmanager
-def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """The process, its port, and the file that takes what it prints."""
+def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """The process, the leader of a group, its port, and the file that takes what it prints."""
     port, printed = free_port(), directory / "printed"
     root = Path(__file__).parents[3]
     with printed.open("wb") as out:
@@ -44,13 +45,21 @@ def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[b
             env=os.environ | {"PYTHONPATH": str(root)},
             stdout=out,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
-        wait_until_ready(process, port, printed)
         yield process, port, printed
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """The process, its port and what it prints, once the service is ready."""
+    with started(directory, *options) as (process, port, printed):
+        wait_until_ready(process, port, printed)
+        yield process, port, printed
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +158,14 @@ def test_the_printed_lines_show_a_recommender_that_learns(
 
 
 COMPILED = """
-import asyncio, gc, json, signal, sys
+import gc, json, sys
 from pathlib import Path
 from numba.core.registry import CPUDispatcher
 from app.jobs.demo import compile_engine, compile_service
-from app.main import create_app, start_and_stop
 from app.settings import Settings
 what, state, model = sys.argv[1:]
-settings = Settings(data_dir=Path(state), model_dir=Path(model))
-if what == "demo":
-    asyncio.run(start_and_stop(create_app(settings)))
-else:
-    {"engine": compile_engine, "service": compile_service}[what](settings)
+settings = Settings(data_dir=Path(state), model_dir=Path(model) if what == "demo" else None)
+{"engine": compile_engine, "service": compile_service, "demo": compile_service}[what](settings)
 loops = [(one, one.py_func) for one in gc.get_objects() if isinstance(one, CPUDispatcher)]
 print(json.dumps([f"{of.__module__}.{of.__qualname__}{kinds}" for one, of in loops for kinds in one.signatures]))
 """
@@ -183,6 +188,17 @@ def test_what_compiles_while_it_trains_is_nearly_all_that_it_runs(
     }
     assert engine <= service
     assert len(demo - service) < len(demo) / 8
+
+
+def test_interrupted_while_it_trains_it_ends_all_its_processes_without_a_traceback(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, _, printed):
+        wait_until(lambda: "Training on" in printed.read_text() or process.poll() is not None, printed.read_text)
+        compiling = [one for one in psutil.Process(process.pid).children() if "spawn_main" in " ".join(one.cmdline())]
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert "Traceback" not in printed.read_text()
+        assert len(compiling) == 2
+        assert not any(one.is_running() for one in compiling)
 
 
 def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
