@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInf
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Closed, rfc_3339_us
-from model.artifact.string_table import fold
+from model.content.folding import fold
 from storage.records import EPOCH, ITEM_TIMES, MAX_PROPERTIES, PropertyType, PropertyValue, property_type
 
 MAX_VALUE_BYTES = 1_024  # UTF-8, of the texts of a set together

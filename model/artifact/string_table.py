@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import overload
-from unicodedata import normalize
 
 import numba
 import numpy as np
@@ -19,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.artifact.letter_pairs import LetterPairs
+from model.content.folding import fold
 
 DECODE_CHUNK = 4096  # strings
 CHECK_CHUNK = 1 << 24  # bytes
@@ -253,12 +253,6 @@ class Labels(Sequence[tuple[str, ...]]):
     def items_of(self, number: int) -> NDArray[np.int32]:
         """Return the rows of the items that have the label of this number."""
         return self.items[self._first[number] : self._first[number + 1]]
-
-
-def fold(text: str) -> str:
-    """Return the text as searches compare it: case-folded, and umlauts as the two letters that stand for them, too."""
-    plain = text if text.isascii() else normalize("NFC", text)
-    return plain.casefold().replace("ä", "ae").replace("ö", "oe").replace("ü", "ue")
 
 
 def joined(strings: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -27,7 +27,6 @@ from model.artifact.string_table import (
     NO_MATCH,
     StringIndex,
     StringTable,
-    fold,
 )
 from model.artifact.word_matching import (
     ANY_TURN,
@@ -50,6 +49,7 @@ from model.artifact.word_matching import (
     spread,
     spread_alone,
 )
+from model.content.folding import fold
 
 MAX_WORDS = 8  # of a search; further words only count in the search as a whole
 MIN_LETTERS = 4  # of a word that may have a typo

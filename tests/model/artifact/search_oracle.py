@@ -20,9 +20,16 @@ WORD, DIGIT = re.compile("[0-9A-Za-z\u0080-\U0010ffff]+"), re.compile("[0-9]")
 
 
 def folded(text: str) -> str:
-    """The text in small letters, in which German umlauts are two letters."""
-    composed = unicodedata.normalize("NFC", text).casefold()
-    return "".join({"ä": "ae", "ö": "oe", "ü": "ue"}.get(letter, letter) for letter in composed)
+    """The text in small letters of usual width without accents, in which German umlauts are two letters."""
+    composed = unicodedata.normalize("NFKC", text)
+    return "".join(folded_letter(letter) for letter in composed)
+
+
+def folded_letter(letter: str) -> str:
+    if umlaut := {"ä": "ae", "ö": "oe", "ü": "ue"}.get(letter.lower()):
+        return umlaut
+    base = unicodedata.normalize("NFD", letter)[0]
+    return {"\u0131": "i", "ł": "l"}.get(base.casefold(), base.casefold())
 
 
 def edits(one: str, other: str) -> int:

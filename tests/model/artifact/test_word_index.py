@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from random import Random
 from typing import cast
@@ -26,6 +27,7 @@ from model.artifact.string_table import (
     StringTable,
 )
 from model.artifact.word_index import GrowingWordIndex, Search, WordIndex, closest, match_levels
+from model.content.folding import fold
 from tests.model.artifact.search_oracle import edits, title_level
 
 LETTERS = "abcé"
@@ -82,6 +84,43 @@ def test_levels_are_those_of_the_definition(found: tuple[list[str], str]) -> Non
 def test_umlauts_match_the_two_letters_that_are_written_for_them(title: str, query: str, level: int) -> None:
     assert levels_of(["Tasse", title], query, with_typos=False) == [NO_MATCH, level]
     assert StringTable.of(["Tasse", title]).match_levels(query).tolist() == [NO_MATCH, level]
+
+
+@pytest.mark.parametrize(
+    ("title", "query", "level"),
+    [
+        ("赤\u3000ワイン", "赤 ワイン", EXACT),
+        ("赤 ワイン", "赤\u3000ワ", PREFIX),
+        ("\uff2e\uff29\uff2b\uff2f\uff2e ｶﾞﾗｽ \uff12\uff14", "nikon ガラス 24", EXACT),
+        ("ガラス", "カラス", NO_MATCH),
+        ("İstanbul IŞIK", "istanbul iş\u0131k", EXACT),
+        ("ISPARTA", "\u0131sparta", EXACT),
+        ("ΕΛΛΗΝΙΚΟΣ ΚΑΦΕΣ", "ελληνικός καφές", EXACT),
+        ("Żółta łódka", "zolta LODKA", EXACT),
+        ("Cre\u0300me brûlée", "crème brule", PREFIX),
+        ("Ёлка", "елка", EXACT),
+        ("Ærø œuf", "aero oeuf", EXACT),
+        ("שָׁלוֹם", "שלום", EXACT),
+        ("أحمد قَهْوَة", "احمد قهوة", EXACT),
+        ("\u200fNike\u200e Air", "nike air", EXACT),
+        ("Donau\u00addampf", "donaudampf", EXACT),
+        ("हिन्दी", "हन्द", NO_MATCH),
+        ("한국어", "\u1112\u1161\u11ab국", PREFIX),
+    ],
+)
+def test_width_accents_and_invisible_characters_make_no_difference(title: str, query: str, level: int) -> None:
+    assert levels_of(["#", title], query, with_typos=False) == [NO_MATCH, level]
+    assert StringTable.of(["#", title]).match_levels(query).tolist() == [NO_MATCH, level]
+
+
+@pytest.mark.parametrize("query", ["\u0301", "\u200f", "\ufe0f\u200d"])
+def test_a_search_for_marks_alone_does_not_find_everything(query: str) -> None:
+    assert levels_of(["tea", "caf\u0065\u0301"], query, with_typos=True) == [NO_MATCH, NO_MATCH]
+
+
+def test_what_is_folded_stays_as_it_is() -> None:
+    letters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    assert [letter for letter in letters if not fold(letter) or fold(fold(letter)) != fold(letter)] == []
 
 
 @given(
