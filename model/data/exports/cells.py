@@ -12,13 +12,14 @@ from model.data.table import unix_times
 DecimalSign = Literal[".", ","]
 DECIMAL_SIGNS: tuple[DecimalSign, DecimalSign] = (",", ".")
 
-CURRENCIES = r"(?i)[€$£¥]|EUR|USD|GBP|CHF"
+# Japanese spreadsheets write the yen as a backslash
+CURRENCIES = r"(?i)\p{Sc}|\\|EUR|USD|GBP|CHF|JPY|円|CNY|元|INR|Rs\.?|ILS|NIS|PLN|zł|TRY|TL|SEK|NOK|DKK|kr\.?|CZK|Kč"
 
 _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
 _CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
 _ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
 _LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
-_DAYS_WITH_SLASHES = r"^(\d{2})/(\d{2})/(\d{4})"
+_DAYS_BEFORE_YEARS = r"^(\d{2})[/-](\d{2})[/-](\d{4})"
 
 
 class Times(NamedTuple):
@@ -35,7 +36,7 @@ class Times(NamedTuple):
 
 
 def times_in(cells: pl.Series, timezone: str | None) -> Times:
-    """Read Unix seconds, RFC 3339 times, and local times of the zone: 2025-12-24 18:30, 24.12.2025, 12/24/2025.
+    """Read Unix seconds, RFC 3339 times, and local ones: 2025-12-24 18:30, 24.12.2025, 24-12-2025, 12/24/2025.
 
     Numbers such as 20251224 are local days if all numbers of the column can be.
     A local time that occurs twice, in autumn, is the first one. One that clocks skip, in spring, is not a time.
@@ -60,14 +61,14 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
 
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return local times as 2025-12-24T18:30:00, null for other cells, and which cells are ambiguous."""
-    tidy = texts.str.replace_all(r"\b(\d)([./:])", "0${1}${2}")
-    days = tidy.str.extract(_DAYS_WITH_SLASHES, 1).cast(pl.Int32, strict=False)
-    months = tidy.str.extract(_DAYS_WITH_SLASHES, 2).cast(pl.Int32, strict=False)
-    has_slashes, is_day_first, is_month_first = days.is_not_null(), (days > 12).any(), (months > 12).any()
+    tidy = texts.str.replace_all(r"\b(\d)([./:-])", "0${1}${2}")
+    days = tidy.str.extract(_DAYS_BEFORE_YEARS, 1).cast(pl.Int32, strict=False)
+    months = tidy.str.extract(_DAYS_BEFORE_YEARS, 2).cast(pl.Int32, strict=False)
+    has_years_last, is_day_first, is_month_first = days.is_not_null(), (days > 12).any(), (months > 12).any()
     if is_day_first:
-        tidy = tidy.str.replace(_DAYS_WITH_SLASHES, "${3}-${2}-${1}")
+        tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${2}-${1}")
     elif is_month_first:
-        tidy = tidy.str.replace(_DAYS_WITH_SLASHES, "${3}-${1}-${2}")
+        tidy = tidy.str.replace(_DAYS_BEFORE_YEARS, "${3}-${1}-${2}")
     tidy = tidy.str.replace(r"^(\d{2})\.(\d{2})\.(\d{4})", "${3}-${2}-${1}")
     tidy = tidy.str.replace(r"^(\d{4})/(\d{2})/(\d{2})", "${1}-${2}-${3}")
     tidy = tidy.str.replace(COMPACT_DAY + r" +(\d+:)", "${1}-${2}-${3} ${4}")
@@ -78,7 +79,7 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     is_local = pl.col("tidy").str.contains(_LOCAL_TIME) & pl.col("by_clock").is_not_null()  # unlike 00.00.0000
     local = frame.select(local=pl.when(is_local).then("tidy"))["local"]
     either_way = (
-        has_slashes
+        has_years_last
         if not (is_day_first or is_month_first)
         else pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
     )
@@ -117,7 +118,7 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
     """
     group = _thousands_sign(decimal)
     plain = cells.fill_null("").str.replace_all(rf"{CURRENCIES}|\s", "")
-    grouped = rf"[1-9]\d{{0,2}}(?:[{group}']\d{{3}})+"
+    grouped = rf"[1-9]\d{{0,2}}(?:[{group}']\d{{3}})+|{_lakhs(group)}"
     fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?(?:[eE][-+]?\d+)?$")
     digits = plain.str.replace_all(rf"[{group}']", "").str.replace(decimal, ".", literal=True)
     numbers = digits.cast(pl.Float64, strict=False)
@@ -134,7 +135,7 @@ def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
     group = _thousands_sign(decimal)
     has_sign = amounts.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d").any()
     with_groups = known.filter(known.str.contains(rf"\d[\s{group}']\d"))
-    thousands = rf"^\s*-?[1-9]\d{{0,2}}([\s{group}']\d{{3}})+\s*$"
+    thousands = rf"^\s*-?([1-9]\d{{0,2}}([\s{group}']\d{{3}})+|{_lakhs(group)})\s*$"
     is_grouped = len(with_groups) > 0 and with_groups.str.contains(thousands).all()
     return bool(has_sign or is_grouped) and 2 * len(amounts) > len(known)
 
@@ -157,6 +158,11 @@ def perhaps_thousands(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
     tells = cells.str.contains(rf"\d[{decimal}]\d|[{group}]\d{{3}}[{group}]")
     is_decimal = with_group & amounts_in(cells, decimal).is_null()
     return with_group & (not (tells | is_decimal).any())
+
+
+def _lakhs(group: DecimalSign) -> str:
+    """Return the pattern of numbers such as 12,34,567, as India writes them."""
+    return rf"[1-9]\d?(?:[{group}]\d\d)+[{group}]\d{{3}}"
 
 
 def _thousands_sign(decimal: DecimalSign) -> DecimalSign:

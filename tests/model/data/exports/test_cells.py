@@ -85,6 +85,13 @@ def test_each_way_to_write_a_time(text: str, expected: str) -> None:
     assert not found.by_no_clock.any()
 
 
+def test_days_with_dashes_are_told_apart_like_those_with_slashes() -> None:
+    indian = times_in(pl.Series(["24-12-2025 18:30", "3-1-2026 9:05"]), "Asia/Kolkata")
+    expected = ("2025-12-24T18:30:00+05:30", "2026-01-03T09:05:00+05:30")
+    assert indian.us.to_list() == [micros(datetime.fromisoformat(time)) for time in expected]
+    assert times_in(pl.Series(["03-04-2025", "05-04-2025"]), "UTC").either_way.all()
+
+
 def test_days_and_months_are_told_apart_by_the_whole_column_or_not_at_all() -> None:
     both = times_in(pl.Series(["03/04/2025", "25/04/2025"]), "UTC")
     assert both.us.to_list() == [
@@ -109,6 +116,30 @@ def test_amounts_are_read_whatever_stands_around_them(
     text = plain if decimal == "." else plain.translate(str.maketrans(",.", ".,"))
     cells = pl.Series([pattern.format(text), "ten", "", None])
     assert amounts_in(cells, decimal).to_list() == [pytest.approx(cents / 100), None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal", "expected"),
+    [
+        ("₹1,23,456.50", ".", 123_456.5),
+        ("Rs. 12,34,567", ".", 1_234_567),
+        ("\uffe51,200", ".", 1_200),
+        ("\\1,200", ".", 1_200),
+        ("1,200円", ".", 1_200),
+        ("₪1,299.50", ".", 1_299.5),
+        ("₺1.299,50", ",", 1_299.5),
+        ("1.299,50 TL", ",", 1_299.5),
+        ("1\u00a0299,50 zł", ",", 1_299.5),
+        ("1.299,00 kr.", ",", 1_299),
+        ("1,2,345", ".", None),
+        ("1,23", ".", None),
+        ("12 XL", ".", None),
+    ],
+)
+def test_amounts_of_other_countries(text: str, decimal: DecimalSign, expected: float | None) -> None:
+    cells = pl.Series([text])
+    assert amounts_in(cells, decimal).to_list() == [expected]
+    assert looks_like_amounts(cells, decimal) == (expected is not None)
 
 
 @pytest.mark.parametrize(
