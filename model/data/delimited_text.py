@@ -20,6 +20,7 @@ CHUNK = 1 << 20
 SPREADSHEET = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the beginnings of .xlsx and .ods, and of .xls
 JSON = re.compile(rb"(\xef\xbb\xbf)?\s*(\[\s*)?\{")
 SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([\t;,|])"?\r?\n(?=\s*\S)', re.IGNORECASE)  # for spreadsheets
+WINDOWS_1252 = "Windows-1252"
 SAVE_OTHERWISE = "save it as CSV (UTF-8) or Parquet"
 COMPACT_DAY = r"^((?:19|20)\d{2})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
 
@@ -123,7 +124,7 @@ def delimited_text(path: Path, raw: bytes) -> DelimitedText:
     """Return the text in UTF-8, with the separator of its header; raises DataError if it is empty or no table.
 
     A byte order mark marks UTF-16. A .csv file most of whose non-ASCII bytes are not UTF-8 is read as Windows-1252,
-    which spreadsheets write. A text with a few broken characters stays unchanged.
+    which spreadsheets write, or refused if it cannot be that. A text with a few broken characters stays unchanged.
     """
     if not raw.strip():
         raise DataError(f"{path} is empty; it needs a header and at least one line")
@@ -136,12 +137,21 @@ def delimited_text(path: Path, raw: bytes) -> DelimitedText:
         except UnicodeDecodeError:
             raise DataError(f"{path} is truncated UTF-16 text; export it again") from None
     elif ".csv" in path.name and not raw.isascii() and not _is_utf8(raw) and _is_mostly_broken(raw):
-        raw, encoding = raw.decode("cp1252", errors="replace").encode(), "Windows-1252"
+        raw, encoding = _from_windows_1252(path, raw), WINDOWS_1252
     if JSON.match(raw):
         raise DataError(f"{path} is JSON; {SAVE_OTHERWISE}")
     if named := SEPARATOR_LINE.match(raw):
         return DelimitedText(path, raw[named.end() :], named[1].decode(), encoding, first_line=2)
     return DelimitedText(path, raw, _separator_of(path, raw), encoding)
+
+
+def _from_windows_1252(path: Path, raw: bytes) -> bytes:
+    """Return the text in UTF-8. Raise DataError for bytes that Windows-1252 lacks, such as those of Shift-JIS."""
+    try:
+        return raw.decode("cp1252").encode()
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        raise DataError(f"{path}, line {line}: neither UTF-8 nor Windows-1252 text; {SAVE_OTHERWISE}") from None
 
 
 def _separator_of(path: Path, raw: bytes) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
-from model.data.delimited_text import DelimitedText, delimited_text
+from model.data.delimited_text import SAVE_OTHERWISE, WINDOWS_1252, DelimitedText, delimited_text
 from model.data.interactions import DataError
 from model.data.table import VECTOR, Table, read_table, uncompressed
 
 EXAMPLES = 3  # of each finding
 SHOWN_CHARS = 80  # of a cell
+WORD_WITH_ACCENT = re.compile(rb"[0-9A-Za-z\x80-\xff]*[\xc3\xc5][0-9A-Za-z\x80-\xff]+")  # of Windows-1252, in UTF-8
 MEND_OR_LEAVE_OUT = "correct these lines, or skip them with --skip-bad-lines"
 MEND_TO_KEEP = "correct these lines to keep them"
 
@@ -141,7 +143,7 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
         frame, is_ragged = text.ragged_frame(), True
     found = Examination(Table(path, frame, "", text.first_line - 1), skips_bad_lines=skips_bad_lines)
     if text.encoding != "UTF-8":
-        found.note(f"the encoding is {text.encoding}")
+        found.note(f"the encoding is {text.encoding}", _fix_of_encoding(text))
     if is_ragged:
         _find_broken_lines(found, text)
     empty = frame.select(empty=pl.all_horizontal(pl.all().fill_null("") == ""))["empty"]
@@ -153,6 +155,14 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
     if text.separator == "\t":
         _find_quoted_cells(found)
     return found
+
+
+def _fix_of_encoding(text: DelimitedText) -> str:
+    """Return what to do if the letters are not those of Windows-1252, as which any text of Greek or Hebrew passes."""
+    word = WORD_WITH_ACCENT.search(text.raw)
+    if text.encoding != WINDOWS_1252 or word is None:
+        return ""
+    return f"if the letters of {word[0].decode()[:SHOWN_CHARS]!r} are wrong, {SAVE_OTHERWISE}"
 
 
 def _with_vectors_as_texts(table: Table) -> Table:

@@ -94,6 +94,31 @@ def test_a_few_broken_letters_are_refused_and_not_guessed(tmp_path: Path) -> Non
         read_items(tmp_path)
 
 
+def test_letters_that_windows_1252_lacks_are_refused_and_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_bytes("item_id,title\na,b\nc,ソーダ\n".encode("cp932"))
+    with pytest.raises(DataError, match=r"line 3: neither UTF-8 nor Windows-1252 text; save it as CSV \(UTF-8\)"):
+        read_items(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("title", "encoding", "shown"),
+    [
+        ("Şişe 5 €", "cp1254", "Þiþe"),
+        ("שוקולד", "cp1255", "ùå÷åìã"),
+        ("Größe 5 €", "cp1252", "Größe"),
+        ("5 €", "cp1252", None),
+    ],
+)
+def test_a_check_shows_letters_that_another_encoding_would_turn_into_others(
+    tmp_path: Path, title: str, encoding: str, shown: str | None
+) -> None:
+    table = tmp_path / "items.csv"
+    table.write_bytes(f"item_id,title\na,5 €\nb,{title}\n".encode(encoding))
+    (finding,) = examine_items(table, TableMapping()).findings
+    fix = f"if the letters of {shown!r} are wrong, save it as CSV (UTF-8) or Parquet" if shown else ""
+    assert (finding.problem, finding.fix) == ("the encoding is Windows-1252", fix)
+
+
 def test_utf_16_that_was_cut_off_says_so(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("item_id,title\na,b\n".encode("utf-16")[:-1])
     with pytest.raises(DataError, match="truncated UTF-16 text"):
