@@ -472,6 +472,7 @@ async function look() {
 
 /** Up and down go through a list, right and left through a row; down from the search goes into what was found. */
 function walk(press) {
+  if (press.isComposing) return; // an input method, as for Japanese, has its own candidates
   const step = { ArrowDown: 1, ArrowUp: -1 }[press.key];
   const [row, beside] = [press.target.closest("li"), { ArrowRight: ".add", ArrowLeft: ".item" }[press.key]];
   if (!step && !(row && beside)) return;

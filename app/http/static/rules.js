@@ -88,6 +88,7 @@ export class Rules {
   }
 
   #enterCompletions(press) {
+    if (press.isComposing) return; // an input method has its own candidates
     const first = this.#completions.querySelector("button");
     if (press.key === "Escape") this.#completions.replaceChildren();
     if (press.key !== "ArrowDown" || !first) return;

@@ -90,6 +90,13 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+def test_a_search_for_a_long_word_needs_no_scrolling_sideways(page: Page) -> None:
+    page.set_viewport_size({"width": 320, "height": 640})
+    page.fill("#query", "x" * 256)
+    expect(page.locator("#found-line")).to_contain_text("xxx")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
 def test_it_is_used_with_keys_alone(page: Page) -> None:
     page.focus("#query")
     page.keyboard.type("item-33")
@@ -114,6 +121,28 @@ def test_it_is_used_with_keys_alone(page: Page) -> None:
         page.keyboard.press("Enter")
         expect(page.locator("#history li")).to_have_count(count)
     assert page.evaluate("document.activeElement.id") == "history"  # there is nothing more to undo
+
+
+def test_keys_that_choose_among_candidates_of_an_input_method_do_not_leave_the_search(page: Page) -> None:
+    page.fill("#query", "item-3")
+    expect(page.locator("#found-line")).to_contain_text("item-3")
+    press = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true, cancelable: true, isComposing: %s})"
+    for is_composing, focused in (("true", "INPUT"), ("false", "BUTTON")):
+        page.focus("#query")
+        page.evaluate(f"document.querySelector('#query').dispatchEvent({press % is_composing})")
+        assert page.evaluate("document.activeElement.tagName") == focused
+
+
+def test_colours_that_mean_something_stay_where_a_reader_has_their_own(browser: Browser, url: str) -> None:
+    colours = "places => places.map(place => getComputedStyle(document.querySelector(place)).backgroundColor)"
+    places = [".map i", ".map .touched", "#legend .reads", "#time-bar i.store"]
+    found = []
+    for forced in ("none", "active"):
+        with visiting(browser, url, forced_colors=forced) as page:
+            click(page, "item-3")
+            expect(page.locator(".map .touched").first).to_be_visible()
+            found.append(page.evaluate(colours, places))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("way", ["pointer", "keys", "finger"])
