@@ -9,6 +9,7 @@ from model.evaluation.report import Report
 
 USERS = 20
 SHOWN = 10  # items of a list, and newest events of a history
+ISOLATE, END_OF_ISOLATE = "\u2068", "\u2069"  # the text between runs in its own direction
 
 
 def example_lists(report: Report, items: ItemTable, seed: int) -> Html | None:
@@ -41,7 +42,8 @@ def _user_table(report: Report, variants: list[Variant], items: ItemTable, place
     ]
     ranks = "; ".join(f"{variant.name}: {_rank(report, variant, place)}" for variant in variants)
     user = report.trial.interactions.user_ids[report.users[place]]
-    caption = f"{user}, {len(newest_first):,} events. Actual next item: {_title(items, target)}. {ranks}."
+    title = f"{ISOLATE}{_title(items, target)}{END_OF_ISOLATE}"
+    caption = f"{user}, {len(newest_first):,} events. Actual next item: {title}. {ranks}."
     return table(("", "newest events", *(variant.name for variant in variants)), rows, caption)
 
 

@@ -27,12 +27,14 @@ body { background: var(--page); color: var(--text); font: 16px/1.5 system-ui, sa
        max-width: 64rem; overflow-wrap: anywhere; padding: 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 p, caption, figcaption, dl, li { max-width: 46rem; }
-p, caption, figcaption, small { color: var(--quiet); } caption { text-align: left; } figure { margin: 1rem 0; }
+p, caption, figcaption, small { color: var(--quiet); } figure { margin: 1rem 0; }
+caption { overflow-wrap: anywhere; text-align: left; }
 .verdict { color: var(--text); font-size: 1.2rem; line-height: 1.4; }
 code { font: .875rem ui-monospace, monospace; }
 .wide { container-type: inline-size; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; width: 100%; }
 th, td { border-bottom: 1px solid var(--rule); padding: .25rem .6rem .25rem 0; text-align: left; vertical-align: top; }
+th, td { unicode-bidi: plaintext; }
 .breaks { overflow-wrap: anywhere; } td small, th small { display: block; font-weight: 400; }
 dl { border: 1px solid var(--rule); border-radius: .4rem; display: grid; gap: .2rem 1rem;
      grid-template-columns: minmax(0, 1fr) minmax(0, 3fr); padding: .8rem 1rem; }
@@ -44,7 +46,8 @@ svg { display: block; height: auto; overflow: visible; width: 100%; } svg text {
 .grid { stroke: var(--rule); } .whisker { stroke: var(--text); stroke-width: 1.5; }
 .stroke { fill: none; stroke-width: 2; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; margin: 0 0 .5rem; padding: 0; }
-.mark { background: currentcolor; display: inline-block; height: .7rem; margin-right: .4rem; width: .7rem; }
+.mark { background: currentcolor; display: inline-block; forced-color-adjust: none;
+        height: .7rem; margin-right: .4rem; width: .7rem; }
 .first.mark { border-radius: 50%; } .third.mark { clip-path: polygon(50% 0, 100% 100%, 0 100%); }
 .fourth.mark { clip-path: polygon(50% 0, 100% 50%, 50% 100%, 0 50%); }
 """
