@@ -7,10 +7,11 @@ import zlib
 from collections import defaultdict
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.content.text_features import BUCKETS, PART_WEIGHT, Description, features, rarities, term_counts
+from model.content.text_features import BUCKETS, PART_WEIGHT, WORD, Description, features, rarities, term_counts
 
 TEXTS = st.text(max_size=40)
 DESCRIPTIONS = st.lists(st.builds(Description, TEXTS, st.lists(TEXTS, max_size=3)), min_size=1, max_size=6)
@@ -33,6 +34,22 @@ def test_words_their_parts_and_categories_are_terms() -> None:
         place: np.float32(count) for place, count in expected.items()
     }
     assert not counts[1].any()
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("\u0939\u093f\u0928\u094d\u0926\u0940 \u0915\u093f\u0924\u093e\u092c\u0964", 2),
+        ("\u0ba4\u0bae\u0bbf\u0bb4\u0bcd, \u0baa\u0bc1\u0ba4\u0bcd\u0ba4\u0b95\u0bae\u0bcd", 2),
+        ("\u0e40\u0e2a\u0e37\u0e49\u0e2d", 1),
+        ("\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd", 1),
+        ("\u05d0\u05b7\u05d1\u05be\u05d2", 2),
+        ("cre\u0300me bru\u0302le\u0301e", 2),
+        ("a\u200d_b \u0301", 2),
+    ],
+)
+def test_marks_do_not_end_a_word(title: str, words: int) -> None:
+    assert len(WORD.findall(title)) == words
 
 
 @given(DESCRIPTIONS)
