@@ -16,7 +16,8 @@ DECIMAL_SIGNS: tuple[DecimalSign, DecimalSign] = (",", ".")
 CURRENCIES = r"(?i)\p{Sc}|\\|EUR|USD|GBP|CHF|JPY|円|CNY|元|INR|Rs\.?|ILS|NIS|PLN|zł|TRY|TL|SEK|NOK|DKK|kr\.?|CZK|Kč"
 
 _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
-_CLOCK_OR_NOTHING = r"^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
+_HALF_OF_DAY = r"(?i)\s*([ap])\.?m\.?$"  # after a time of twelve hours
+_CLOCK_OR_NOTHING = r"(?i)^\s*(\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[ap]\.?m\.?)?)?\s*$"
 _ISO_DAY = r"^(\d{4}-\d{2}-\d{2})"
 _LOCAL_TIME = _ISO_DAY + r"T\d{2}:\d{2}:\d{2}(\.\d+)?$"
 _DAYS_BEFORE_YEARS = r"^(\d{2})[/-](\d{2})[/-](\d{4})"
@@ -61,7 +62,8 @@ def times_in(cells: pl.Series, timezone: str | None) -> Times:
 
 def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return local times as 2025-12-24T18:30:00, null for other cells, and which cells are ambiguous."""
-    tidy = texts.str.replace_all(r"\b(\d)([./:-])", "0${1}${2}")
+    half = texts.str.extract(_HALF_OF_DAY, 1)
+    tidy = texts.str.replace(_HALF_OF_DAY, "").str.replace_all(r"\b(\d)([./:-])", "0${1}${2}")
     days = tidy.str.extract(_DAYS_BEFORE_YEARS, 1).cast(pl.Int32, strict=False)
     months = tidy.str.extract(_DAYS_BEFORE_YEARS, 2).cast(pl.Int32, strict=False)
     has_years_last, is_day_first, is_month_first = days.is_not_null(), (days > 12).any(), (months > 12).any()
@@ -75,6 +77,7 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     tidy = tidy.str.replace(_ISO_DAY + r"$", "${1}T00:00:00")
     tidy = tidy.str.replace(_ISO_DAY + r"[ T,]+(\d)", "${1}T${2}")
     tidy = tidy.str.replace(r"T(\d{2}:\d{2})$", "T${1}:00")
+    tidy = tidy.zip_with(half.is_null(), _by_24_hours(tidy, half))
     frame = pl.DataFrame({"tidy": tidy, "by_clock": _by_clock(tidy)})
     is_local = pl.col("tidy").str.contains(_LOCAL_TIME) & pl.col("by_clock").is_not_null()  # unlike 00.00.0000
     local = frame.select(local=pl.when(is_local).then("tidy"))["local"]
@@ -84,6 +87,12 @@ def _local_times(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
         else pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True)
     )
     return local, either_way
+
+
+def _by_24_hours(local: pl.Series, half: pl.Series) -> pl.Series:
+    """Return times of twelve hours, with a or p for the half of the day, as those of 24; null for other texts."""
+    times = (local + half + "m").str.to_datetime("%Y-%m-%dT%I:%M:%S%.f%p", strict=False)
+    return times.dt.strftime("%Y-%m-%dT%H:%M:%S%.f")
 
 
 def _by_clock(local: pl.Series) -> pl.Series:
