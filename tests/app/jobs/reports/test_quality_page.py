@@ -269,6 +269,10 @@ class TestUsers:
         users = [compared.trial.interactions.user_ids[compared.users[place]] for place in drawn]
         assert [caption.split(",")[0] for caption in captions] == users
 
+    def test_titles_in_captions_run_in_their_own_direction(self, compared: Report, two_models: list[Artifact]) -> None:
+        captions = [text for text in Reader(page(compared, two_models, MADE)).text if "Actual next item" in text]
+        assert all(re.search("next item: \u2068[^\u2068\u2069]+\u2069\\. ", caption) for caption in captions)
+
     def test_a_table_of_fewer_users_shows_them_all(self, compared: Report) -> None:
         everybody = compared.drawn_users(10**9, 0)
         assert everybody.tolist() == list(range(len(compared.ranks)))
