@@ -15,6 +15,8 @@ from model.inference import bitmap
 
 FROM, UNTIL = "available_from", "available_until"
 
+LIMITS = np.iinfo(np.int64)
+
 Rows = NDArray[np.int64]
 
 
@@ -29,7 +31,7 @@ class Availability:
         self._properties = values.properties
         self.switched_on = values.switched_on
         self.unavailable = bitmap.empty(values.properties.rows)
-        self._next_change_us = inf
+        self._begin_us, self._end_us = -inf, inf  # no item changes between these times
 
     def update(self, rows: Rows) -> None:
         """Apply changes to distinct items."""
@@ -38,16 +40,16 @@ class Availability:
         bitmap.discard(self.unavailable, rows[~is_outside])
 
     def follow_time(self) -> None:
-        """Apply the dates that have passed since the last call."""
-        if time.time() * 1e6 >= self._next_change_us:
-            self._next_change_us = inf
+        """Apply the dates that have passed since the last call, or are ahead again because the clock was set back."""
+        if not self._begin_us <= time.time() * 1e6 < self._end_us:
+            self._begin_us, self._end_us = -inf, inf
             rows = np.arange(self._properties.rows)
             unavailable = ~self.switched_on.true
             bitmap.add(unavailable, rows[self._outside_dates(rows)])
             self.unavailable[:] = unavailable
 
     def _outside_dates(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return which items are outside their dates now, and record when this changes next for any of them."""
+        """Return which items are outside their dates now, and narrow the times between which none of them changes."""
         now_us = time.time() * 1e6
         is_outside = np.zeros(len(rows), np.bool_)
         for name in (FROM, UNTIL):
@@ -55,6 +57,8 @@ class Availability:
             if column is not None:
                 dates, is_known = column.values[rows], bitmap.has(column.known, rows)
                 is_ahead = is_known & (dates > now_us)
-                is_outside |= is_ahead if name == FROM else is_known & ~is_ahead
-                self._next_change_us = min(self._next_change_us, dates[is_ahead].min(initial=np.iinfo(np.int64).max))
+                is_past = is_known & ~is_ahead
+                is_outside |= is_ahead if name == FROM else is_past
+                self._begin_us = max(self._begin_us, dates[is_past].max(initial=LIMITS.min))
+                self._end_us = min(self._end_us, dates[is_ahead].min(initial=LIMITS.max))
         return is_outside

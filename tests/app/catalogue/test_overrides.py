@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
@@ -41,6 +42,8 @@ ENTRIES = st.builds(
     st.booleans(),
     PROPERTIES,
 )
+DAYS = st.none() | st.integers(0, 5)
+CLOCKS = st.tuples(st.integers(-1, 5), st.dictionaries(st.sampled_from(MODELS[0][:4]), st.tuples(DAYS, DAYS)))
 STEPS = (
     st.lists(ENTRIES, min_size=1, max_size=4)
     | st.tuples(st.sampled_from(["catch up", "keep"]), st.integers(0, 2))
@@ -136,3 +139,30 @@ def test_a_filter_is_kept_while_what_it_reads_stays_as_it_is() -> None:
     overrides.apply(ItemChanges([replace(entry, properties={"price": 2.0, "brand": "Hill"})], 2, held=HELD))
     found.catch_up()
     assert selected(found, 'item.brand == "Hill" && item.available && "pots" in item.categories') is before
+
+
+@given(st.lists(CLOCKS, max_size=8))
+def test_availability_follows_a_clock_that_is_set_ahead_and_back(steps: list[Any]) -> None:
+    """Each step sets the clock to the middle of a day, and dates of some items, by day."""
+    overrides, dates = ItemOverrides(), dict[str, tuple[int | None, int | None]]()
+    overrides.hold(HELD)
+    found = catalogue(0, overrides)
+    for day, changed in steps:
+        with patch("app.catalogue.overrides.availability.time.time", lambda day=day: (day + 0.5) * 86_400):
+            dates |= changed
+            overrides.apply(
+                ItemChanges([*map(dated, changed, changed.values())], overrides.version + len(changed), held=HELD)
+            )
+            found.catch_up()
+            found.follow_time()
+        is_outside = [
+            (begin is not None and day < begin) or (end is not None and day >= end)
+            for begin, end in (dates.get(name, (None, None)) for name in MODELS[0])
+        ]
+        assert mask(found, found.unavailable) == is_outside
+
+
+def dated(item_id: str, days: tuple[int | None, int | None]) -> ItemEntry:
+    names = ("available_from", "available_until")
+    dates = {name: EPOCH + timedelta(day) for name, day in zip(names, days, strict=True) if day is not None}
+    return ItemEntry(item_id, None, None, True, dates)
