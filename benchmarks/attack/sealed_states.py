@@ -60,7 +60,7 @@ def wrong_states(good: str, file: Path, count: int, seed: int = 0) -> Iterator[s
     rotate(file.with_name("others"))
     foreign = StateSealer(SealKeyring(file.with_name("others")), 30)
     state = own.open(good, "main", "")
-    with patch("app.http.auth.sealed_states.time.time", lambda: time.time_ns() / 1e9 - 31 * DAY_S):
+    with patch("app.http.auth.sealed_states.StateSealer._now_s", lambda _: int(time.time()) - 31 * DAY_S):
         expired = own.seal(state, "main", "").text
     elsewhere = [
         own.seal(state, "books", "").text,

@@ -14,7 +14,6 @@ with another key or version, or for another tenant or audience, cannot be opened
 """
 
 import os
-import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -24,6 +23,8 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 
 from app.errors import ErrorDetail, InvalidSealedState, SealedStateExpired, SealingNotConfigured
+from app.events.ingest import FOLLOW_JUMPS_AFTER_S
+from app.events.steady_clock import SteadyClock
 from app.http.auth.seal_keys import SealKeyring
 from app.schemas.recommendations import RecommendationRequest
 from storage.state.portable_state import SIZE, VERSION, PortableState
@@ -44,16 +45,20 @@ class Sealed(NamedTuple):
 
 
 class StateSealer:
-    """Seals and opens states. A sealed state expires after a number of days."""
+    """Seals and opens states. A sealed state expires after a number of days.
+
+    A clock that is wrong for seconds expires no state, because its visitor would start again without a history.
+    """
 
     def __init__(self, keyring: SealKeyring, days: int) -> None:
         self._keyring = keyring
         self._ttl_s = days * DAY_S
+        self._clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
 
     def seal(self, state: PortableState, tenant: str, audience: str) -> Sealed:
         """Seal the state for the keys of the tenant that have this audience."""
         key_id, cipher = self._keyring.primary()
-        head, nonce, now_s = HEAD.pack(VERSION, key_id, state.tag), os.urandom(NONCE_BYTES), int(time.time())
+        head, nonce, now_s = HEAD.pack(VERSION, key_id, state.tag), os.urandom(NONCE_BYTES), self._now_s()
         ciphertext = cipher.encrypt(nonce, TIME.pack(now_s) + state.encode(), _associated(head, tenant, audience))
         expires = datetime.fromtimestamp(now_s + self._ttl_s, UTC)
         return Sealed(urlsafe_b64encode(head + nonce + ciphertext).decode(), expires)
@@ -77,9 +82,12 @@ class StateSealer:
         except InvalidTag:
             raise InvalidSealedState from None
         (sealed_at_s,) = TIME.unpack_from(plain)
-        if time.time() >= sealed_at_s + self._ttl_s:
+        if self._now_s() >= sealed_at_s + self._ttl_s:
             raise SealedStateExpired
         return PortableState.decode(tag, plain[TIME.size :])
+
+    def _now_s(self) -> int:
+        return self._clock.now_us() // 1_000_000
 
 
 def require_sealer(sealer: StateSealer | None) -> StateSealer:

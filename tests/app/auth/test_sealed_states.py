@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import timedelta
 from errno import ENOSPC
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.app.support import run_command
 from tests.storage.oracles.random_events import make_generation
 
 GENERATION = make_generation()
+NOW_S = "app.http.auth.sealed_states.StateSealer._now_s"
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
@@ -102,15 +105,28 @@ class TestASealedState:
         assert_refused(new_sealer(tmp_path / "same id"), empty, audience="")
 
     def test_expires(self, sealer: StateSealer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: 1_800_000_000.0)
+        monkeypatch.setattr(NOW_S, lambda _: 1_800_000_000)
         text, expires = sealer.seal(state(), "main", "")
         assert expires.timestamp() == 1_800_000_000 + 30 * DAY_S
-        monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: expires.timestamp() - 1)
+        monkeypatch.setattr(NOW_S, lambda _: int(expires.timestamp()) - 1)
         assert sealer.open(text, "main", "") == state()
-        monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: expires.timestamp())
+        monkeypatch.setattr(NOW_S, lambda _: int(expires.timestamp()))
         with pytest.raises(SealedStateExpired):
             sealer.open(text, "main", "")
         assert_refused(sealer, text, "books", "")  # nobody learns the age of another's state
+
+    @pytest.mark.parametrize("years", [1, -1])
+    def test_outlives_a_clock_that_is_wrong_for_seconds(
+        self, sealer: StateSealer, monkeypatch: pytest.MonkeyPatch, years: int
+    ) -> None:
+        before, now_s, now_ns = sealer.seal(state(), "main", ""), time.time, time.time_ns
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time", lambda: now_s() + years * 365 * DAY_S)
+            patch.setattr("time.time_ns", lambda: now_ns() + years * 365 * DAY_S * 10**9)
+            assert sealer.open(before.text, "main", "") == state()
+            during = sealer.seal(state(), "main", "")
+        assert sealer.open(during.text, "main", "") == state()
+        assert before.expires <= during.expires < before.expires + timedelta(days=1)
 
 
 class TestTheKeys:

@@ -249,7 +249,7 @@ class TestInvalidStates:
 
     def test_that_are_too_old_say_so(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         state = post(client, events_of(1))["state"]
-        monkeypatch.setattr("app.http.auth.sealed_states.time.time", lambda: 9e9)
+        monkeypatch.setattr("app.http.auth.sealed_states.StateSealer._now_s", lambda _: 9_000_000_000)
         answer = client.post(LISTS, json={"state": state})
         assert_refused(answer, 422)
         assert answer.json()["error"]["code"] == "sealed_state_expired"
