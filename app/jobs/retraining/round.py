@@ -192,10 +192,11 @@ class RetrainingRound:
             unknown = self._data.read(archived, self._plan.max_events, self._plan.config(served).event_weights)
         if unknown:
             print_line(self._console, f"ignored {unknown:,} events of types without a weight, or with weight 0")
-        past, holdout = self._data.split(self._trained_at_ms(served))
+        trained_at_ms = self._trained_at_ms(served)
+        past, holdout = self._data.split(trained_at_ms)
         events = self._data.count()
         if len(holdout) < MIN_HELD_OUT_EVENTS:
-            reason = f"{len(holdout)} users have new events; a comparison needs {MIN_HELD_OUT_EVENTS}"
+            reason = _why_too_few(len(holdout), trained_at_ms)
             return self._outcome("waiting", reason, served, events=events, questions=len(holdout))
         of_store = asyncio.run(items_of_store(self._settings, self._data.item_ids()))
         self._data.write_directories(past, self._archive, of_store)
@@ -353,6 +354,13 @@ def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> tuple[Art
     best = chosen_lift(validation.lifted_ranks(model, usual), usual).lift
     model.model.set_followers(model.model.shares_of_followers(usual), best)
     return replace(model, config=model.config.model_copy(update={"model": model.model.config})), best
+
+
+def _why_too_few(held_out: int, trained_at_ms: int) -> str:
+    reason = f"{held_out} users have new events; a comparison needs {MIN_HELD_OUT_EVENTS}"
+    if trained_at_ms > time.time() * 1000:
+        reason += f"; '{MANIFEST}' of the active model is dated in the future, so nothing counts as new: 'touch' it"
+    return reason
 
 
 def _tag(served: Artifact | None) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -103,6 +105,17 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop, rebuil
     assert shop.sample("generation_timestamp_seconds") == (shop.models / shop.names()[-1] / MANIFEST).stat().st_mtime
     assert 0 < (shop.sample("ndcg_at_10", model="new") or 0) <= 1
     assert 0 < (shop.sample("value_hr_at_10", model="new") or 0) <= 1
+
+
+def test_waiting_for_a_model_of_the_future_says_so(shop: Shop) -> None:
+    shop.collect(200)
+    assert shop.retrain().outcome == "activated"
+    assert "touch" not in shop.retrain().reason
+    tomorrow_s = time.time() + 86_400
+    os.utime(shop.models / shop.names()[-1] / MANIFEST, (tomorrow_s, tomorrow_s))
+    shop.collect(110)
+    outcome = shop.retrain()
+    assert (outcome.outcome, "'touch' it" in outcome.reason) == ("waiting", True)
 
 
 def test_archive_and_models_may_be_in_a_bucket(
