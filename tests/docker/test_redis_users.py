@@ -289,6 +289,25 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
     assert not list((tmp_path / "data").glob(".redis-start.*"))
 
 
+@pytest.mark.usefixtures("alpine_shell")
+def test_a_replica_keeps_no_copy_of_the_data_besides_its_log(tmp_path: Path) -> None:
+    users, log, ports = make_users(tmp_path), tmp_path / "redis.log", [free_port(), free_port()]
+    with ExitStack() as stack:
+        for port, options in zip(ports, ((), replica_options(users, ports[0])), strict=True):
+            (data := tmp_path / str(port)).mkdir()
+            for unfinished in ("temp-1789000000.7.rdb", "temp-rewriteaof-bg-8.aof"):
+                (data / unfinished).touch()
+            server = start_redis(redis_command(program("redis-server"), data, users, port, *options), log)
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+            wait_until(partial(answers_ping, users, port), log.read_text)
+            assert not (data / unfinished).exists()
+        with redis.Redis.from_url(users.url(ports[0])) as service:
+            wait_until(lambda: service.wait(1, 100) == 1, log.read_text)
+        wait_until(lambda: "sync: Finished with success" in log.read_text(), log.read_text)
+        wait_until(lambda: not list(data.glob("*.rdb")), log.read_text)
+
+
 def is_healthy(users: RedisUsers, port: int) -> bool:
     """Say what the health check of docker-compose.yml says."""
     _, check = compose_document()["services"]["redis"]["healthcheck"]["test"]
