@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -22,6 +23,7 @@ from storage.redis.scripts.events import SAVE_STATE, save_state_arguments
 from storage.redis.session.redis_session import RedisSession
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation, StateError
+from storage.state.layout import idle_times_s
 
 UNOWNED = "none"  # the node of slots that no known node owns
 MAX_ROUND = 512  # values
@@ -248,7 +250,7 @@ class RedisStates:
     # ---- saving
 
     async def save(self, generation: Generation, states: Sequence[FoldedState]) -> None:
-        """Store states of a rebuild, unless newer ones are stored."""
+        """Store states of a rebuild, unless newer ones are stored or their users' last events are too long ago."""
         await self._session.require_open()
         await self._session.register([generation])
         for start in range(0, len(states), SAVED_AT_ONCE):
@@ -258,9 +260,9 @@ class RedisStates:
 
     async def _save_page(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
         commands = []
-        for state in states:
+        for state, ttl_s in _without_expired(generation, states, self._ttl_s):
             user = self._session.keys.user(state.tenant, state.user_id)
-            arguments = save_state_arguments(user, generation, state.through_seq, state.value, self._ttl_s)
+            arguments = save_state_arguments(user, generation, state.through_seq, state.value, ttl_s)
             commands.append(SAVE_STATE.command(*arguments))
         replies = await self._session.servers.execute_all(commands, in_transaction=True)
         for reply in replies:
@@ -299,6 +301,16 @@ def _value_of_whole_log(generation: Generation, head: bytes | None, stored: byte
     """
     Head.check(head, stored)
     return None if head is None or len(head) > MERGE_MARK else fresh_state(generation, stored, head)
+
+
+def _without_expired(
+    generation: Generation, states: Sequence[FoldedState], ttl_s: int
+) -> Iterator[tuple[FoldedState, int]]:
+    """Yield the states of users with a recent event, and in how many seconds each expires, 0 for never."""
+    idle_s = idle_times_s(generation.decode_many([state.value for state in states]), time.time())
+    for state, user_idle_s in zip(states, idle_s, strict=True):
+        if ttl_s == 0 or user_idle_s < ttl_s:
+            yield state, max(0, ttl_s - user_idle_s)
 
 
 def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, bytes]:

@@ -35,7 +35,7 @@ CREATE UNIQUE INDEX log_by_event ON log (tenant, event_id, user_id, kind);
 CREATE INDEX log_by_user ON log (tenant, user_id);
 """
 
-# written_day is in days, so that the index changes only with the first event of a day.
+# written_day is the day of the last event. The index changes only with the first event of a day.
 STATES_SCHEMA = """
 CREATE TABLE states (
     tenant TEXT NOT NULL,

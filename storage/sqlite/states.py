@@ -14,6 +14,7 @@ from storage.sqlite.batches import execute_in_batches, rows_with_blobs
 from storage.sqlite.log import NEWEST, NO_LIMIT, PageReader, add_seen, log_entries
 from storage.state.corrections import EventFilter, LogFold, ReadState, SeenItems
 from storage.state.generation import Generation
+from storage.state.layout import idle_times_s
 
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
 READ_AT_ONCE = 256  # states, about 1 MB
@@ -39,7 +40,8 @@ INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day
 SELECT * FROM ({rows}) AS batch
 WHERE EXISTS (SELECT 1 FROM log WHERE seq = batch.column4 AND tenant = batch.column1 AND user_id = batch.column2)
 ON CONFLICT (tenant, user_id, generation)
-DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, written_day = excluded.written_day
+DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value,
+    written_day = max(excluded.written_day, states.written_day)
 WHERE excluded.through_seq >= states.through_seq
 """
 
@@ -190,9 +192,16 @@ def _seen_of_short_log(
 
 
 def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
-    """Save these states, except those of users who have a newer state or no log any more."""
-    day = today()
-    rows = [(one.tenant, one.user_id, generation.tag, one.through_seq, one.value, day) for one in states]
+    """Save these states, except those of users who have a newer state or no log any more.
+
+    A state is dated by its last event, so that a rebuild or a read makes no idle user a new one.
+    """
+    idle_s = idle_times_s(generation.decode_many([one.value for one in states]), time.time())
+    days = [today() - one // DAY_S for one in idle_s]
+    rows = [
+        (one.tenant, one.user_id, generation.tag, one.through_seq, one.value, day)
+        for one, day in zip(states, days, strict=True)
+    ]
     execute_in_batches(db, SAVE_STATES, rows)
 
 
@@ -220,7 +229,7 @@ def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: 
 
 
 def drop_idle(db: sqlite3.Connection, before_day: int) -> int:
-    """Remove some states that were last written before that day; return how many.
+    """Remove some states whose users have had no event since that day; return how many.
 
     States that a clock that was ahead has dated in the future get today's date.
     """

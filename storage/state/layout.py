@@ -113,6 +113,13 @@ def recent_items(state: State) -> NDArray[np.int32]:
     return newest_first[newest_first >= 0]
 
 
+def idle_times_s(states: NDArray[np.void], now_s: float) -> list[int]:
+    """Return how long ago the last event of each state (Q,) was, as its items and ids tell; 0 if they do not."""
+    last_s = np.maximum(states["last_timestamp_us"] // 1_000_000, states["recent_id_times_s"].max(axis=1))
+    idle_s: list[int] = np.where(last_s > 0, np.maximum(int(now_s) - last_s, 0), 0).tolist()
+    return idle_s
+
+
 class ShownItems(NamedTuple):
     """The items in a state that were shown and not chosen since: at most 56, newest first.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.records import NamedGeneration
+from storage.maintenance.rebuild import rebuild
+from storage.records import DAY_S, NamedGeneration
 from storage.redis.layout.keys import Keyspace
-from tests.storage.oracles.random_events import click
+from tests.storage.oracles.random_events import click, make_newer
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_of_log, opened
@@ -63,6 +65,16 @@ class TestData:
             assert await store.states("main", ["u"], GENERATION, max_missing=0) == [None]
             await assert_state_is_fold_of_log(store)
             assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
+
+    async def test_a_rebuild_keeps_no_state_longer_than_its_user_is_idle(self, any_server: RedisServer) -> None:
+        newer, now_us = make_newer(), time.time_ns() // 1000
+        async with opened(any_server.url, state_ttl_days=7) as store:
+            for days in (0, 5, 8):
+                await store.append("main", [click("e", f"idle{days}", timestamp_us=now_us - days * DAY_S * 1_000_000)])
+            await rebuild(store, newer)
+            keys = any_server.client.keys(f"*:state:{newer.tag.hex()}:*")
+            days_left = {key.decode().rpartition("/")[2]: any_server.client.ttl(key) / DAY_S for key in keys}
+            assert days_left == pytest.approx({"idle0": 7, "idle5": 2}, abs=0.1)
 
     async def test_a_state_takes_no_more_memory_after_thirty_times_as_many_events(self, server: RedisServer) -> None:
         async with opened(server.url) as store:

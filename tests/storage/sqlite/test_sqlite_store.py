@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ import storage.sqlite.log
 import storage.sqlite.states
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.items.trends import Visit
+from storage.maintenance.rebuild import rebuild
+from storage.records import DAY_S
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
@@ -301,6 +304,20 @@ async def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, m
         await store.states("main", ["u"], newer)
     may_go_on.set()
     await closing_store
+
+
+async def test_a_rebuild_keeps_no_state_longer_than_its_user_is_idle(tmp_path: Path) -> None:
+    newer, now_us = make_generation(tag=b"gen two\0", seed=1), time.time_ns() // 1000
+    users = ["idle0", "idle5", "idle9"]
+    store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
+    for user in users:
+        days = int(user.removeprefix("idle"))
+        await store.append("main", [click("e", user, timestamp_us=now_us - days * DAY_S * 1_000_000)])
+    await rebuild(store, newer)
+    assert await store.drop_idle_states() == 1
+    saved = await store.states("main", users, newer, max_missing=0)
+    assert [value is not None for value in saved] == [True, True, False]
+    await store.close()
 
 
 async def test_states_without_events_for_long_are_let_go_and_folded_again(
