@@ -39,6 +39,8 @@ def archive_log(
     """
     source.claim(writer.manifest.archive_id, is_new=not writer.manifest.positions)
     dropped = 0 if keep_days is None else writer.drop_before(_day(now - timedelta(days=keep_days)))
+    if dropped:
+        source.scrub()  # Redis's append-only file may have them, too
     archived = _archive_new_entries(source, writer, now)
     trimmed = source.trim(writer.manifest.positions.get, int((now.timestamp() - keep_tail_s) * 1000))
     writer.compact(today=_day(now))

@@ -53,7 +53,7 @@ class LogSource(Protocol):
         ...
 
     def scrub(self) -> None:
-        """Remove the remaining data of erased users from the log and its files."""
+        """Remove the remaining data of erased users from the log, and what left the log from its files."""
         ...
 
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from tests.storage.oracles.random_events import click, fresh_user
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids, refusal, until_applied
+from tests.waiting import wait_until
 
 
 class TestMoving:
@@ -349,6 +351,22 @@ class TestRetention:
                 await assert_state_is_fold_of_log(store)
 
         asyncio.run(law())
+
+    def test_dropped_events_leave_the_append_only_file(self, server: RedisServer, tmp_path: Path) -> None:
+        async def fill() -> None:
+            async with opened(server, tmp_path) as store:
+                await store.append("main", [click("dropped"), *(click(f"e{number}") for number in range(300))])
+
+        def is_there() -> bool:
+            with suppress(FileNotFoundError):  # the previous file, which Redis removes after a rewrite
+                return any(b"dropped" in path.read_bytes() for path in server.directory.rglob("*.*") if path.is_file())
+            return True
+
+        asyncio.run(fill())
+        move_all(server, tmp_path)
+        assert is_there()
+        assert turn(server, tmp_path, now=datetime.now(UTC) + timedelta(days=10), keep_days=9).dropped
+        wait_until(lambda: not is_there())
 
     def test_events_logged_by_a_clock_that_is_behind_are_kept_as_long_as_others(
         self, any_server: RedisServer, tmp_path: Path
