@@ -20,6 +20,7 @@ from app.recommendation.cost import (
     CORRECTED_EVENTS,
     LOGGED_EVENTS,
     MERGED_EVENTS,
+    SCENARIOS,
     archive_charge,
     charge_for,
     correction_charge,
@@ -186,6 +187,20 @@ async def put_scenario(services: Services, caller: Caller, name: str, body: obje
     await charge_operation(services, caller, scenario_charge(settings))
     await _check(services, caller, settings)
     return await services.by_tenant[caller.tenant].scenarios.put(name, settings, caller.name)
+
+
+async def restore_scenario(services: Services, caller: Caller, name: str, number: int | None) -> ScenarioVersion:
+    """Charge the caller, and restore the settings of an earlier version, the previous one if None.
+
+    raises  InvalidRequest  when the settings are no longer valid, because a property that they name was deleted
+            and as `ScenarioRegistry.earlier` and `put`
+    """
+    await charge_operation(services, caller, SCENARIOS)
+    registry = services.by_tenant[caller.tenant].scenarios
+    settings = (await registry.earlier(name, number)).settings
+    if settings is not None:
+        await _check(services, caller, settings)
+    return await registry.put(name, settings, caller.name)
 
 
 async def preview_scenario(services: Services, caller: Caller, body: object) -> bytes:

@@ -151,8 +151,8 @@ class ScenarioRegistry:
                 await self.follow()
                 return version
 
-    async def roll_back(self, name: str, number: int | None, changed_by: str) -> ScenarioVersion:
-        """Restore the settings of an earlier version, the previous one if None; raise as `put` does."""
+    async def earlier(self, name: str, number: int | None) -> ScenarioVersion:
+        """Return the version with this number, the previous one if None; raise as `versions` does."""
         versions = await self.versions(name)
         wanted = versions[0].version - 1 if number is None else number
         found = next((one for one in versions if one.version == wanted), None)
@@ -161,7 +161,7 @@ class ScenarioRegistry:
             raise ScenarioNotFound(
                 "this version does not exist; nothing changed", [ErrorDetail(field="version", reason=kept)]
             )
-        return await self.put(name, found.settings, changed_by)
+        return found
 
     def _dropped(self) -> str | None:
         """Return the scenario to delete for a new one: the one that was removed first.

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Path, Response
 
 from app.http.access import audit, charge_operation, needs
-from app.http.charged_calls import INVALID, preview_scenario, put_scenario
+from app.http.charged_calls import INVALID, preview_scenario, put_scenario, restore_scenario
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example, parse
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
@@ -89,16 +89,13 @@ async def get_scenario_versions(
     openapi_extra=ROLLBACK,
     responses=errors(400, 404, 408, 413, 415),
 )
-async def roll_back_scenario(
-    name: Name, body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep
-) -> ScenarioVersion:
+async def roll_back_scenario(name: Name, body: JsonBody, services: ServicesDep, caller: CallerDep) -> ScenarioVersion:
     """Restore the settings of an earlier version, as a new version.
 
-    Without `version`, a second call undoes the first.
+    Without `version`, a second call undoes the first. Settings that name a deleted property are a 422.
     """
-    await charge_operation(services, caller, SCENARIOS)
     wanted = parse(Rollback, body, INVALID).version
-    version = await service.scenarios.roll_back(name, wanted, caller.name)
+    version = await restore_scenario(services, caller, name, wanted)
     await audit(services, caller, "scenario.roll_back", name, {"to": wanted, "version": version.version})
     return version
 

@@ -211,6 +211,19 @@ def test_versions_tell_who_changed_what_and_any_comes_back(shop: Shop) -> None:
     assert shop.first.request("DELETE", f"{URL}/home").json()["version"] == 7
 
 
+def test_a_version_that_names_a_deleted_property_does_not_come_back(shop: Shop) -> None:
+    assert shop.first.request("PUT", "/v1/admin/properties", json={"items": {"season": "text"}}).status_code == 200
+    shop.put("seasonal", filter='item.season == "winter"')
+    current = shop.put("seasonal", k=3)
+    assert shop.first.request("PUT", "/v1/admin/properties", json={"items": {"season": None}}).status_code == 200
+    for wanted in ({"version": 1}, {}):
+        refused = shop.other.post(f"{URL}/seasonal/rollback", json=wanted)
+        assert_refused(refused, 422)
+        assert "item.season" in refused.text
+    assert shop.first.get(f"{URL}/seasonal").json() == current
+    assert len(answer(shop.first, scenario="seasonal")["items"]) == 3
+
+
 def test_a_scenario_that_only_another_release_can_read_is_not_found(shop: Shop) -> None:
     store = shop.first.service.store.scenarios
     believed = shop.first.runner.run(store.scenarios("main")).revision
