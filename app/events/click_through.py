@@ -85,12 +85,18 @@ class ClickThrough:
         """Read what decoding ids requires, then flush; raise StorageError if the store cannot be used."""
         if not self._has_secret:
             self.ids.set_secret(await self._store.secret())
+            await self._add_earlier_experiments()
             self._has_secret = True
         known = {one.named.tag[:4]: one.named.name for one in await self._store.generations.known()}
         dropped = {*self._known} - known.keys()
         self._generations = known | {tag: name for tag, name in self._generations.items() if tag not in dropped}
         self._known = known.keys()
         await self.flush()
+
+    async def _add_earlier_experiments(self) -> None:
+        """Start resolving the names of experiments that may have ended before this process started."""
+        names = {str(tally[2]) for tally in await self._store.tallies(self._tenant)}
+        self._experiments = {hash_of(name): name for name in names} | self._experiments
 
     async def flush(self) -> None:
         """Write the counts to the store; if that fails, keep them for the next flush."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from app.events.recommendation_ids import PLACES
 from app.observability.metrics import MAX_SCENARIO_SERIES, Metrics
 from app.recommendation.experiments import arm_of
 from app.schemas.operations import Experiment
+from app.settings import Settings
 from storage.records import Tally
 from tests.app.conftest import ITEMS, Client, categories_of
 from tests.app.serving.scenario_shop import PREVIEW, URL, Shop, answer
@@ -93,6 +96,33 @@ def test_an_experiment_splits_users_between_scenarios(shop: Shop) -> None:
     assert answer(shop.first, user_id=user, scenario="home")["scenario"] == "home"
     shop.first.request("DELETE", "/v1/admin/experiment")
     assert "experiment" not in answer(shop.first, user_id=user, scenario="home")
+
+
+def test_a_process_that_starts_after_an_experiment_knows_its_lists(
+    store_url: str | None, model_dir: Path, tmp_path: Path
+) -> None:
+    settings = Settings(model_dir=model_dir, data_dir=tmp_path, redis_url=store_url)
+    client = Client(settings)
+    try:
+        client.runner.run(client.service.signals.sync())
+        for name in ("early", "late"):
+            client.request("PUT", f"{URL}/{name}", json={"k": 3})
+        compared = {"name": "ended", "over": "scenarios", "shares": {"early": 1, "late": 1}}
+        assert client.request("PUT", "/v1/admin/experiment", json=compared).status_code == 200
+        chosen = answer(client, scenario="early")
+        assert client.request("DELETE", "/v1/admin/experiment").status_code == 200
+    finally:
+        client.close()
+    later = Client(settings)
+    try:
+        later.runner.run(later.service.signals.sync())
+        event = {"user_id": "ada", "item_id": chosen["items"][0]["item_id"]}
+        later.post("/v1/events", json=event | {"recommendation_id": chosen["recommendation_id"]})
+        found = later.get("/v1/stats").json()["scenarios"]
+        (of_arm,) = [one for one in found if one["experiment"] == "ended"]
+        assert (of_arm["lists"], of_arm["events"]) == (1, {"click": 1})
+    finally:
+        later.close()
 
 
 def test_of_many_scenarios_only_some_have_series_of_their_own() -> None:
