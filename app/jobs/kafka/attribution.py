@@ -29,27 +29,23 @@ class Attribution:
 
         An impression of several items has no single place, so it gets None.
 
-        The name is None for a generation that was dropped, an experiment that has ended, and a scenario that was
-        replaced by another one.
+        The name is None for a generation that was dropped, and a scenario that was replaced by another one.
         """
         if event.recommendation_id is None or len(event.items) > 1:
             return None
         place = self._ids_of(tenant).place(event.recommendation_id, event.item_ids[0])
         if place is None:
             return None
-        scenario = tenant, place.scenario
-        missing = {place.generation} - self._generations.keys() | ({scenario} if place.scenario else set()) - (
-            self._scenarios.keys()
-        )
+        keys: Mapping[str, Hashable] = {
+            "generation": place.generation,
+            "experiment": place.experiment,
+            "scenario": (tenant, place.scenario),
+        }
+        missing = {*keys.values()} - self._names.keys() - {0, (tenant, b"")}
         if missing - self._missed or (missing and time.monotonic() > self._read_at_s + READ_AGAIN_AFTER_S):
             self._missed |= missing  # new names are read at once, and missing ones not for every event
             self._read()
-        return {
-            "generation": self._generations.get(place.generation),
-            "experiment": self._experiments.get(place.experiment),
-            "scenario": self._scenarios.get(scenario),
-            "place": place.place,
-        }
+        return {**{of: self._names.get(key) for of, key in keys.items()}, "place": place.place}
 
     def _ids_of(self, tenant: str) -> RecommendationIds:
         if tenant not in self._ids:
@@ -66,10 +62,15 @@ class Attribution:
             self._secret = await store.secret()
             known = await store.generations.known()
             pointers = await store.pointers()
-            scenarios = {tenant: await store.scenarios.scenarios(tenant) for tenant in await store.item_tenants()}
-        self._generations = {one.named.tag[:4]: one.named.name for one in known}
-        name = None if pointers.experiment is None else Experiment.model_validate_json(pointers.experiment).name
-        self._experiments = {} if name is None else {hash_of(name): name}
-        self._scenarios = {
-            (tenant, scenario_hash_of(name)): name for tenant, known in scenarios.items() for name in known.newest
+            tenants = await store.item_tenants()
+            scenarios = {tenant: await store.scenarios.scenarios(tenant) for tenant in tenants}
+            experiments = {str(tally[2]) for tenant in tenants for tally in await store.tallies(tenant)}
+        if pointers.experiment is not None:
+            experiments.add(Experiment.model_validate_json(pointers.experiment).name)
+        self._names: dict[Hashable, str] = {
+            **{one.named.tag[:4]: one.named.name for one in known},
+            **{hash_of(name): name for name in experiments if name},
+            **{
+                (tenant, scenario_hash_of(name)): name for tenant, stored in scenarios.items() for name in stored.newest
+            },
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import pytest
 
 from app.jobs.kafka.attribution import Attribution
 from app.jobs.kafka.publisher import message_of
+from app.settings import StoreSettings
 from benchmarks.kafka.brokers import MockBrokers
 from storage.state.corrections import readdressed
 from storage.state.event import Undo, logged_id
@@ -105,6 +107,29 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     ]
     assert not any("item_id" in one for one in of_cid)
     assert [one["recommended"] for one in found if one["kind"] == "event"].count(None) == 7
+
+
+def test_a_running_publisher_names_experiments_that_begin_and_end(launch: Launch, store: dict[str, object]) -> None:
+    service = launch(**store)
+    for name in ("home", "home-2"):
+        assert httpx.put(f"{service.url}/v1/admin/scenarios/{name}", json={"k": 3}).is_success
+    attribution = Attribution(StoreSettings.model_validate(store))
+    experiment = f"{service.url}/v1/admin/experiment"
+    compared = {"name": "prices", "over": "scenarios", "shares": {"home": 1, "home-2": 1}}
+    assert httpx.put(experiment, json=compared).is_success
+    shown = httpx.get(f"{service.url}/v1/users/ada/recommendations?scenario=home").json()
+    chosen = {"item_id": shown["items"][0]["item_id"], "recommendation_id": shown["recommendation_id"]}
+    event = replace(logged_click("e1", "ada"), **chosen)
+    expected = {
+        "generation": shown["generation"],
+        "experiment": "prices",
+        "scenario": shown["scenario"],
+        "place": 1,
+    }
+    assert attribution.of("main", event) == expected
+    assert httpx.delete(experiment).is_success
+    assert httpx.get(f"{service.url}/v1/stats").is_success  # has written the counts
+    assert Attribution(StoreSettings.model_validate(store)).of("main", event) == expected
 
 
 def test_killed_it_goes_on_and_leaves_nothing_out(
