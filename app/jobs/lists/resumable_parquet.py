@@ -23,6 +23,9 @@ SCHEMA = {
     "titles": pl.List(pl.String()),
     "source": pl.String(),
     "generation": pl.String(),
+    "scenario": pl.String(),
+    "experiment": pl.String(),
+    "short": pl.Boolean(),
     "recommendation_id": pl.String(),
 }
 
@@ -41,12 +44,9 @@ class ListCounts:
 
 
 class ListParts:
-    """The parts, in a directory next to the output file.
+    """The parts, in a directory next to the output file."""
 
-    k  the number of items of a list, if there are enough
-    """
-
-    def __init__(self, out: Path, plan: str, k: int) -> None:
+    def __init__(self, out: Path, plan: str) -> None:
         """Continue with the existing parts.
 
         plan  identifies these lists
@@ -56,14 +56,13 @@ class ListParts:
         if out.exists():
             raise ValueError(f"'{out}' exists already; choose another name with --out")
         self._out = out
-        self._k = k
         self._directory = out.with_name(out.name + SUFFIX)
         self._folder = LocalFolder(self._directory)
         self._parts = 0
         self._on_disk = ListCounts()
         self._done: Hashes = hashes_of_users([])
         self._made: dict[str, Recommendations] = {}
-        self._require_same(plan.encode())
+        self._require_same(" ".join([plan, *SCHEMA]).encode())
         while (path := self._path(self._parts)).exists():
             self._count(pl.read_parquet(path))
 
@@ -112,7 +111,7 @@ class ListParts:
 
     def _count(self, table: pl.DataFrame) -> None:
         self._parts += 1
-        short = int((table["item_ids"].list.len() < self._k).sum())
+        short = int(table["short"].sum())
         self._on_disk = ListCounts(self._on_disk.users + len(table), self._on_disk.short + short)
         self._done = merge_hashes([self._done, hashes_of_users(table["user_id"].to_list())])
 
@@ -123,6 +122,7 @@ def _table(lists: Sequence[Recommendations]) -> pl.DataFrame:
         "item_ids": [[item["item_id"] for item in some] for some in items],
         "scores": [[item["score"] for item in some] for some in items],
         "titles": [[item.get("title") for item in some] for some in items],
+        "short": ["short" in one for one in lists],
     }
-    fields = {name: [one[name] for one in lists] for name in SCHEMA if name not in columns}  # type: ignore[literal-required]
+    fields = {name: [one.get(name) for one in lists] for name in SCHEMA if name not in columns}
     return pl.DataFrame(fields | columns, schema=SCHEMA)

@@ -78,7 +78,7 @@ async def write_lists(settings: Settings, plan: ListPlan, out: Path, on_progress
         service = services.by_tenant[own.tenant]
         await _require_active(service)
         maker = _ListMaker(service, own, plan.wishes, metrics)
-        parts = await asyncio.to_thread(ListParts, out, plan.digest, maker.k)
+        parts = await asyncio.to_thread(ListParts, out, plan.digest)
 
         async def make_lists() -> None:
             async for user_ids in _in_groups(_users_of_log(service.store, own.tenant, plan)):
@@ -154,7 +154,6 @@ async def _in_groups(users: AsyncIterator[str]) -> AsyncIterator[list[str]]:
 class _ListMaker:
     """Recommends to users whose states are up to date.
 
-    k        the number of items of a list, if there are enough
     damaged  the users who got no list, because their data are damaged
     """
 
@@ -164,7 +163,7 @@ class _ListMaker:
         self._max_seen_events = settings.max_seen_events
         self._wishes = wishes
         self._metrics = metrics
-        self.k = self._requests([ANYBODY])[0].k
+        self._requests([ANYBODY])  # raises ValueError before the first list is made
         self.damaged: set[str] = set()
 
     async def lists_of(self, user_ids: Sequence[str]) -> dict[str, Recommendations]:

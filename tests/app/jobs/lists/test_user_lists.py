@@ -110,6 +110,27 @@ class TestLists:
         stats = shop.get("/v1/stats").json()
         assert sum(one["lists"] for one in stats["scenarios"] if one["scenario"] == "email") == len(KNOWN)
 
+    def test_name_the_scenario_that_an_experiment_gave(self, shop: Client, tmp_path: Path) -> None:
+        out = tmp_path / "lists.parquet"
+        assert shop.request("PUT", "/v1/admin/scenarios/email-2", json={"k": 7, "exclude_seen": "all"}).is_success
+        compared = {"name": "mails", "over": "scenarios", "shares": {"email": 1, "email-2": 1}}
+        assert shop.request("PUT", "/v1/admin/experiment", json=compared).is_success
+        try:
+            counts, found = write(shop, out, ListPlan({"scenario": "email"})), rows(out)
+            answers = {user_id: served(shop, user_id, scenario="email") for user_id in found}
+        finally:
+            shop.request("DELETE", "/v1/admin/experiment")
+            shop.request("DELETE", "/v1/admin/scenarios/email-2")
+        assert {row["experiment"] for row in found.values()} == {"mails"}
+        assert {row["scenario"] for row in found.values()} == {"email", "email-2"}
+        for user_id, row in found.items():
+            assert row["scenario"] == answers[user_id]["scenario"]
+            assert row["short"] == ("short" in answers[user_id])
+        assert counts.short == sum(row["short"] for row in found.values())
+        plain = tmp_path / "plain.parquet"
+        write(shop, plain, ListPlan({}))
+        assert {(row["scenario"], row["experiment"]) for row in rows(plain).values()} == {(None, None)}
+
     def test_go_on_after_a_kill(self, shop: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resumable_parquet, "PART_USERS", 8)
         monkeypatch.setattr(user_lists, "USERS_AT_ONCE", 4)
@@ -139,7 +160,7 @@ class TestLists:
 
     def test_are_never_mixed_with_others(self, shop: Client, tmp_path: Path) -> None:
         out = tmp_path / "lists.parquet"
-        ListParts(out, ListPlan({"k": 5}).digest, 5)
+        ListParts(out, ListPlan({"k": 5}).digest)
         with pytest.raises(ValueError, match="has parts of another export"):
             write(shop, out, ListPlan({"k": 6}))
         write(shop, out, ListPlan({"k": 5}))
