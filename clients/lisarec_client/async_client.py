@@ -23,6 +23,7 @@ from .responses import (
 
 TIMEOUT_S = 0.25  # for recommendations: a page that loads late is worse than one with popular items
 PORTABLE = "/v1/portable/events"
+OPTIONAL = ("cursor", "because", "short", "debug", "generation", "scenario", "experiment")  # fields of lists
 
 
 class AsyncClient:
@@ -168,7 +169,7 @@ class AsyncClient:
             answer = await self._http.post("/v1/recommendations", json=request)
         self._pause_until_s = time.monotonic() + (retry_after_s(answer) or 0.0)
         body = parse_response(answer)
-        optional = {name: body.get(name) for name in ("cursor", "because", "short", "debug")}
+        optional = {name: body.get(name) for name in OPTIONAL}
         return Recommendations(body["items"], body["source"], body["recommendation_id"], **optional)
 
     async def portable_events(self, state: str | None, events: Iterable[Mapping[str, Any]]) -> str:

@@ -50,6 +50,9 @@ class Recommendations:
     because: dict[str, Any] | None = None  # {"item_id", "title"}: the item that these are similar to
     short: dict[str, Any] | None = None  # {"reason", "left"}: why there are fewer than k items
     debug: dict[str, Any] | None = None  # {"items", "removed", "left"}: how many items each part of the request removed
+    generation: str | None = None  # the model
+    scenario: str | None = None  # in an experiment over scenarios, the user's
+    experiment: str | None = None
 
     @property
     def item_ids(self) -> list[str]:

@@ -250,8 +250,9 @@ class TestRecommendations:
     def test_have_the_settings_of_a_scenario(self, service: Service, connect: Connect) -> None:
         described = {"k": 12, "filter": "item.title != params.not", "params": {"not": {"type": "text"}}}
         assert service.ask("PUT", "/v1/admin/scenarios/client", json=described).status_code == 200
-        client = connect()
-        assert len(client.recommendations("ann", scenario="client", params={"not": ""}).items) == 12
+        client, model = connect(), service.ask("GET", "/v1/model").json()
+        answer = client.recommendations("ann", scenario="client", params={"not": ""})
+        assert (len(answer.items), answer.scenario, answer.generation) == (12, "client", model["generation"])
         assert len(client.recommendations("ann", 3, scenario="client", params={"not": ""}).items) == 3
         assert client.recommendations("ann", scenario="client").source == "fallback"  # it lacks a parameter
 
