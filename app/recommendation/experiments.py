@@ -20,8 +20,12 @@ from app.schemas.recommendations import RecommendationRequest, Recommendations
 
 
 def arm_of(experiment: Experiment, user_id: str) -> str:
-    """Return the name of the user's generation. Experiments of different names assign users independently."""
-    names, ends = list(experiment.shares), list(accumulate(experiment.shares.values()))
+    """Return the name of the user's generation. Experiments of different names assign users independently.
+
+    The order of the shares makes no difference, because JSON objects have none.
+    """
+    names = sorted(experiment.shares)
+    ends = list(accumulate(experiment.shares[name] for name in names))
     digest = blake2b(f"{experiment.name}/{user_id}".encode(), digest_size=6).digest()
     quantile = int.from_bytes(digest, "big") / 2**48
     return names[min(bisect_right(ends, quantile * ends[-1]), len(names) - 1)]

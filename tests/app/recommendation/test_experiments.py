@@ -54,6 +54,8 @@ def test_users_fall_into_arms_by_their_shares_and_stay_there() -> None:
     assert {user_id for user_id, arm in small.items() if arm == "a"} < {
         user_id for user_id, arm in large.items() if arm == "a"
     }
+    in_other_order = Experiment(name="x", shares={"b": 8, "a": 2})
+    assert {user_id: arm_of(in_other_order, user_id) for user_id in users} == large
     halves, others = arms("x", 1, 1), arms("y", 1, 1)
     assert sum(halves[user_id] == others[user_id] for user_id in users) == pytest.approx(2000, abs=160)
 
