@@ -24,6 +24,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
+from urllib.parse import quote
 
 import polars as pl
 
@@ -49,6 +50,11 @@ COLUMNS = {
     "value": pl.Float64,
     "codes": pl.Binary,
 }
+
+
+def tenant_folder(tenant: str) -> str:
+    """Return the name of the folder with the tenant's files."""
+    return f"tenant={quote(tenant, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from urllib.parse import quote
 from uuid import uuid4
 
 import numpy as np
 import polars as pl
 
 from storage.archive.hashes import Hashes, contains, hashes_of_digests, hashes_of_table, merge_hashes, read_hashes
-from storage.archive.manifest import COLUMNS, MANIFEST, THROUGH, ArchiveFile, Manifest
+from storage.archive.manifest import COLUMNS, MANIFEST, THROUGH, ArchiveFile, Manifest, tenant_folder
 from storage.archive.pieces import ORDER, merge, pack, slices
 from storage.errors import StorageUnavailable
 from storage.folders.folder import Folder, Overtaken, Version
@@ -187,7 +186,7 @@ class ArchiveWriter:
         np.save(packed_hashes, hashes, allow_pickle=False)
         name = f"{self.manifest.next_number:08}-{_digest(packed)}-{_digest(packed_hashes)}"
         self.manifest = replace(self.manifest, next_number=self.manifest.next_number + 1)
-        file = ArchiveFile(f"tenant={quote(tenant, safe='')}/day={day}/{name}.parquet", tenant, day, rows)
+        file = ArchiveFile(f"{tenant_folder(tenant)}/day={day}/{name}.parquet", tenant, day, rows)
         self._folder.add(file.path, packed.getbuffer())
         self._folder.add(file.hashes_path, packed_hashes.getbuffer())
         return file
@@ -222,7 +221,7 @@ class ArchiveWriter:
     def _remove_unlisted(self, manifest: Manifest) -> None:
         listed = manifest.names()
         for name in self._folder.names():
-            if name.startswith("tenant=") and name not in listed:
+            if name.startswith("tenant=") and "/day=" in name and name not in listed:
                 self._folder.remove(name)
 
 

@@ -285,6 +285,19 @@ class TestDying:
             writer.commit(some(6, 6), place(6))
         assert seqs(ArchiveReader(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
+    def test_what_a_dead_writer_left_goes_and_the_shop_s_table_of_items_stays(self, tmp_path: Path) -> None:
+        """Beside all tenants' files, and beside those of one, where `lisarec train --data DIR/tenant=main` looks."""
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(1, 5), place(5))
+        tables = [tmp_path / "items.csv", tmp_path / "tenant=main" / "items.csv"]
+        for table in tables:
+            table.write_text("item_id,title\ni1,Tea\n")
+        left = files(tmp_path)[0].with_name("left.parquet")
+        left.write_bytes(b"half")
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.compact(today=TODAY)
+        assert (files(tmp_path, ".csv"), left.exists()) == (tables, False)
+
     def test_only_one_process_writes(self, tmp_path: Path) -> None:
         with (
             ArchiveWriter.open(tmp_path),
