@@ -15,7 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from storage.archive.item_events import events_on_items
-from storage.archive.manifest import ArchiveFile
+from storage.archive.manifest import ArchiveFile, tenant_folder
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.folders.folder import Folder
 
@@ -40,6 +40,12 @@ class TrainingEvents:
     def __len__(self) -> int:
         """Return the number of entries, a few more than the number of events that count."""
         return self._reader.read(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
+
+    def item_folders(self) -> list[str]:
+        """Return the folders for the tenant's table of items: its own, and the archive if it is the only one."""
+        tenants = self._reader.read(lambda snapshot: {file.tenant for file in snapshot.manifest.files})
+        own = f"{tenant_folder(self._tenant)}/"
+        return [own, ""] if tenants == {self._tenant} else [own]
 
     def newest(self, max_rows: int, piece_rows: int = PIECE_ROWS) -> Iterator[pl.DataFrame]:
         """Iterate over the newest events that were logged, at most `max_rows` entries, in order of user and time.

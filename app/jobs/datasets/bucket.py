@@ -28,7 +28,7 @@ def local_copy(url: ObjectUrl, cache: Path) -> Path:
     root, tenant = (url.parent, url.name) if url.name.startswith("tenant=") else (url, "")
     folder = open_folder(root, cache)
     directory = own_directory(cache / "data" / hashlib.sha256(root.url.encode()).hexdigest()[:16])
-    names = [name for name in folder.names() if "/" not in name]
+    names = [name for name in folder.names() if name.rpartition("/")[0] in ("", tenant)]
     _link(directory, {name: folder.path(name) for name in names if name != MANIFEST})
     if MANIFEST in names:
 

@@ -46,6 +46,7 @@ from model.artifact.model_directory import MANIFEST, Artifact
 from model.artifact.signatures import SignatureError, TrustedKeys, read_signing_key, sign
 from model.artifact.tensor_file import sync
 from model.config import TrainConfig
+from model.data.table import SUFFIXES
 from model.evaluation.holdout_comparison import HoldoutComparison
 from model.lisa.item_followers import Lift
 from model.training.lift_choice import chosen_lift
@@ -199,7 +200,11 @@ class RetrainingRound:
             reason = _why_too_few(len(holdout), trained_at_ms)
             return self._outcome("waiting", reason, served, events=events, questions=len(holdout))
         of_store = asyncio.run(items_of_store(self._settings, self._data.item_ids()))
-        self._data.write_directories(past, self._archive, of_store)
+        folders = archived.item_folders()
+        if "" not in folders and any(self._archive.has(f"items{suffix}") for suffix in SUFFIXES):
+            own = f"a tenant's own belongs into its folder, '{folders[0]}'"
+            print_line(self._console, f"ignored the archive's table of items, because it has several tenants; {own}")
+        self._data.write_directories(past, self._archive, folders, of_store)
         name = self._new_name()
         about = {"plan": asdict(self._plan), "recipe": self._recipe(served), "events": events}
         self._add_notes(name=name, served=_tag(served), **about)

@@ -10,7 +10,7 @@ NAME/data/items.*                    titles, categories and vectors
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import polars as pl
 
 from app.jobs.retraining.shop_items import ItemsById, put_over_file
 from model.artifact.tensor_file import sync
-from model.data.table import SUFFIXES, sink_parquet, write_parquet
+from model.data.table import SUFFIXES, find_table, sink_parquet, write_parquet
 from model.evaluation.holdout_comparison import HoldoutComparison, mark_for_comparison, split_for_comparison
 from storage.archive.training_events import TrainingEvents
 from storage.folders.folder import Folder
@@ -67,8 +67,12 @@ class RoundData:
         """Return the past, and held-out events that were logged after that time."""
         return split_for_comparison(self._events(), unseen_after_ms)
 
-    def write_directories(self, past: pl.LazyFrame, archive: Folder, of_store: ItemsById) -> None:
-        """Write the data directories. The store's item data override the table of items in the archive's folder.
+    def write_directories(
+        self, past: pl.LazyFrame, archive: Folder, item_folders: Sequence[str], of_store: ItemsById
+    ) -> None:
+        """Write the data directories. The store's item data override the archive's table of items.
+
+        item_folders  folders in the archive, the first of which with a table of items has the tenant's
 
         When this returns, the round's data survive a power cut.
         """
@@ -78,12 +82,19 @@ class RoundData:
             # polars divides a lone row, and multiplies several by the inverse, which may be rounded otherwise
             table = events.select(*COLUMNS, timestamp=pl.col("timestamp_us") * 1e-6)
             sink_parquet(table, directory / "interactions.parquet")
-            for suffix in SUFFIXES:
-                with suppress(FileNotFoundError):
-                    shutil.copy(archive.path(f"items{suffix}"), directory / f"items{suffix}")
+            _copy_items(archive, item_folders, directory)
             put_over_file(directory, of_store)
         for path in (self._folder, *self._folder.rglob("*")):
             sync(path)
 
     def _events(self) -> pl.LazyFrame:
         return pl.scan_parquet(sorted(self._pieces.iterdir()))
+
+
+def _copy_items(archive: Folder, folders: Sequence[str], directory: Path) -> None:
+    for folder in folders:
+        for suffix in SUFFIXES:
+            with suppress(FileNotFoundError):
+                shutil.copy(archive.path(f"{folder}items{suffix}"), directory / f"items{suffix}")
+        if find_table(directory, "items") is not None:
+            return

@@ -95,7 +95,7 @@ def prepare(way: Way, archive: Path, out: Path) -> dict[str, Any]:
     if way == "pieces":
         data.read(TrainingEvents(archive, "main"), sys.maxsize, EVENT_WEIGHTS)
         past, holdout = data.split(0)
-        data.write_directories(past, LocalFolder(archive), {})
+        data.write_directories(past, LocalFolder(archive), [""], {})
     else:
         log = pl.scan_parquet(sorted(archive.glob("tenant=main/*/*.parquet")), hive_partitioning=False)
         found = events_on_items(log).sort("user_id", "timestamp_us", "seq").select(*EVENT_COLUMNS).collect()

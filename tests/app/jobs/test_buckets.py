@@ -142,6 +142,8 @@ def test_an_archive_in_a_bucket_is_read_as_one_in_a_directory(
             copied = read_interactions(local_copy(ObjectUrl(f"{url}{tenant}"), cache))
             assert copied.sha256 == read_interactions(tmp_path / "archive").sha256
     client.close()
+    ObjectFolder(url, cache).add("tenant=main/items.csv", b"item_id,title\ntea,Tea\n")
+    assert read_items(local_copy(ObjectUrl(f"{url}/tenant=main"), cache)).titles == {"tea": "Tea"}
 
 
 def test_a_model_is_trained_into_a_bucket(

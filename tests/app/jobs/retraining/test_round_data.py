@@ -193,9 +193,34 @@ def test_the_files_of_both_trainings_are_those_of_a_whole_table(tmp_path: Path, 
     )
     assert len(holdout) > 0
     (tmp_path / "archive" / "items.csv").write_text("item_id,title\ni1,Tea\n")
-    data.write_directories(past, LocalFolder(tmp_path / "archive"), {"i2": {"title": "Cup"}})
+    data.write_directories(past, LocalFolder(tmp_path / "archive"), [""], {"i2": {"title": "Cup"}})
     for name, expected in (("past", table.filter(pl.col("timestamp_us") < end_us)), ("all", table)):
         made = pl.read_parquet(data.directory(name) / "interactions.parquet")
         assert_frame_equal(made, expected.select(*COLUMNS, timestamp=pl.col("timestamp_us") / 1e6), check_exact=True)
         titles = pl.read_parquet(data.directory(name) / "items.parquet")
         assert dict(titles.select("item_id", "title").iter_rows()) == {"i1": "Tea", "i2": "Cup"}
+
+
+def test_items_are_those_of_the_tenant_only(tmp_path: Path) -> None:
+    """Ids of several tenants may be the same, and a table beside all of them says nothing about whose it is."""
+    folder = tmp_path / "archive"
+    archived(folder, 1)
+
+    def title(tenant: str, name: str) -> str | None:
+        events, data = TrainingEvents(folder, tenant), RoundData(tmp_path / name)
+        data.read(events, ALL, EVENT_WEIGHTS)
+        past, _ = data.split(0)
+        data.write_directories(past, LocalFolder(folder), events.item_folders(), {"i2": {"title": "Cup"}})
+        titles = pl.read_parquet(data.directory("all") / "items.parquet")
+        return dict(titles.select("item_id", "title").iter_rows()).get("i1")
+
+    (folder / "items.csv").write_text("item_id,title\ni1,Somebody's\n")
+    assert title("main", "1") is None
+    (folder / "tenant=other" / "items.csv").write_text("item_id,title\ni1,Tea\n")
+    assert (title("main", "2"), title("other", "3")) == (None, "Tea")
+
+
+def test_the_archive_s_own_table_of_items_is_its_only_tenant_s(tmp_path: Path) -> None:
+    with ArchiveWriter.open(tmp_path) as writer:
+        writer.commit([entry for entry in random_log(1) if entry.tenant == "main"], {0: "240-0"})
+    assert TrainingEvents(tmp_path, "main").item_folders() == ["tenant=main/", ""]
