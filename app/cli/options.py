@@ -13,6 +13,7 @@ import typer
 
 from model.config import MECHANISMS, PRESETS
 from storage.folders.place import Place, parse_place
+from storage.records import MAIN_TENANT
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -257,7 +258,10 @@ class StoreOptions:
         return store_settings(**vars(self), **others)
 
     def command(self, command: str, models_dir: Place | str | None = None) -> str:
-        """Return a command for the same store, in quotes, to suggest as the next step. It contains no passwords."""
+        """Return a command for the same store and tenant, in quotes, to suggest as the next step.
+
+        It contains no passwords.
+        """
         from app.settings import without_password
 
         options = {
@@ -266,7 +270,9 @@ class StoreOptions:
             "--models-dir": models_dir,
         }
         given = [part for name, value in options.items() if value is not None for part in (name, quote(str(value)))]
-        return f"'{' '.join((command, *given))}'"
+        tenant = self.settings().tenant
+        of_tenant = () if tenant == MAIN_TENANT else (f"LISAREC_TENANT={tenant}",)
+        return f"'{' '.join((*of_tenant, command, *given))}'"
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,22 @@ class TestSwitching:
         command("activate", "june")
         assert served(begin("may")) == "june"
 
+    def test_suggested_commands_are_for_the_same_tenant(
+        self,
+        models: Path,
+        begin: Callable[..., Client],
+        command: Callable[..., tuple[int, str]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        begin()
+        monkeypatch.setenv("LISAREC_TENANT", "books")
+        printed = command("rebuild", "--model", models / "june")[1]
+        assert "run 'LISAREC_TENANT=books lisarec activate june " in printed
+        for name in ("june", "may"):
+            printed = command("activate", name)[1]
+        assert "run 'LISAREC_TENANT=books lisarec activate june " in printed
+        assert "run 'LISAREC_TENANT=books lisarec drop june " in printed
+
     def test_an_answer_comes_from_one_model_as_a_whole(self, begin: Callable[..., Client], models: Path) -> None:
         client = begin()
         client.click("ada", item_id(1))
