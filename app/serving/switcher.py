@@ -50,6 +50,7 @@ class GenerationSwitcher:
     def __init__(self, context: TenantContext, artifact: Artifact) -> None:
         self.rebuild_at_s = 0.0
         self._context = context
+        self._tenant = context.settings.tenant
         self._arms = ExperimentArms()
         self._switching = asyncio.Lock()
         self._refreshing_items = asyncio.Lock()
@@ -89,15 +90,15 @@ class GenerationSwitcher:
         except StorageError as exc:
             logger.debug("cannot read the active generation: %s", exc)
         except Exception:
-            logger.exception("failed to follow the active generation")
+            logger.exception("tenant %s: failed to follow the active generation", self._tenant)
 
     async def refresh_items(self) -> None:
         """Apply all item changes up to now; raise StorageError if they cannot be read."""
         context = self._context
         async with self._refreshing_items:
             while True:
-                read, tenant = context.overrides.version, context.settings.tenant
-                changes = await context.store.item_changes(tenant, read, ITEM_CHANGES_PER_READ)
+                read = context.overrides.version
+                changes = await context.store.item_changes(self._tenant, read, ITEM_CHANGES_PER_READ)
                 if changes.version == read:
                     return
                 context.item_codes.apply(changes.codes)
@@ -177,7 +178,7 @@ class GenerationSwitcher:
                 )
         except ValueError as exc:
             if self._failed != active:
-                logger.error("still serving %r: %s", self.current.named.name, exc)
+                logger.error("tenant %s: still serving %r: %s", self._tenant, self.current.named.name, exc)
             self._failed, self._retry_at_s = active, asyncio.get_running_loop().time() + RETRY_AFTER_S
             self._context.metrics.generations.count_switch("failed")
         else:
@@ -194,7 +195,7 @@ class GenerationSwitcher:
                 load = ExperimentArms.load(self._context, text, self.served())
                 arms = await self._while_refreshing_items(load)
             except ValueError as exc:
-                logger.error("not taking part in the experiment: %s", exc)
+                logger.error("tenant %s: not taking part in the experiment: %s", self._tenant, exc)
                 self._retry_experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
             else:
                 self._set_arms(arms)
@@ -241,14 +242,14 @@ class GenerationSwitcher:
             refreshing.cancel()
 
     def _switch_to(self, served: ServedGeneration) -> None:
-        logger.info("serving %r instead of %r", served.named.name, self.current.named.name)
+        logger.info("tenant %s: serving %r instead of %r", self._tenant, served.named.name, self.current.named.name)
         self._set_current(self._already_served().get(served.named, served))
         self._failed, self._announce_at_s = None, 0
         self._context.metrics.generations.count_switch("switched")
         self._record_current()
 
     def _set_arms(self, arms: ExperimentArms) -> None:
-        logger.info("experiment: %s", "none" if arms.experiment is None else arms.text)
+        logger.info("tenant %s: experiment: %s", self._tenant, "none" if arms.experiment is None else arms.text)
         self._arms, self._announce_at_s = arms.with_served(self._already_served()), 0
         self._propagate_served(*self._arms.generations.values())
 
@@ -282,11 +283,10 @@ class GenerationSwitcher:
 
     def _record_current(self) -> None:
         """Use the current generation's model to count trends and orders, and set its metrics."""
-        generation, named = self.current.generation, self.current.named
-        self._context.signals.trend_counter.set_event_weights(generation.event_weights)
-        self._context.signals.order_counter.set_learned(self.current.artifact.items.rows)
-        tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
-        self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
+        generation, named, context = self.current.generation, self.current.named, self._context
+        context.signals.trend_counter.set_event_weights(generation.event_weights)
+        context.signals.order_counter.set_learned(self.current.artifact.items.rows)
+        context.metrics.generations.set_served(self._tenant, named.name, named.tag.hex(), generation.dtype.itemsize)
 
 
 async def _with_popular_catalogue(context: TenantContext, before: ServedGeneration) -> ServedGeneration:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Draining
 from app.http.error_responses import error_response
+from app.http.middleware.load_shedding import Source
 from app.observability import tracing
 from app.observability.log_format import MAX_LINES_PER_SECOND
 from app.observability.metrics import RequestMetrics
@@ -29,7 +30,8 @@ class RequestRecorder:
     """Records requests in the metrics, and logs slow and failed ones.
 
     Times are recorded by the template of the route, so that user ids create no new series. Slow and failed requests are
-    logged with their ids, at most MAX_LINES_PER_SECOND, because an overloaded process should not write much.
+    logged with their ids, those of their keys, and their tenants, at most MAX_LINES_PER_SECOND, because an overloaded
+    process should not write much.
     """
 
     def __init__(self, metrics: RequestMetrics, slow_s: float) -> None:
@@ -43,22 +45,23 @@ class RequestRecorder:
         self._metrics.in_progress += 1
         return time.perf_counter()
 
-    def end(self, method: str, route: str, status: int, begin_s: float) -> None:
+    def end(self, method: str, route: str, status: int, begin_s: float, source: Source | None) -> None:
         """Record the end of a request."""
         seconds = time.perf_counter() - begin_s
         self._metrics.in_progress -= 1
         self._metrics.observe(method, route, status, seconds)
         if status >= 500 or seconds >= self._slow_s:
-            self._log(method, route, status, seconds)
+            self._log(method, route, status, seconds, source)
 
-    def _log(self, method: str, route: str, status: int, seconds: float) -> None:
+    def _log(self, method: str, route: str, status: int, seconds: float, source: Source | None) -> None:
         if (second := int(time.monotonic())) != self._second:
             if self._lines > MAX_LINES_PER_SECOND:
                 logger.warning("%d more slow or failed requests in that second", self._lines - MAX_LINES_PER_SECOND)
             self._second, self._lines = second, 0
         self._lines += 1
         if self._lines <= MAX_LINES_PER_SECOND:
-            logger.warning("%s %s answered %d after %.3f s", method, route, status, seconds)
+            whose = "" if source is None else f" to key {source.key_id} of tenant {source.tenant}"
+            logger.warning("%s %s answered %d after %.3f s%s", method, route, status, seconds, whose)
 
 
 class RequestTimer:
@@ -97,7 +100,7 @@ class RequestTimer:
         finally:
             method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
             route = getattr(scope.get("route"), "path", "unmatched")
-            self._recorder.end(method, route, status or 500, begin_s)
+            self._recorder.end(method, route, status or 500, begin_s, Source.of(scope))
 
 
 def request_id(scope: Scope) -> bytes:

@@ -16,13 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
+from app.http.auth.keys import add, make
 from app.http.middleware import request_metrics
+from app.http.middleware.load_shedding import RequestsInProgress
 from app.http.middleware.request_metrics import RequestRecorder, RequestTimer
 from app.observability import tracing
 from app.observability.log_format import MAX_LINES_PER_SECOND, OWN_LOGGERS, UNSAFE_CHARACTERS, JsonLines, TextLines
 from app.observability.metrics import Metrics
 from app.observability.tracing import Trace
 from tests.app.conftest import Client
+from tests.app.http.middleware.server import Bounds, Server, request
 from tests.storage.redis.servers import RedisServer
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +133,23 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
     )
     assert any(printed.startswith("POST /v1/events answered 503 after ") for printed in by_request["storm"])
     assert any(line["message"].startswith("the store fails (unreachable): ") for line in lines)
+
+
+def test_what_is_slow_is_logged_with_the_id_of_its_key_and_the_tenant(
+    start: Callable[..., Client], tmp_path: Path, log: StringIO
+) -> None:
+    """Whether the framework answers it or not, and never with the key itself."""
+    text, key = make("main", ["recs:read"])
+    add(tmp_path / "keys", key)
+    client = start(tmp_path, keys_file=tmp_path / "keys", slow_request_s=1e-9)
+    server = Server(client, Bounds(RequestsInProgress(9), slow_s=0.0))
+    for path in ("/v1/users/ada/recommendations", "/v1/model", "/healthz"):
+        client.runner.run(server.exchange(request(path, f"Authorization: Bearer {text}")))
+    client.close()
+    lines = [line for line in log.getvalue().splitlines() if " answered 200 after " in line]
+    assert [f" to key {key.id} of tenant main" in line for line in lines] == [True, True, True]
+    assert server.for_app == ["/v1/model", "/healthz"]
+    assert text not in log.getvalue()
 
 
 @pytest.mark.slow
