@@ -266,10 +266,9 @@ class Settings(StoreSettings):
             raise ValueError("several tenants need API keys, which identify the tenant of a request; pass --keys FILE")
         if self.tenant in self.tenants:
             raise ValueError(f"tenant {self.tenant!r} has two models; --model is the model of LISAREC_TENANT")
-        folder = self.models_folder
-        own = folder.absolute() if isinstance(folder, Path) else folder
-        folders = [own, *(_parent(model) for model in self.tenants.values())]
-        if len(set(folders)) < len(folders):
+        folders = [self.models_folder, *(_parent(model) for model in self.tenants.values())]
+        places = {folder.resolve() if isinstance(folder, Path) else folder for folder in folders}
+        if len(places) < len(folders):
             raise ValueError(
                 "two tenants share a folder of models; use one folder per tenant, such as models/TENANT/NAME: "
                 "otherwise a key of one tenant could activate the other tenant's models"

@@ -284,6 +284,13 @@ class TestTenants:
         with pytest.raises(ValidationError, match="two models"):
             Settings(model_dir=model_dir, tenants={"main": tmp_path / "b"}, keys_file=tmp_path / "keys")
 
+    @pytest.mark.parametrize("path", ["own/../books/june", "linked/june"])
+    def test_share_no_folder_under_two_paths(self, model_dir: Path, tmp_path: Path, path: str) -> None:
+        (tmp_path / "linked").symlink_to(tmp_path / "books")
+        tenants = {"books": tmp_path / "books" / "may", "other": tmp_path / path}
+        with pytest.raises(ValidationError, match="models/TENANT/NAME"):
+            Settings(model_dir=model_dir, tenants=tenants, keys_file=tmp_path / "keys")
+
 
 class TestEvents:
     def test_need_an_id_where_keys_are(self, shops: Shops) -> None:
