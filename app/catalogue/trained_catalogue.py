@@ -305,12 +305,15 @@ class TrainedCatalogue:
     def match_levels(self, search: Search, enough: int) -> Levels:
         """Return how well the title or the id of each item matches: (N,), levels of `StringTable`.
 
-        enough  if this many items match without a typo, matches with a typo are left out
+        enough  if this many available items match without a typo, matches with a typo are left out
         """
         if not search.text:
             return np.full(len(self), EXACT, np.uint8)
         levels = self._match_levels(search)
-        if search.may_have_typos and np.count_nonzero(levels < NO_MATCH) < enough:
+        if not search.may_have_typos:
+            return levels
+        matching = np.flatnonzero(levels < NO_MATCH)
+        if np.count_nonzero(~bitmap.has(self.unavailable, matching)) < enough:
             levels = np.minimum(levels, self._title_levels(search, with_typos=True))
         return levels
 

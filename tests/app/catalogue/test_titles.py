@@ -17,7 +17,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.overrides.item_overrides import ItemOverrides
 from model.artifact import word_index
 from model.artifact.item_table import ItemTable
-from model.artifact.string_table import EXACT, TYPO
+from model.artifact.string_table import EXACT, NO_MATCH, TYPO
 from model.artifact.word_index import Search
 from model.inference import bitmap
 from storage.records import ItemChanges, ItemEntry
@@ -90,6 +90,16 @@ def test_they_are_found_by_the_same_definition(
                 levels = catalogue.match_levels(Search.of(query), enough=len(LEARNED) + 1)
                 with_typos = [level(query, name, titles[name], with_typos=True) for name in LEARNED]
                 assert levels.tolist() == with_typos
+
+
+def test_items_that_are_not_available_leave_room_for_those_that_match_with_a_typo() -> None:
+    overrides, ids = ItemOverrides(), ["pot", "post", "other"]
+    catalogue = LiveCatalogue(ItemTable(ids, ["Kettle", "Kettle", "Kettel"], [()] * 3, np.ones(3, np.int64)), overrides)
+    search = Search.of("kettle")
+    assert catalogue.match_levels(search, enough=2).tolist() == [EXACT, EXACT, NO_MATCH]
+    overrides.apply(ItemChanges([ItemEntry("post", available=False)], 1))
+    catalogue.catch_up()
+    assert catalogue.match_levels(search, enough=2).tolist() == [EXACT, EXACT, TYPO]
 
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=20), max_size=6))
