@@ -90,14 +90,22 @@ def compiling_meanwhile(settings: Settings, console: Console) -> Iterator[None]:
 
 def compile_engine(settings: Settings) -> None:
     """Open the engine of a model without items, which compiles nearly all that one of a trained model runs."""
+    _end_first_if_memory_is_short()
     with rare_garbage_collection():
         open_engine(empty_model.artifact(), settings.device)
 
 
 def compile_service(settings: Settings) -> None:
     """Start and stop a service without a model, whose engine comes last: `compile_engine` has compiled it by then."""
+    _end_first_if_memory_is_short()
     with rare_garbage_collection():
         asyncio.run(start_and_stop(create_app(settings)))
+
+
+def _end_first_if_memory_is_short() -> None:
+    """Let Linux end this process before the demo, which then compiles for itself."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:
