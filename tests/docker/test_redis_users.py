@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -295,17 +296,39 @@ def test_a_replica_keeps_no_copy_of_the_data_besides_its_log(tmp_path: Path) -> 
     with ExitStack() as stack:
         for port, options in zip(ports, ((), replica_options(users, ports[0])), strict=True):
             (data := tmp_path / str(port)).mkdir()
-            for unfinished in ("temp-1789000000.7.rdb", "temp-rewriteaof-bg-8.aof"):
+            (data / "appendonlydir").mkdir()
+            names = ("temp-1789000000.7.rdb", "temp-rewriteaof-bg-8.aof", "appendonlydir/temp-appendonly.aof.incr")
+            for unfinished in names:
                 (data / unfinished).touch()
             server = start_redis(redis_command(program("redis-server"), data, users, port, *options), log)
             stack.callback(server.wait)
             stack.callback(server.kill)
             wait_until(partial(answers_ping, users, port), log.read_text)
-            assert not (data / unfinished).exists()
+            assert not any((data / unfinished).exists() for unfinished in names)
         with redis.Redis.from_url(users.url(ports[0])) as service:
             wait_until(lambda: service.wait(1, 100) == 1, log.read_text)
         wait_until(lambda: "sync: Finished with success" in log.read_text(), log.read_text)
         wait_until(lambda: not list(data.glob("*.rdb")), log.read_text)
+
+
+@pytest.mark.usefixtures("alpine_shell")
+def test_a_replica_keeps_the_snapshot_of_its_primary_until_it_has_a_log(tmp_path: Path) -> None:
+    users, log, ports = make_users(tmp_path), tmp_path / "redis.log", [free_port(), free_port()]
+    slow = ("--rdb-key-save-delay", "60000000")
+    with ExitStack() as stack:
+        for port, options in zip(ports, ((), (*replica_options(users, ports[0]), *slow)), strict=True):
+            (data := tmp_path / str(port)).mkdir()
+            server = start_redis(redis_command(program("redis-server"), data, users, port, *options), log)
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+            wait_until(partial(answers_ping, users, port), log.read_text)
+            if not options:
+                with redis.Redis.from_url(users.url(port)) as service:
+                    service.set("key", 1)
+        found = wait_until(lambda: re.search(r"file rewriting started by pid (\d+)", log.read_text()), log.read_text)
+        is_kept = (data / "dump.rdb").exists()
+        os.kill(int(found[1]), signal.SIGKILL)
+        assert is_kept
 
 
 def is_healthy(users: RedisUsers, port: int) -> bool:
