@@ -186,7 +186,7 @@ class StateStore(Protocol):
         ...
 
     async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
-        """Save these states, except those of users who have a newer state or no log any more."""
+        """Save these states, dated by their last events, unless a user has a newer state or no log any more."""
         ...
 
     async def drop_idle_states(self) -> int:

@@ -35,7 +35,8 @@ CREATE UNIQUE INDEX log_by_event ON log (tenant, event_id, user_id, kind);
 CREATE INDEX log_by_user ON log (tenant, user_id);
 """
 
-# written_day is the day of the last event. The index changes only with the first event of a day.
+# written_day is the day of the last event, or of a later read that had to fold the log. The index changes only with the
+# first event of a day.
 STATES_SCHEMA = """
 CREATE TABLE states (
     tenant TEXT NOT NULL,

@@ -192,15 +192,22 @@ def _seen_of_short_log(
 
 
 def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
-    """Save these states, except those of users who have a newer state or no log any more.
+    """Save these states for users who read them, except those of users who have a newer state or no log any more."""
+    _save(db, generation, states, [today()] * len(states))
 
-    A state is dated by its last event, so that a rebuild or a read makes no idle user a new one.
-    """
+
+def save_rebuilt(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
+    """Save as `save` does, but dated by the states' last events, so that a rebuild makes no idle user a new one."""
     idle_s = idle_times_s(generation.decode_many([one.value for one in states]), time.time())
-    days = [today() - one // DAY_S for one in idle_s]
+    _save(db, generation, states, [today() - one // DAY_S for one in idle_s])
+
+
+def _save(
+    db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState], written_days: Sequence[int]
+) -> None:
     rows = [
         (one.tenant, one.user_id, generation.tag, one.through_seq, one.value, day)
-        for one, day in zip(states, days, strict=True)
+        for one, day in zip(states, written_days, strict=True)
     ]
     execute_in_batches(db, SAVE_STATES, rows)
 
@@ -229,7 +236,7 @@ def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: 
 
 
 def drop_idle(db: sqlite3.Connection, before_day: int) -> int:
-    """Remove some states whose users have had no event since that day; return how many.
+    """Remove some states whose users have been idle since that day; return how many.
 
     States that a clock that was ahead has dated in the future get today's date.
     """

@@ -6,7 +6,7 @@ Events are logged, folded and acknowledged in one transaction, synced to disk.
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -173,7 +173,7 @@ class SQLiteStore(UserStore):
             elif state.stored.through_seq < state.stored.newest_seq:
                 caught_up.append(FoldedState(tenant, state.stored.user_id, state.stored.newest_seq, state.value))
         with suppress(StorageError):  # a state that cannot be saved, as on a full disk, can still be served
-            await self.save_states(generation, caught_up)
+            await _save(self._database, sqlite_states.save, generation, caught_up)
         return [states[user_id].value if states[user_id].stored.newest_seq else None for user_id in user_ids]
 
     @override
@@ -182,9 +182,7 @@ class SQLiteStore(UserStore):
 
     @override
     async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
-        for start in range(0, len(states), SAVED_AT_ONCE):
-            save = partial(sqlite_states.save, generation=generation, states=states[start : start + SAVED_AT_ONCE])
-            await self._database.write(save, size=min(SAVED_AT_ONCE, len(states) - start))
+        await _save(self._database, sqlite_states.save_rebuilt, generation, states)
 
     @override
     async def drop_idle_states(self) -> int:
@@ -326,6 +324,14 @@ class SQLiteStore(UserStore):
         self._database.refuse_calls()
         await asyncio.to_thread(self._catch_up.close)
         await self._database.close()
+
+
+async def _save(
+    database: Database, save: Callable[..., None], generation: Generation, states: Sequence[FoldedState]
+) -> None:
+    for start in range(0, len(states), SAVED_AT_ONCE):
+        page = states[start : start + SAVED_AT_ONCE]
+        await database.write(partial(save, generation=generation, states=page), size=len(page))
 
 
 async def _require_archived(database: Database, archive_dir: Path | Folder | None) -> None:

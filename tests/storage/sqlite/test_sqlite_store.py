@@ -320,6 +320,23 @@ async def test_a_rebuild_keeps_no_state_longer_than_its_user_is_idle(tmp_path: P
     await store.close()
 
 
+@pytest.mark.parametrize("max_missing", [0, None])
+async def test_the_state_of_an_idle_user_who_returns_is_not_folded_again_after_each_sweep(
+    tmp_path: Path, max_missing: int | None
+) -> None:
+    """Whether the read folds it or, because of a long log, the background does."""
+    newer, long_ago_us = make_generation(tag=b"gen two\0", seed=1), time.time_ns() // 1000 - 9 * DAY_S * 1_000_000
+    store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
+    await store.append("main", [click("e", "ada", timestamp_us=long_ago_us)])
+
+    async def is_folded() -> bool:
+        return await store.states("main", ["ada"], newer, max_missing=max_missing) != [None]
+
+    await until(is_folded)
+    assert await store.drop_idle_states() == 0
+    await store.close()
+
+
 async def test_states_without_events_for_long_are_let_go_and_folded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
