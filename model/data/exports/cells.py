@@ -13,7 +13,10 @@ DecimalSign = Literal[".", ","]
 DECIMAL_SIGNS: tuple[DecimalSign, DecimalSign] = (",", ".")
 
 # Japanese spreadsheets write the yen as a backslash
-CURRENCIES = r"(?i)\p{Sc}|\\|EUR|USD|GBP|CHF|JPY|円|CNY|元|INR|Rs\.?|ILS|NIS|PLN|zł|TRY|TL|SEK|NOK|DKK|kr\.?|CZK|Kč"
+_SIGNS = r"\p{Sc}|\\|EUR|USD|GBP|CHF|JPY|円|CNY|元|INR|ILS|NIS|PLN|zł|TRY|SEK|NOK|DKK|CZK|Kč"
+_CURRENCY_BEFORE = rf"(?i)^(\s*-?\s*)(?:(?:{_SIGNS}|(?:Rs|TL|kr)[.\s])\s*)+"  # unlike the codes TL100 and KR-100
+_CURRENCY_BEHIND = rf"(?i)(?:(?:{_SIGNS}|Rs\.?|TL|kr\.?)\s*)+$"
+_LAKHS = r"[1-9]\d?(?:,\d\d)+,\d{3}"  # 12,34,567, as India writes numbers; 12.34.567 is a code
 
 _DAY = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\s*$"
 _HALF_OF_DAY = r"(?i)\s*([ap])\.?m\.?$"  # after a time of twelve hours
@@ -126,8 +129,9 @@ def amounts_in(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
     decimal  the decimal separator; the other sign, or an apostrophe, separates thousands
     """
     group = _thousands_sign(decimal)
-    plain = cells.fill_null("").str.replace_all(rf"{CURRENCIES}|\s", "")
-    grouped = rf"[1-9]\d{{0,2}}(?:[{group}']\d{{3}})+|{_lakhs(group)}"
+    bare = cells.fill_null("").str.replace(_CURRENCY_BEFORE, "${1}").str.replace(_CURRENCY_BEHIND, "")
+    plain = bare.str.replace_all(r"\s", "")
+    grouped = rf"[1-9]\d{{0,2}}(?:[{group}']\d{{3}})+|{_LAKHS}"
     fits = plain.str.contains(rf"^-?(?:\d+|{grouped})(?:[{decimal}]\d+)?(?:[eE][-+]?\d+)?$")
     digits = plain.str.replace_all(rf"[{group}']", "").str.replace(decimal, ".", literal=True)
     numbers = digits.cast(pl.Float64, strict=False)
@@ -142,9 +146,9 @@ def looks_like_amounts(cells: pl.Series, decimal: DecimalSign) -> bool:
     known = cells.filter(cells.fill_null("") != "")
     amounts = known.filter(amounts_in(known, decimal).is_not_null())
     group = _thousands_sign(decimal)
-    has_sign = amounts.str.contains(rf"{CURRENCIES}|\d[{decimal}]\d").any()
+    has_sign = amounts.str.contains(rf"{_CURRENCY_BEFORE}|{_CURRENCY_BEHIND}|\d[{decimal}]\d").any()
     with_groups = known.filter(known.str.contains(rf"\d[\s{group}']\d"))
-    thousands = rf"^\s*-?([1-9]\d{{0,2}}([\s{group}']\d{{3}})+|{_lakhs(group)})\s*$"
+    thousands = rf"^\s*-?([1-9]\d{{0,2}}([\s{group}']\d{{3}})+|{_LAKHS})\s*$"
     is_grouped = len(with_groups) > 0 and with_groups.str.contains(thousands).all()
     return bool(has_sign or is_grouped) and 2 * len(amounts) > len(known)
 
@@ -164,14 +168,9 @@ def perhaps_thousands(cells: pl.Series, decimal: DecimalSign) -> pl.Series:
     """
     group = _thousands_sign(decimal)
     with_group = cells.str.contains(rf"\d[{group}]\d")
-    tells = cells.str.contains(rf"\d[{decimal}]\d|[{group}]\d{{3}}[{group}]")
+    tells = cells.str.contains(rf"\d[{decimal}]\d|[{group}]\d{{2,3}}[{group}]")
     is_decimal = with_group & amounts_in(cells, decimal).is_null()
     return with_group & (not (tells | is_decimal).any())
-
-
-def _lakhs(group: DecimalSign) -> str:
-    """Return the pattern of numbers such as 12,34,567, as India writes them."""
-    return rf"[1-9]\d?(?:[{group}]\d\d)+[{group}]\d{{3}}"
 
 
 def _thousands_sign(decimal: DecimalSign) -> DecimalSign:

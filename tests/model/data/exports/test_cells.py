@@ -138,6 +138,15 @@ def test_amounts_are_read_whatever_stands_around_them(
         ("1,2,345", ".", None),
         ("1,23", ".", None),
         ("12 XL", ".", None),
+        ("kr 1 299,50", ",", 1_299.5),
+        ("- ₺5", ",", -5),
+        ("$ -5", ".", -5),
+        ("1€20", ",", None),
+        ("10kr5", ",", None),
+        ("12\\34", ".", None),
+        ("TL100", ",", None),
+        ("KR-100", ".", None),
+        ("12.34.567", ",", None),
     ],
 )
 def test_amounts_of_other_countries(text: str, decimal: DecimalSign, expected: float | None) -> None:

@@ -65,6 +65,7 @@ def test_a_sign_separates_thousands_if_it_does_so_in_all_cells(
         (["1.299", "990"], None, "has '.' only before three digits, and is read with decimals"),
         (["1.299", "12,50"], ",", ""),
         (["1.299", "1.299.000"], ",", ""),
+        (["1,299", "1,23,456"], ".", ""),
         (["1.299", "12.5"], None, ""),
         (["1.299", "0.250"], None, ""),
         (["1299", "990"], None, ""),
