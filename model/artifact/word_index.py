@@ -99,7 +99,7 @@ class Search(NamedTuple):
     @classmethod
     def of(cls, query: str) -> Self:
         """Return the search for a query text."""
-        text = fold(query.strip())
+        text = fold(query).strip()
         return cls(text, tuple(map(SearchWord.of, WORD.findall(text.encode())[:MAX_WORDS])))
 
     @property

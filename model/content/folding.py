@@ -17,11 +17,12 @@ def fold(text: str) -> str:
     """Return the text in small letters of usual width, without accents and invisible characters.
 
     Umlauts become the two letters that stand for them. Marks that make another letter stay, such as those of kana and
-    Devanagari. A text of nothing but ignored characters stays as it is, because an empty one would match everything.
+    Devanagari. A text of nothing but ignored characters, such as U+00B4, stays: a blank one would match all titles.
     """
     if text.isascii():
         return text.lower()
     folded = normalize("NFKD", text).casefold()
     for letter, plain in PLAIN_LETTERS.items():
         folded = folded.replace(letter, plain)
-    return normalize("NFC", IGNORED.sub("", folded)) or text
+    folded = normalize("NFC", IGNORED.sub("", folded))
+    return folded if folded.strip() else text

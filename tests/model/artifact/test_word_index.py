@@ -113,9 +113,13 @@ def test_width_accents_and_invisible_characters_make_no_difference(title: str, q
     assert StringTable.of(["#", title]).match_levels(query).tolist() == [NO_MATCH, level]
 
 
-@pytest.mark.parametrize("query", ["\u0301", "\u200f", "\ufe0f\u200d"])
+@pytest.mark.parametrize("query", ["\u0301", "\u200f", "\ufe0f\u200d", "\u00b4", "\u00a8 \u0301"])
 def test_a_search_for_marks_alone_does_not_find_everything(query: str) -> None:
-    assert levels_of(["tea", "caf\u0065\u0301"], query, with_typos=True) == [NO_MATCH, NO_MATCH]
+    assert levels_of(["green tea", "caf\u0065\u0301"], query, with_typos=True) == [NO_MATCH, NO_MATCH]
+
+
+def test_marks_around_a_search_make_no_difference() -> None:
+    assert levels_of(["tea", "green tea"], "\u200f tea \u00b4", with_typos=False) == [EXACT, WORD_PREFIX]
 
 
 def test_what_is_folded_stays_as_it_is() -> None:
