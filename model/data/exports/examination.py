@@ -16,7 +16,8 @@ from model.data.table import VECTOR, Table, read_table, uncompressed
 
 EXAMPLES = 3  # of each finding
 SHOWN_CHARS = 80  # of a cell
-WORD_WITH_ACCENT = re.compile(rb"[0-9A-Za-z\x80-\xff]*[\xc3\xc5][0-9A-Za-z\x80-\xff]+")  # of Windows-1252, in UTF-8
+LETTER = rb"[0-9A-Za-z\x80-\xff]"
+WORD_WITH_ACCENT = re.compile(rb"(?<!%b)%b*[\xc3\xc5]%b+" % (LETTER, LETTER, LETTER))  # of Windows-1252, in UTF-8
 MEND_OR_LEAVE_OUT = "correct these lines, or skip them with --skip-bad-lines"
 MEND_TO_KEEP = "correct these lines to keep them"
 

@@ -119,6 +119,13 @@ def test_a_check_shows_letters_that_another_encoding_would_turn_into_others(
     assert (finding.problem, finding.fix) == ("the encoding is Windows-1252", fix)
 
 
+def test_a_check_of_windows_1252_reads_a_word_of_a_megabyte_once(tmp_path: Path) -> None:
+    table = tmp_path / "items.csv"
+    table.write_bytes(f"item_id,title\na,5 €\nb,{'0f' * 500_000}\n".encode("cp1252"))
+    (finding,) = examine_items(table, TableMapping()).findings  # would take hours if each of its letters began a word
+    assert (finding.problem, finding.fix) == ("the encoding is Windows-1252", "")
+
+
 def test_utf_16_that_was_cut_off_says_so(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("item_id,title\na,b\n".encode("utf-16")[:-1])
     with pytest.raises(DataError, match="truncated UTF-16 text"):
