@@ -9,9 +9,10 @@ import multiprocessing
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 import numpy as np
 from rich.console import Console
@@ -70,12 +71,13 @@ def compiling_meanwhile(settings: Settings, console: Console) -> Iterator[None]:
     spawn = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as directory:
         empty = settings.model_copy(update={"model_dir": None, "data_dir": Path(directory)})
-        compilers = [spawn.Process(target=run, args=(empty,)) for run in (compile_engine, compile_service)]
+        compilers = [spawn.Process(target=_try, args=(run, empty)) for run in (compile_engine, compile_service)]
         # a terminal sends SIGINT to them, too; they inherit that it is ignored
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for compiler in compilers:
             compiler.start()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, interrupted)
+        terminated = signal.signal(signal.SIGTERM, _exit)  # so that they end, too
         try:
             yield
             if any(compiler.is_alive() for compiler in compilers):
@@ -86,18 +88,27 @@ def compiling_meanwhile(settings: Settings, console: Console) -> Iterator[None]:
             for compiler in compilers:
                 compiler.kill()
                 compiler.join()
+            signal.signal(signal.SIGTERM, terminated)
+
+
+def _exit(signum: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _try(run: Callable[[Settings], None], settings: Settings) -> None:
+    _end_first_if_memory_is_short()
+    with contextlib.suppress(Exception):  # the service has the same problem, and reports it in one sentence
+        run(settings)
 
 
 def compile_engine(settings: Settings) -> None:
     """Open the engine of a model without items, which compiles nearly all that one of a trained model runs."""
-    _end_first_if_memory_is_short()
     with rare_garbage_collection():
         open_engine(empty_model.artifact(), settings.device)
 
 
 def compile_service(settings: Settings) -> None:
     """Start and stop a service without a model, whose engine comes last: `compile_engine` has compiled it by then."""
-    _end_first_if_memory_is_short()
     with rare_garbage_collection():
         asyncio.run(start_and_stop(create_app(settings)))
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from playwright.sync_api import Browser, expect
 from rich.console import Console
 
 from app.jobs.datasets.synthetic_shop import GOODS, generate
-from app.jobs.demo import demo, instructions
+from app.jobs.demo import compiling_meanwhile, demo, instructions
 from app.main import PortTaken
+from app.settings import Settings
 from benchmarks.harness.service_process import free_port, is_ready
 from benchmarks.service import screenshots
 from model.data.interactions import DataError, Interactions
@@ -190,15 +191,28 @@ def test_what_compiles_while_it_trains_is_nearly_all_that_it_runs(
     assert len(demo - service) < len(demo) / 8
 
 
-def test_interrupted_while_it_trains_it_ends_all_its_processes_without_a_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "signum"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
+def test_told_to_end_while_it_trains_it_ends_all_its_processes_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[int, int], None], signum: int
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with started(tmp_path) as (process, _, printed):
         wait_until(lambda: "Training on" in printed.read_text() or process.poll() is not None, printed.read_text)
         compiling = [one for one in psutil.Process(process.pid).children() if "spawn_main" in " ".join(one.cmdline())]
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        end(process.pid, signum)
+        assert process.wait(PATIENCE_S) == 128 + signum
         assert "Traceback" not in printed.read_text()
         assert len(compiling) == 2
         assert not any(one.is_running() for one in compiling)
+        assert [*temporary.glob("tmp*")] == []
+
+
+def test_what_stops_the_service_is_left_to_it_to_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(data_dir=tmp_path, seal_keys_file=tmp_path / "none")
+    with compiling_meanwhile(settings, Console(quiet=True)):
+        pass
+    assert capfd.readouterr().err == ""
 
 
 def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
