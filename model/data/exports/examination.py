@@ -17,7 +17,8 @@ from model.data.table import VECTOR, Table, read_table, uncompressed
 EXAMPLES = 3  # of each finding
 SHOWN_CHARS = 80  # of a cell
 LETTER = rb"[0-9A-Za-z\x80-\xff]"
-WORD_WITH_ACCENT = re.compile(rb"(?<!%b)%b*[\xc3\xc5]%b+" % (LETTER, LETTER, LETTER))  # of Windows-1252, in UTF-8
+ACCENT = rb"(?:[\xc3\xc5]|\xc2[\xb3\xb9](?=[a-z]))"  # in UTF-8; ł and ą become ³ and ¹
+WORD_WITH_ACCENT = re.compile(rb"(?<!%b)%b*%b%b+" % (LETTER, LETTER, ACCENT, LETTER))
 MEND_OR_LEAVE_OUT = "correct these lines, or skip them with --skip-bad-lines"
 MEND_TO_KEEP = "correct these lines to keep them"
 

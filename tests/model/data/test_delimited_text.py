@@ -105,7 +105,9 @@ def test_letters_that_windows_1252_lacks_are_refused_and_not_guessed(tmp_path: P
     [
         ("Şişe 5 €", "cp1254", "Þiþe"),
         ("שוקולד", "cp1255", "ùå÷åìã"),
+        ("Grzałka 5 €", "cp1250", "Grza\u00b3ka"),
         ("Größe 5 €", "cp1252", "Größe"),
+        ("5 m³", "cp1252", None),
         ("5 €", "cp1252", None),
     ],
 )
