@@ -307,10 +307,13 @@ def _without_expired(
     generation: Generation, states: Sequence[FoldedState], ttl_s: int
 ) -> Iterator[tuple[FoldedState, int]]:
     """Yield the states of users with a recent event, and in how many seconds each expires, 0 for never."""
+    if ttl_s == 0:
+        yield from ((state, 0) for state in states)
+        return
     idle_s = idle_times_s(generation.decode_many([state.value for state in states]), time.time())
     for state, user_idle_s in zip(states, idle_s, strict=True):
-        if ttl_s == 0 or user_idle_s < ttl_s:
-            yield state, max(0, ttl_s - user_idle_s)
+        if user_idle_s < ttl_s:
+            yield state, ttl_s - user_idle_s
 
 
 def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, bytes]:

@@ -13,7 +13,7 @@ from storage.sqlite import log
 from storage.sqlite.batches import execute_in_batches, rows_with_blobs
 from storage.sqlite.log import NEWEST, NO_LIMIT, PageReader, add_seen, log_entries
 from storage.state.corrections import EventFilter, LogFold, ReadState, SeenItems
-from storage.state.generation import Generation
+from storage.state.generation import Generation, StateError
 from storage.state.layout import idle_times_s
 
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
@@ -197,9 +197,16 @@ def save(db: sqlite3.Connection, generation: Generation, states: Sequence[Folded
 
 
 def save_rebuilt(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
-    """Save as `save` does, but dated by the states' last events, so that a rebuild makes no idle user a new one."""
-    idle_s = idle_times_s(generation.decode_many([one.value for one in states]), time.time())
-    _save(db, generation, states, [today() - one // DAY_S for one in idle_s])
+    """Save as `save` does, but dated by the states' last events, so that a rebuild makes no idle user a new one.
+
+    States of another version's layout are dated today, as those that are read.
+    """
+    try:
+        decoded = generation.decode_many([one.value for one in states])
+    except StateError:
+        save(db, generation, states)
+    else:
+        _save(db, generation, states, [today() - one // DAY_S for one in idle_times_s(decoded, time.time())])
 
 
 def _save(

@@ -235,7 +235,7 @@ class PlainRequests:
             request.responder.abort()
         finally:
             self._in_progress.end(request.source)
-            self._recorder.end(*request.call, status, request.begin_s, request.source)
+            self._recorder.end(*request.call, status, request.begin_s, lambda: request.source)
             tracing.current.reset(token)
 
     def _response(self, answer: Answer | BaseException) -> tuple[int, Headers, bytes]:

@@ -5,6 +5,8 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +24,8 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPT
 SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # in a log line
 PROCESS_PREFIX = os.urandom(4).hex().encode()
 _request_numbers = count()
+
+SourceFinder = Callable[[], Source | None]
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +49,22 @@ class RequestRecorder:
         self._metrics.in_progress += 1
         return time.perf_counter()
 
-    def end(self, method: str, route: str, status: int, begin_s: float, source: Source | None) -> None:
-        """Record the end of a request."""
+    def end(self, method: str, route: str, status: int, begin_s: float, find_source: SourceFinder) -> None:
+        """Record the end of a request, whose source is looked for only if the request is logged."""
         seconds = time.perf_counter() - begin_s
         self._metrics.in_progress -= 1
         self._metrics.observe(method, route, status, seconds)
         if status >= 500 or seconds >= self._slow_s:
-            self._log(method, route, status, seconds, source)
+            self._log(method, route, status, seconds, find_source)
 
-    def _log(self, method: str, route: str, status: int, seconds: float, source: Source | None) -> None:
+    def _log(self, method: str, route: str, status: int, seconds: float, find_source: SourceFinder) -> None:
         if (second := int(time.monotonic())) != self._second:
             if self._lines > MAX_LINES_PER_SECOND:
                 logger.warning("%d more slow or failed requests in that second", self._lines - MAX_LINES_PER_SECOND)
             self._second, self._lines = second, 0
         self._lines += 1
         if self._lines <= MAX_LINES_PER_SECOND:
+            source = find_source()
             whose = "" if source is None else f" to key {source.key_id} of tenant {source.tenant}"
             logger.warning("%s %s answered %d after %.3f s%s", method, route, status, seconds, whose)
 
@@ -100,7 +105,7 @@ class RequestTimer:
         finally:
             method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
             route = getattr(scope.get("route"), "path", "unmatched")
-            self._recorder.end(method, route, status or 500, begin_s, Source.of(scope))
+            self._recorder.end(method, route, status or 500, begin_s, partial(Source.of, scope))
 
 
 def request_id(scope: Scope) -> bytes:
