@@ -85,18 +85,14 @@ class ClickThrough:
         """Read what decoding ids requires, then flush; raise StorageError if the store cannot be used."""
         if not self._has_secret:
             self.ids.set_secret(await self._store.secret())
-            await self._add_earlier_experiments()
+            # of experiments that may have ended before this process started
+            self._experiments = experiments_in(await self._store.tallies(self._tenant)) | self._experiments
             self._has_secret = True
         known = {one.named.tag[:4]: one.named.name for one in await self._store.generations.known()}
         dropped = {*self._known} - known.keys()
         self._generations = known | {tag: name for tag, name in self._generations.items() if tag not in dropped}
         self._known = known.keys()
         await self.flush()
-
-    async def _add_earlier_experiments(self) -> None:
-        """Start resolving the names of experiments that may have ended before this process started."""
-        names = {str(tally[2]) for tally in await self._store.tallies(self._tenant)}
-        self._experiments = {hash_of(name): name for name in names} | self._experiments
 
     async def flush(self) -> None:
         """Write the counts to the store; if that fails, keep them for the next flush."""
@@ -138,6 +134,11 @@ def _outcome(answer: Recommendations) -> ListOutcome:
     if "short" in answer:
         return "short"
     return "filled" if "fallback" in answer["items"][-1] else "full"
+
+
+def experiments_in(tallies: Iterable[Tally]) -> dict[int, str]:
+    """Return the names of the experiments, also ended ones, that the tallies name, by their hashes."""
+    return {hash_of(name): name for tally in tallies if (name := str(tally[2]))}
 
 
 def stats_of(tallies: Mapping[Tally, float]) -> Stats:

@@ -7,10 +7,10 @@ from unicodedata import normalize
 
 PLAIN_LETTERS = {"a\u0308": "ae", "o\u0308": "oe", "u\u0308": "ue"}  # of decomposed umlauts
 PLAIN_LETTERS |= {"\u0131": "i", "ł": "l", "đ": "d", "ø": "o", "æ": "ae", "œ": "oe"}  # no normal form has plain letters
-IGNORED = re.compile(  # accents, points of Hebrew and Arabic, soft hyphens, joiners, directions, variation selectors
-    "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u065f\u0670"
-    "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff]+"
-)
+# in a class of characters: of Latin, Greek and Cyrillic letters, and the points of Hebrew and Arabic
+ACCENTS = "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u065f\u0670"
+INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff"  # soft hyphens, joiners, directions
+IGNORED = re.compile(f"[{ACCENTS}{INVISIBLE}]+")
 
 
 def fold(text: str) -> str:

@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from model.content.folding import ACCENTS
+
 BUCKETS = 16_384
 PART_LETTERS = 4
 PART_WEIGHT = 0.3  # a word counts 1
-MARKS = (  # vowels and accents that `re` does not count as letters: of Latin, Hebrew, Arabic, India and its neighbours
-    "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u065f\u0670\u0900-\u0903\u093a-\u094f\u0951-\u0963\u0981-\u0dff"
+VOWELS = (  # of India and its neighbours, and joiners, which `re` does not count as letters
+    "\u0900-\u0903\u093a-\u094f\u0951-\u0963\u0981-\u0dff"
     "\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ece\u102b-\u103e\u17b4-\u17d3\u200c\u200d\u3099\u309a"
 )
-WORD = re.compile(rf"[^\W_](?:[^\W_]|[{MARKS}])*")
+WORD = re.compile(rf"[^\W_](?:[^\W_]|[{ACCENTS}{VOWELS}])*")
 
 
 class Description(NamedTuple):

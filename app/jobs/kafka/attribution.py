@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable, Mapping
+from itertools import chain
 
+from app.events.click_through import experiments_in
 from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
 from app.schemas.operations import Experiment
 from app.serving.store_factory import opened_store
@@ -64,13 +66,13 @@ class Attribution:
             pointers = await store.pointers()
             tenants = await store.item_tenants()
             scenarios = {tenant: await store.scenarios.scenarios(tenant) for tenant in tenants}
-            experiments = {str(tally[2]) for tenant in tenants for tally in await store.tallies(tenant)}
+            experiments = experiments_in([tally for tenant in tenants for tally in await store.tallies(tenant)])
         if pointers.experiment is not None:
-            experiments.add(Experiment.model_validate_json(pointers.experiment).name)
-        self._names: dict[Hashable, str] = {
-            **{one.named.tag[:4]: one.named.name for one in known},
-            **{hash_of(name): name for name in experiments if name},
-            **{
-                (tenant, scenario_hash_of(name)): name for tenant, stored in scenarios.items() for name in stored.newest
-            },
+            name = Experiment.model_validate_json(pointers.experiment).name
+            experiments[hash_of(name)] = name
+        generations = {one.named.tag[:4]: one.named.name for one in known}
+        of_scenarios = {
+            (tenant, scenario_hash_of(name)): name for tenant, one in scenarios.items() for name in one.newest
         }
+        names = chain(generations.items(), experiments.items(), of_scenarios.items())
+        self._names: dict[Hashable, str] = dict(names)

@@ -161,8 +161,7 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
 
 def _fix_of_encoding(text: DelimitedText) -> str:
     """Return what to do if the letters are not those of Windows-1252, as which any text of Greek or Hebrew passes."""
-    word = WORD_WITH_ACCENT.search(text.raw)
-    if text.encoding != WINDOWS_1252 or word is None:
+    if text.encoding != WINDOWS_1252 or (word := WORD_WITH_ACCENT.search(text.raw)) is None:
         return ""
     return f"if the letters of {word[0].decode()[:SHOWN_CHARS]!r} are wrong, {SAVE_OTHERWISE}"
 
