@@ -16,6 +16,7 @@ from model.data.arrays import IN_MEMORY, Arrays
 
 REPEAT_SHARE_OF_SHOPS = 0.05
 MAX_NAMED_TYPES = 20
+TIMES_MEDIAN, SHARE_OF_EVENTS = 200, 0.01  # more of both has no person; resellers have up to 190 times the median
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +247,24 @@ def seen_before(
     item, type_ = interactions.item, interactions.type
     begins = interactions.starts[interactions.user[positions]]
     return [item[begin:end][is_seen[type_[begin:end]]] for begin, end in zip(begins, positions, strict=True)]
+
+
+def most_events(counts: NDArray[np.integer]) -> int:
+    """Return the largest number of events that a person may have, from the numbers of all users."""
+    return max(int(TIMES_MEDIAN * np.median(counts)), int(SHARE_OF_EVENTS * counts.sum()))
+
+
+def warn_of_bots(interactions: Interactions) -> None:
+    """Warn of users who have far more events than others."""
+    counts = np.diff(interactions.starts)
+    if len(many := counts[counts > most_events(counts)]):
+        logger.warning(
+            "%d users have %d of %d events, the median user %d: leave out bots, and ids that many people share",
+            len(many),
+            many.sum(),
+            len(interactions),
+            np.median(counts),
+        )
 
 
 def repeat_share(interactions: Interactions) -> float:

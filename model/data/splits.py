@@ -13,6 +13,7 @@ from model.data.arrays import Arrays
 from model.data.interactions import DataError, Interactions
 
 BINS = 65_536  # of the histograms that find a quantile
+MAX_EVENTS_OF_USER = 10_000  # bounds what a bot teaches, and the memory of its histograms to 60 MB
 MICROSECONDS = 1_000_000
 
 
@@ -53,10 +54,12 @@ def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "trai
 def thinned(interactions: Interactions, parts: Split, card: DataCard) -> Split:
     """Return the split with the training events that the card allows: recent ones, of a sample of the users.
 
-    Held-out events stay, each with its whole history, which a state would have, too.
+    Of users with more than MAX_EVENTS_OF_USER training events, these are the newest ones. Held-out events stay, each
+    with its whole history, which a state would have, too.
 
     raises  DataError  when timestamps only give an order, or no training event is left
     """
+    _drop_oldest(interactions, parts.train)
     if card.since is None and card.users_sample == 1:
         return parts
     users = len(interactions.user_ids)
@@ -75,6 +78,14 @@ def thinned(interactions: Interactions, parts: Split, card: DataCard) -> Split:
     if not kept:
         raise DataError("no training event is left; use an earlier --since or a larger --users-sample")
     return parts
+
+
+def _drop_oldest(interactions: Interactions, train: NDArray[np.bool_]) -> None:
+    """Drop the oldest training events of users who have too many."""
+    starts = interactions.starts
+    for user in np.flatnonzero(np.diff(starts) > MAX_EVENTS_OF_USER):
+        own = train[starts[user] : starts[user + 1]]
+        own[np.flatnonzero(own)[:-MAX_EVENTS_OF_USER]] = False
 
 
 def _split_loo(interactions: Interactions) -> Split:

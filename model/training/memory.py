@@ -7,8 +7,6 @@ from math import ceil
 from mmap import PAGESIZE
 from pathlib import Path
 
-import numpy as np
-
 from model.config import Config
 from model.data.arrays import IN_MEMORY, Arrays, MappedArrays
 from model.data.interactions import Interactions
@@ -61,8 +59,7 @@ class Resources:
         items, users, orders = (
             len(names) for names in (interactions.item_ids, interactions.user_ids, interactions.order_ids)
         )
-        longest = int(np.diff(interactions.starts).max())
-        needed = needed_bytes(config, items, users + orders, longest)
+        needed = needed_bytes(config, items, users + orders)
         if needed > self.memory:
             raise TrainError(
                 f"{in_gib(self.memory)} of memory are too little for a model of {items:,} items, trained on "
@@ -73,11 +70,10 @@ class Resources:
 UNLIMITED = Resources()
 
 
-def needed_bytes(config: Config, items: int, others: int, longest: int) -> int:
+def needed_bytes(config: Config, items: int, others: int) -> int:
     """Estimate the bytes of memory of a training without events in memory.
 
-    others   the number of users and orders, whose ids are in memory
-    longest  the number of events of the longest history, whose histograms are in memory together
+    others  the number of users and orders, whose ids are in memory
     """
     shape, training = config.model, config.training
     state = 4 * len(shape.decay_rates) * shape.history_codebooks * shape.history_codewords
@@ -85,7 +81,7 @@ def needed_bytes(config: Config, items: int, others: int, longest: int) -> int:
     scored = items if all_scored else training.sampled_negatives
     batch = training.batch_size * (SCORES_AT_ONCE * 4 * scored + 3 * state)
     tables = items * (BYTES_PER_ITEM + 4 * 4 * (shape.width + OVERSAMPLING))  # vectors, and their computation
-    return LIBRARIES + STEPS + 2 * max(POOL, longest) * state + batch + tables + BYTES_PER_NAME * (items + others)
+    return LIBRARIES + STEPS + 2 * POOL * state + batch + tables + BYTES_PER_NAME * (items + others)
 
 
 def resident_bytes() -> int:

@@ -19,7 +19,7 @@ from model.config import Config, DataCard, Recipe
 from model.content.content_map import MAX_ITEMS, NO_CONTENT, ContentMap, learned_content
 from model.content.text_features import Description
 from model.data.arrays import OnStage, ignored
-from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Interactions, repeat_share
+from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Interactions, repeat_share, warn_of_bots
 from model.data.item_vectors import ItemVectors, read_item_vectors
 from model.data.readers import ItemTexts, read_interactions, read_items
 from model.data.splits import Split, split, thinned
@@ -101,6 +101,7 @@ def prepare_training(
         raise TrainError(f"{str(out)!r} contains an unfinished training; continue it with --resume, or delete it")
     require_device(resources.device)
     interactions = read_interactions(directory, resources.arrays(out), on_stage).stepping(recipe.event_weights)
+    warn_of_bots(interactions)
     texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
     recipe = recipe.for_catalogue(len(interactions.item_ids))

@@ -11,7 +11,7 @@ from model.data.archived_log import ARCHIVE_MANIFEST
 from model.data.event_columns import MAX_ORDER_ID_CHARS
 from model.data.exports.cells import looks_like_clock, looks_like_days, times_in
 from model.data.exports.event_types import find_types, find_unknown_types, read_types
-from model.data.exports.examination import Examination, opened
+from model.data.exports.examination import EXAMPLES, Examination, opened
 from model.data.exports.mapping import (
     ITEM_ID,
     JOIN,
@@ -22,7 +22,7 @@ from model.data.exports.mapping import (
     similar_columns,
 )
 from model.data.exports.values import read_property, read_times, read_values
-from model.data.interactions import DataError
+from model.data.interactions import DataError, most_events
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import (
     INEXACT_ID,
@@ -132,6 +132,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         _find_duplicates(found)
         if found.frame.is_empty():
             found.note("the table has no lines", "export the table again", stops=True)
+        _find_bots(found)
         _find_loss(found)
 
 
@@ -287,6 +288,21 @@ def _find_inexact_ids(found: Examination, column: str) -> None:
 def _find_duplicates(found: Examination) -> None:
     again = found.frame.is_duplicated() & ~found.frame.select(pl.struct(pl.all()).is_first_distinct()).to_series()
     found.find(again, "the line repeats an earlier one", "each of them counts: remove copies of one event", stops=False)
+
+
+def _find_bots(found: Examination) -> None:
+    """Find users who have far more events than others."""
+    counts = found.good["user_id"].value_counts(sort=True)
+    if counts.is_empty():
+        return
+    many = counts.filter(pl.col("count") > most_events(counts["count"].to_numpy())).rows()
+    named = ", ".join(f"{user!r} ({count:,})" for user, count in many[:EXAMPLES])
+    found.find(
+        found.frame["user_id"].is_in([user for user, _ in many]),
+        f"some users have far more events than others: {named}",
+        "leave out bots, and ids that many people share",
+        stops=False,
+    )
 
 
 def _compare_items(interactions: Examination, items: Examination) -> None:
