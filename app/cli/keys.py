@@ -27,6 +27,7 @@ OPTIONS: Mapping[int | str, str] = {
     "origins": "--origin",
     "requests_per_minute": "--rate",
     "new_users_per_hour": "--new-users",
+    "event_types": "--event-type",
     "note": "--note",
     "audience": "--audience",
 }
@@ -50,6 +51,20 @@ class LimitOptions:
         int | None,
         typer.Option(min=0, help="New users per hour. Default: as many as the tenant, or its page keys together, may."),
     ] = None
+    event_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Type of events that the key may post, such as view. Repeatable. Default: all.", metavar="TYPE"
+        ),
+    ] = None
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields of a key that these options set."""
+        return {
+            "requests_per_minute": self.rate,
+            "new_users_per_hour": self.new_users,
+            "event_types": self.event_type or (),
+        }
 
 
 @cli.command("add")
@@ -82,7 +97,7 @@ def add_key(
     scopes = [one for one in keyring.SCOPES if one in scope]
     try:
         whose = tenant or store_settings().tenant
-        text, key = keyring.make(whose, scopes, origin or (), limits.rate, limits.new_users, note, audience)
+        text, key = keyring.make(whose, scopes, origin or (), note=note, audience=audience, **limits.fields())
     except ValidationError as exc:
         raise typer.BadParameter("; ".join(map(_problem, exc.errors()))) from None
     keyring.add(file, key)
@@ -105,7 +120,8 @@ def list_keys(keys: KeysFileOption = None) -> None:
     for key in read(_keys_file(keys)):
         rate = "" if key.requests_per_minute is None else f"{key.requests_per_minute}/min"
         new_users = "" if key.new_users_per_hour is None else f"{key.new_users_per_hour} new users/h"
-        words = (key.id, key.tenant, ",".join(key.scopes), *key.origins, rate, new_users, key.note)
+        types = f"only {','.join(key.event_types)}" if key.event_types else ""
+        words = (key.id, key.tenant, ",".join(key.scopes), *key.origins, rate, new_users, types, key.note)
         say("  ".join(filter(None, words)))
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
@@ -91,7 +91,7 @@ class Ingest:
     async def receive(self, body: object, sender: Sender) -> ReceivedEvents:
         """Parse an event or an array of events, and return those that the sender may post.
 
-        raises  InvalidEvents, StorageError  as `append`
+        raises  InvalidEvents, StorageError  as `append`; also if the sender may not post events of a type
         """
         now_us = self._clock.now_us()
         max_us = max(now_us, time.time_ns() // 1_000) + MAX_AHEAD_US
@@ -101,6 +101,8 @@ class Ingest:
             events: list[Event] = await sender.run_apart(parse, EVENT_COST * len(bodies))
         else:
             events = parse()
+        if sender.event_types:
+            require_types(events, sender.event_types)
         positions = await self._allowed_positions(events, sender)
         allowed = [events[position] for position in positions]
         return ReceivedEvents(allowed, positions, len(events) - len(allowed), now_us)
@@ -285,6 +287,16 @@ def validate_events(
         first_of_each = [details[0] for details in faults]
         raise InvalidEvents(REFUSED, every_one if len(every_one) <= MAX_DETAILS else first_of_each)
     return events
+
+
+def require_types(events: Sequence[Event], types: Collection[str]) -> None:
+    """Raise InvalidEvents if an event has none of these types."""
+    reason = f"this key may post only events of the types {', '.join(types)}"
+    others = [index for index, event in enumerate(events) if event.type not in types]
+    if others:
+        raise InvalidEvents(
+            REFUSED, [ErrorDetail(index=at, field="type", reason=reason) for at in others[:MAX_DETAILS]]
+        )
 
 
 def require_event_count(bodies: Sequence[object]) -> None:

@@ -16,11 +16,13 @@ class Sender:
     """The sender of a request with events.
 
     is_public        whether it uses a page key, which everybody can read
+    event_types      the types of events that it may post; empty for all
     count_new_users  counts the new users of the request, and raises if there are too many; None for no limit
     run_apart        runs long work by its cost without delaying other requests; None to run it here
     """
 
     is_public: bool = False
+    event_types: Collection[str] = ()
     count_new_users: Callable[[int], Awaitable[None]] | None = None
     run_apart: Callable[[Callable[[], Any], float], Awaitable[Any]] | None = None
 

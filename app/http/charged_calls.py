@@ -84,7 +84,7 @@ async def charged_sender(services: Services, caller: Caller, events: int) -> Sen
     if events > 1:
         await services.rate_limiter.count(key, events - 1)  # one was counted with the request
     count = partial(services.rate_limiter.count_new_users, key, services.settings.new_users_per_hour)
-    return Sender(key.is_public, count, run_apart)
+    return Sender(key.is_public, key.event_types, count, run_apart)
 
 
 async def update_items(services: Services, caller: Caller, body: bytes) -> ItemsTaken:

@@ -68,7 +68,7 @@ class Cluster:
 
     def add_key(self) -> str:
         """Make a key for everything, in the operator's file, and return it."""
-        text, key = keys.make("main", keys.SCOPES, (), None, None, "")
+        text, key = keys.make("main", keys.SCOPES)
         keys.add(self.keys, key)
         return text
 

@@ -87,6 +87,7 @@ class Key(BaseModel):
     origins: tuple[Origin, ...] = ()  # of the pages that may use the key, which is then public
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None  # plain requests
     new_users_per_hour: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None  # None: see RateLimiter
+    event_types: tuple[Name, ...] = ()  # that it may post; empty for all
     audience: Name | Literal[""] = ""  # keys with the same audience open each other's sealed states
     note: Annotated[str, StringConstraints(max_length=256)] = ""
 
@@ -121,24 +122,16 @@ class Key(BaseModel):
 DUMMY_KEY = Key(id="0" * 12, tenant="nobody", scopes=("recs:read",), sha256="0" * 64)  # no text has this hash
 
 
-def make(
-    tenant: str,
-    scopes: Iterable[Scope],
-    origins: Iterable[str] = (),
-    requests_per_minute: int | None = None,
-    new_users_per_hour: int | None = None,
-    note: str = "",
-    audience: str = "",
-) -> tuple[str, Key]:
+def make(tenant: str, scopes: Iterable[Scope], origins: Iterable[str] = (), **others: object) -> tuple[str, Key]:
     """Create a new key; return its text, which is shown once, and the entry for the file.
 
+    others  further fields of the key
     raises  ValidationError  when a part is invalid, or the parts contradict each other
     """
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     text = f"{KEY_PREFIX}_{key_id}_{secret}"
     fields = {"id": key_id, "tenant": tenant, "scopes": tuple(scopes), "sha256": _hash(text), "origins": tuple(origins)}
-    limits = {"requests_per_minute": requests_per_minute, "new_users_per_hour": new_users_per_hour}
-    return text, Key.model_validate(fields | limits | {"note": note, "audience": audience})
+    return text, Key.model_validate(fields | others)
 
 
 def add(path: Path, key: Key) -> None:

@@ -185,6 +185,7 @@ def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.Cap
         ("--origin", "https://shop.example/cart", "a host and no path, such as https://shop.example"),
         ("--rate", "20000000", "less than or equal to 10000000"),
         ("--note", "lisarec_secret", "looks like a key"),
+        ("--event-type", "a view", "should match pattern"),
     ],
 )
 def test_the_cli_names_the_option_that_is_invalid(
@@ -197,6 +198,16 @@ def test_the_cli_names_the_option_that_is_invalid(
     assert reason in said
     assert "Value error" not in said
     assert "secret" not in said
+
+
+def test_the_cli_limits_a_key_to_types_of_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys"
+    options = ["--scope", "events:write", "--event-type", "view", "--event-type", "cart", "--keys", file]
+    assert run_command("keys", "add", *options) == 0
+    assert [key.event_types for key in read(file)] == [("view", "cart")]
+    capsys.readouterr()
+    assert run_command("keys", "list", "--keys", file) == 0
+    assert capsys.readouterr().out.strip().endswith("events:write  only view,cart")
 
 
 def test_the_line_of_a_key_is_as_the_manual_shows_it() -> None:

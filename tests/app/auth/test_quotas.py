@@ -35,6 +35,7 @@ class Shop:
             "page of a second shop": self.add(origins=[SHOP]),
             "generous page": self.add(origins=[SHOP], new_users_per_hour=QUOTA),
             "rated page": self.add(origins=[SHOP], requests_per_minute=60),
+            "page of views": self.add(origins=[SHOP], event_types=["view", "impression"]),
         }
         self.clients = [
             start(directory, keys_file=self.file, redis_url=redis_url, new_users_per_hour=QUOTA)
@@ -125,6 +126,22 @@ class TestKeysOfPages:
         known = new("known", QUOTA // 2)
         assert shop.post("backend", known).status_code == 200
         assert shop.post("page", known).status_code == 200  # they are not new
+
+    def test_post_only_their_types(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        headers = bearer(shop.texts["page of views"]) | {"origin": SHOP}
+        viewed, clicked, bought, shown = shop.events(["ada"] * 4)
+        viewed["type"], bought["type"], shown["type"] = "view", "purchase", "impression"
+        refused = shop.clients[0].post("/v1/events", json=[viewed, clicked, bought], headers=headers)
+        assert_nothing_applied(shop, refused, 422, "invalid_events", "ada")
+        reason = "this key may post only events of the types view, impression"
+        details = refused.json()["error"]["details"]
+        assert details == [{"index": index, "field": "type", "reason": reason} for index in (1, 2)]
+        taken = shop.clients[0].post("/v1/events", json=[viewed, shown], headers=headers)
+        assert taken.json()["accepted"] == 2
+        one = shop.clients[0].post("/v1/events", json=bought, headers=headers)
+        assert one.status_code == 422
+        assert shop.post("page", ["bob"]).json()["accepted"] == 1  # a key without types posts all
 
     def test_leave_half_of_the_quota_to_the_servers_of_the_shop(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
