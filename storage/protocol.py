@@ -291,10 +291,7 @@ class StatisticsStore(Protocol):
     """Statistics of a tenant's events and items."""
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
-        """Count the users of each item by their logged events of these types.
-
-        Of a long log, only the newest entries count, and those in an archive that the store reads.
-        """
+        """Count each item's users by logged events of these types: of long logs, by the newest and archived ones."""
         ...
 
     async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
@@ -329,13 +326,16 @@ class OrderStore(Protocol):
         """Return every count by name, as of the last addition."""
         ...
 
+    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> None:
+        """Delete the counts of orders with these items, and the items' trends. It may be repeated."""
+        ...
+
 
 class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     """A store as a whole. Any number of stores, in any number of processes, may work on the same data.
 
-    A store is opened with the generations that its process serves, and their tenant. The first generation decides the
-    results of an append, which updates the states of all of them. Every method raises StorageUnavailable when the data
-    cannot be reached or the store is closed.
+    A store is opened with the generations that its process serves, and their tenant. The first decides the results of
+    an append, which updates all states. Every method raises StorageUnavailable when the store is away or closed.
 
     properties  the types of tenants' properties, and users' properties
     scenarios   the versions of tenants' scenarios

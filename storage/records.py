@@ -63,6 +63,11 @@ MAX_SCENARIO_VERSIONS = 50
 """Newest versions of a scenario that a store keeps."""
 
 
+def counts_with(names: Iterable[str], item_ids: Collection[str]) -> list[str]:
+    """Return the names of counts in an `OrderStore` that have one of these items."""
+    return [name for name in names if not {*name.split("\n")}.isdisjoint(item_ids)]
+
+
 @dataclass(frozen=True, slots=True)
 class AppendResult:
     """The outcome of appending one event. A duplicate changed nothing and is neither late nor unknown."""

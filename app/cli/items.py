@@ -65,6 +65,30 @@ def import_items(
     say(f"{len(items):,} items imported{rest}")
 
 
+@cli.command("drop-counts")
+@ungrouped
+def drop_counts(
+    items: Annotated[list[str], typer.Argument(help="Ids of the items.", metavar="ITEM...")], store: StoreOptions
+) -> None:
+    """Delete the live counts of items, such as those that a bot has made: their trends, and orders with them.
+
+    Services keep running, follow within seconds, and count anew. The command is safe to repeat.
+    """
+    from app.serving.store_factory import opened_store
+    from storage.items.audit import COMMAND_LINE, AuditEntry
+
+    settings = store.settings()
+
+    async def drop() -> None:
+        async with opened_store(settings) as opened:
+            await opened.orders.drop_counts(settings.tenant, items)
+            entry = AuditEntry.now(COMMAND_LINE, "items.drop_counts", details={"items": len(items)})
+            await opened.audit.append(settings.tenant, [entry])
+
+    asyncio.run(drop())
+    say(f"the live counts of {len(items):,} items are deleted")
+
+
 @cli.command("drop-vectors")
 @ungrouped
 def drop_vectors(store: StoreOptions) -> None:

@@ -1,12 +1,12 @@
 """Counts of items bought together, in Redis, which decay with time; and the newest entries of a log."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from typing_extensions import override
 
 from storage.items.trends import HALF_LIFE_S, MAX_LAG_HALF_LIVES, MAX_LEAD_HALF_LIVES, MAX_STEP_S, TrendClock
 from storage.protocol import OrderStore
-from storage.records import MAX_ORDER_COUNTS
+from storage.records import MAX_ORDER_COUNTS, counts_with
 from storage.redis.connections.nodes import Argument
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.log.user_log import UserLog
@@ -60,3 +60,13 @@ class RedisOrders(OrderStore):
         return {
             name.decode(): clock.count_of(float(trend)) for name, trend in zip(found[::2], found[1::2], strict=True)
         }
+
+    @override
+    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> None:
+        await self._session.require_open()
+        keys = self._session.keys.items(tenant)
+        await self._session.call("ZREM", keys.trends, *item_ids)
+        await self._session.call("HDEL", keys.visitors, *item_ids)
+        names = [name.decode() for name in await self._session.call("ZRANGE", keys.order_counts, 0, -1)]
+        if counted := counts_with(names, item_ids):
+            await self._session.call("ZREM", keys.order_counts, *counted)

@@ -2,14 +2,14 @@
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from typing_extensions import override
 
 from storage.items.trends import TrendClock, sum_of_trends
 from storage.protocol import OrderStore
-from storage.records import MAX_ORDER_COUNTS
+from storage.records import MAX_ORDER_COUNTS, counts_with
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.database import Database
 from storage.sqlite.items.tenant_values import ORDER_CLOCK, named_value, set_named_value
@@ -47,6 +47,10 @@ class SQLiteOrders(OrderStore):
     async def counts(self, tenant: str) -> dict[str, float]:
         return await self._database.read(lambda db: _counts(db, tenant))
 
+    @override
+    async def drop_counts(self, tenant: str, item_ids: Collection[str]) -> None:
+        await self._database.write(lambda db: _drop_counts(db, tenant, item_ids), size=len(item_ids))
+
 
 def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> None:
     now_s = time.time()
@@ -60,6 +64,15 @@ def _add(db: sqlite3.Connection, tenant: str, counts: Mapping[str, float]) -> No
         rows.append((tenant, name, sum_of_trends(known[name], trend) if name in known else trend))
     execute_in_batches(db, "INSERT OR REPLACE INTO order_counts {rows}", rows)
     db.execute(DELETE_LOWEST, (tenant, tenant))
+
+
+def _drop_counts(db: sqlite3.Connection, tenant: str, item_ids: Collection[str]) -> None:
+    own = [(tenant, item_id) for item_id in item_ids]
+    db.executemany("DELETE FROM trends WHERE tenant = ? AND item_id = ?", own)
+    db.executemany("DELETE FROM visitors WHERE tenant = ? AND item_id = ?", own)
+    names = [name for (name,) in db.execute("SELECT name FROM order_counts WHERE tenant = ?", (tenant,))]
+    counted = [(tenant, name) for name in counts_with(names, item_ids)]
+    db.executemany("DELETE FROM order_counts WHERE tenant = ? AND name = ?", counted)
 
 
 def _counts(db: sqlite3.Connection, tenant: str) -> dict[str, float]:

@@ -19,6 +19,7 @@ from app.catalogue.expressions.set_columns import TextSetColumn
 from storage.errors import StorageError, StorageUnavailable
 from storage.items.trends import HALF_LIFE_S
 from tests.app.conftest import Client, categories_of, item_id
+from tests.app.support import run_command
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S
 
@@ -167,3 +168,14 @@ def test_many_categories_are_looked_up_together_off_the_event_loop(
 @pytest.mark.parametrize("query", ["k=0", "k=1001", "k=1&k=2", "categories=", "q=1"])
 def test_a_query_that_is_wrong_is_refused(client: Client, query: str) -> None:
     assert client.get(f"/v1/items/trending?{query}").status_code == 422
+
+
+def test_the_command_drops_the_counts_of_items(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    for item in ("item-1", "item-2", "item-3"):
+        client.click("ada", item)
+    assert trending(client) == pytest.approx({"item-1": 1, "item-2": 1, "item-3": 1}, rel=1e-3)
+    url, directory = client.settings.redis_url, str(client.settings.data_dir)
+    where = ["--data-dir", directory] if url is None else ["--redis-url", url]
+    assert run_command("items", "drop-counts", "item-1", "item-3", *where) == 0
+    assert "the live counts of 2 items are deleted" in capsys.readouterr().out
+    assert trending(client) == pytest.approx({"item-2": 1}, rel=1e-3)

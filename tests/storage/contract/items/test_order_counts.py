@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageUnavailable
-from storage.items.trends import HALF_LIFE_S, MAX_STEP_S, TrendClock
+from storage.items.trends import HALF_LIFE_S, MAX_STEP_S, TrendClock, Visit
 from storage.records import MAX_ORDER_COUNTS
 from storage.redis.connections.client import RedisServers
 from storage.redis.connections.nodes import ReplicaAcks
@@ -125,5 +125,26 @@ def test_the_newest_entries_of_a_log_are_those_of_whoever_became_the_user_too(ad
             assert await store.orders.newest("main", "u", 9) == []
         with pytest.raises(StorageUnavailable):
             await store.orders.newest("main", "u", 9)
+
+    asyncio.run(law())
+
+
+def test_the_counts_of_items_are_dropped_with_their_trends_and_begin_anew(address: str) -> None:
+    async def law() -> None:
+        tenant, neighbour = fresh_user(), fresh_user()
+        counts = {"": 9.0, "a": 5.0, "a\nb": 4.0, "ab": 3.0, "b": 2.0, "ab\nb": 1.0, "c\na": 1.0}
+        visits = [Visit(item_id, bytes([user] * 4), 1.0) for item_id in ("a", "ab", "b") for user in range(3)]
+        async with opened(address, GENERATION, tenant=tenant) as store:
+            for one in (tenant, neighbour):
+                await store.orders.add(one, counts)
+                await store.add_visits(one, visits)
+            for _ in range(2):
+                await store.orders.drop_counts(tenant, ["a", "unknown"])
+            left = {"": 9.0, "ab": 3.0, "b": 2.0, "ab\nb": 1.0}
+            assert await store.orders.counts(tenant) == pytest.approx(left, rel=TOLERANCE)
+            assert await store.trends(tenant, 9) == pytest.approx({"ab": 3, "b": 3}, rel=TOLERANCE)
+            assert await store.orders.counts(neighbour) == pytest.approx(counts, rel=TOLERANCE)
+            await store.add_visits(tenant, visits[:2])  # of visitors who counted before
+            assert await store.trends(tenant, 9) == pytest.approx({"a": 2, "ab": 3, "b": 3}, rel=TOLERANCE)
 
     asyncio.run(law())
