@@ -28,7 +28,6 @@ RunApart: TypeAlias = Callable[[Callable[[], None], float], Awaitable[None]]
 APART = ("filter", "fallback", "categories", "exclude_events", "within")
 JOINED = ("categories_all", "categories_none", "exclude")
 LIMITS = ("k", "max_per_category")
-FIXED = ("mode", "objective", "diversity", "rotation", "rotation_days", "boost", "pin", "basket_only")
 SEEN_RULES: tuple[SeenRule, ...] = get_args(SeenRule)
 NAMED = re.compile(r"\b(item|current|user|params)\s*\.\s*(\w+)")  # names in an expression
 MAX_NAMES = 20  # of scenarios, or of parameters, that an error lists
@@ -148,7 +147,7 @@ def _merged(name: str, given: Any, setting: Any, path: str) -> Any:
         return {of: _lower(given.get(of), setting.get(of)) for of in (*setting, *given)}
     if name == "exclude_seen":
         return max(given, setting, key=SEEN_RULES.index)
-    if name in FIXED and given != setting:
+    if given != setting:
         raise InvalidRequest(
             "the request sets a field that its scenario fixes",
             [ErrorDetail(field=f"{path}{name}", reason="is set by the scenario; omit it")],
