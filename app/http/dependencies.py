@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, Path
 from fastapi.openapi.models import Example
@@ -17,13 +17,14 @@ from app.http.access import Caller, charge
 from app.http.services import Services
 from app.schemas.fields import WITH_SLASHES, Id
 from app.schemas.items import StockedId
+from app.schemas.recommendations import RecommendationUrlQuery
 from app.serving.lifespan import Service
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 LONG_BODY_BYTES = 1 << 14  # parsing a longer body takes a large part of a millisecond
 REPEATABLE = frozenset(
-    {"basket", "boost", "categories", "categories_all", "categories_none", "exclude", "exclude_events", "max_per"}
+    name for name, field in RecommendationUrlQuery.model_fields.items() if get_origin(field.annotation) is list
 )
 
 
