@@ -309,5 +309,4 @@ def _needs_reading(request: RecommendationRequest) -> bool:
     """Return whether the request needs reads or evaluations before it can join a batch."""
     may_have_filters = request.filter is not None or request.scenario is not None
     has_expressions = may_have_filters or isinstance(request.boost, tuple) or isinstance(request, PersonalSearch)
-    needs_log = request.exclude_seen == "all" or bool(request.exclude_events) or request.mode == "repeat"
-    return has_expressions or needs_log or bool(request.max_per) or request.objective is not None
+    return has_expressions or needs_events(request) or bool(request.max_per) or request.objective is not None

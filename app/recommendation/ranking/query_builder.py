@@ -271,8 +271,7 @@ def filter_out(
 
 def seen_rows(request: RecommendationRequest, history: History) -> Rows:
     """Return the seen items that the request excludes."""
-    rule = request.exclude_seen if request.mode == "next" else request.seen_rule
-    return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[rule]
+    return {"none": NO_ROWS, "recent": history.recent, "all": history.log.seen}[request.seen_rule]
 
 
 def page_rows(request: RecommendationRequest, catalogue: LiveCatalogue) -> Rows:
