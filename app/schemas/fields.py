@@ -344,8 +344,7 @@ Params = Annotated[
         }
     ),
 ]
-Diversity = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
-Rotation = Diversity
+Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
 RotationDays = Annotated[float, Field(gt=0, le=MAX_ROTATION_DAYS), BeforeValidator(_plain_number)]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Timestamp = Annotated[

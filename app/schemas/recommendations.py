@@ -16,11 +16,11 @@ from app.schemas.fields import (
     Boost,
     Categories,
     Closed,
-    Diversity,
     Expression,
     Expressions,
     FewCategories,
     Flag,
+    Fraction,
     Id,
     IdOrEmpty,
     ItemIds,
@@ -28,7 +28,6 @@ from app.schemas.fields import (
     Params,
     ParamsText,
     ResultCount,
-    Rotation,
     RotationDays,
     plain_digits,
 )
@@ -97,10 +96,8 @@ class ListSettings(Closed):
         "multiplied by its value to the power of the strength, in units of the median of all values above 0. An "
         "item without a value counts as the median, and one with a value of 0 or less as worthless.",
     )
-    diversity: Diversity = Field(
-        0.0, description="0, the default: the best items. 1: the least similar among the best."
-    )
-    rotation: Rotation = Field(
+    diversity: Fraction = Field(0.0, description="0, the default: the best items. 1: the least similar among the best.")
+    rotation: Fraction = Field(
         0.0,
         description="How far to lower items that the user was shown and has not chosen: the share of its odds "
         "that an item loses with each impression. The item regains them over `rotation_days`. By default 0.",
