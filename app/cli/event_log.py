@@ -79,11 +79,11 @@ def backup(
 
     The service keeps running. The file appears once it is complete and synced to disk.
     """
-    from app.jobs import backup as backups
+    from app.jobs import event_log
 
     settings = log.settings()
     with counted("entries", console) as on_progress:
-        entries = asyncio.run(backups.backup(settings, place_of(out), on_progress))
+        entries = asyncio.run(event_log.backup(settings, place_of(out), on_progress))
     say(f"{out}: {entries:,} log entries")
 
 
@@ -96,12 +96,12 @@ def restore(
     ] = False,
 ) -> None:
     """Restore a backup into an empty store, and fold its events for a model."""
-    from app.jobs import backup as backups
+    from app.jobs import event_log
 
     settings = store.settings()
     with counted("entries", console) as on_progress:
         entries = asyncio.run(
-            backups.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
+            event_log.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
         )
     serve = store.command(f"lisarec serve --model {quote(model)}")
     say(f"{entries:,} entries restored. Next: {serve}")
@@ -120,10 +120,10 @@ def repair(
 
     Services keep running. A store that has lost acknowledged events rejects new ones until you accept the loss.
     """
-    from app.jobs import backup as backups
+    from app.jobs import event_log
 
     settings = log.settings()
-    users = asyncio.run(backups.repair(settings, accept_loss=accept_loss))
+    users = asyncio.run(event_log.repair(settings, accept_loss=accept_loss))
     say(f"{users:,} users repaired")
     if accept_loss:
         say("loss accepted; services continue with the remaining events within about a second")
@@ -142,11 +142,11 @@ def audit(
     ] = None,
 ) -> None:
     """Print the audit log, oldest first: who did what, and when. Each line is a JSON object."""
-    from app.jobs.backup import audit_log
+    from app.jobs import event_log
     from app.schemas.operations import AuditedAction
 
     async def print_all() -> None:
-        async for one in audit_log(store.settings(), user):
+        async for one in event_log.audit_log(store.settings(), user):
             say(AuditedAction.of(one).model_dump_json())
 
     asyncio.run(print_all())
