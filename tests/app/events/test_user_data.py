@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.schemas.events import PostedEvent
 from model.artifact.model_directory import load
 from model.lisa.histogram import history_histogram
 from storage.state.layout import ITEM_RING
@@ -62,6 +63,8 @@ def test_the_log_is_exported_in_pages_and_can_be_posted_again(
         for n in range(7)
     ]
     events[3] |= {"value": 2.5, "recommendation_id": "r1", "order_id": "o1"}
+    posted = {field.alias or name for name, field in PostedEvent.model_fields.items()}
+    assert events[3].keys() == posted - {"items"}
     client.post("/v1/events", json=[*events, {"user_id": "bob", "item_id": item_id(1)}])
     pages, query = [], {"limit": 3}
     while True:

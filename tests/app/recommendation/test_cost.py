@@ -92,6 +92,10 @@ class TestTheCost:
         assert {field: cost for field, cost in parts_of(asked).items() if cost} == every
         assert every.keys() >= fields.keys() - {"cursor"}
 
+    def test_has_a_part_for_every_field_that_is_not_free(self) -> None:
+        free = {"user_id", "scenario", "current_item", "because", "within", "basket_only", "rotation_days"}
+        assert RecommendationRequest.model_fields.keys() - PARTS == free
+
     def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
         wishes: list[dict[str, Any]] = [
             {},
