@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
+from zlib import crc32
 
 import pytest
 
@@ -210,6 +213,19 @@ def test_files_and_columns_are_there() -> None:
     assert set(RoundOutcome.__dataclass_fields__) <= named
     assert f"version {manifest.VERSION}" in text
     assert f"version {backup_format.VERSION}" in text
+
+
+def test_stored_columns_change_only_with_their_version() -> None:
+    """If it fails, raise the version: the stores and archives in use lack the new column."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    schema.create_schema(db, Path())
+    columns = db.execute(
+        "SELECT t.name, c.name, c.type FROM sqlite_master AS t JOIN pragma_table_info(t.name) AS c "
+        "WHERE t.type = 'table' ORDER BY t.name, c.cid"
+    )
+    assert (schema.SCHEMA_VERSION, crc32(repr(columns.fetchall()).encode())) == (17, 207816251)
+    assert (manifest.VERSION, crc32(repr(manifest.COLUMNS).encode())) == (4, 3781283576)
+    db.close()
 
 
 def test_protocols_rules_and_presets_are_there() -> None:
