@@ -1,8 +1,8 @@
-"""Selection by properties: the allowed items, limits per value, and additions to the scores."""
+"""Filters, and the selection by properties: the allowed items, limits per value, and additions to the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from app.catalogue.expressions.values import Scalar
 from app.catalogue.filter_expressions import CURRENT, PARAMS, USER, Expression, Selected
 from app.catalogue.item_properties import CATEGORIES
 from app.catalogue.live_catalogue import LiveCatalogue
+from app.catalogue.trained_catalogue import Rows
 from app.errors import ErrorDetail, InvalidRequest
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
@@ -23,9 +24,10 @@ from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.fields import ParamType, param_type
 from app.schemas.limits import Objective
 from app.schemas.recommendations import PersonalSearch, RecommendationRequest
-from app.schemas.scored_items import CurrentItem, WithoutValue, WithoutValueReason
+from app.schemas.scored_items import CurrentItem, Part, WithoutValue, WithoutValueReason
 from model.artifact.string_table import NO_MATCH
 from model.artifact.word_index import Search
+from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from storage.records import PropertyType
 
@@ -40,11 +42,11 @@ class Cap(NamedTuple):
 class Selection(NamedTuple):
     """The items and scores that the expressions of a request select.
 
-    allowed     the items that may be recommended; None for all
-    gains       additions to each item's score; None for none
-    fallback    the items that fill up a list when no allowed item is left; None for no items
-    caps        the limits on the properties that `max_per` names
-    conditions  the conditions that ``&&`` joins in the filter and their items, if they are counted one by one
+    allowed        the items that may be recommended; None for all
+    gains          additions to each item's score; None for none
+    fallback       the items that fill up a list when no allowed item is left; None for no items
+    caps           the limits on the properties that `max_per` names
+    conditions     the conditions that ``&&`` joins in the filter and their items, if they are counted one by one
     current_item   why filters know nothing about the current item; None if they do, or if they do not use it
     worth          what the objective adds to each item's score; None for nothing
     without_value  names in the expressions that have no value, if the parts are counted
@@ -200,6 +202,49 @@ def matches(catalogue: LiveCatalogue, query: str, enough: int) -> Selection:
 def _in_all(bitmaps: Sequence[Bitmap]) -> Bitmap | None:
     """Return the intersection of the bitmaps, not a copy if there is only one; None if there are none."""
     return reduce(np.bitwise_and, bitmaps) if bitmaps else None
+
+
+def filter_out(
+    excluded: Bitmap,
+    request: RecommendationRequest,
+    selection: Selection,
+    catalogue: LiveCatalogue,
+    left_out: Rows,
+    in_cart: Rows,
+) -> Iterator[tuple[Part, str | None]]:
+    """Add to `excluded` the items that the filters of a request leave out, pinned or not, one filter at a time.
+
+    Yields each filter after its items are added; for a condition of a `filter` also its text.
+
+    left_out  rows of the items that the user's events exclude
+    in_cart   rows of the items in the basket
+    """
+    has_scenario = request.scenario is not None
+    if request.exclude:
+        bitmap.add(excluded, catalogue.rows(request.exclude))
+        yield "exclude", None
+    if request.basket:
+        bitmap.add(excluded, in_cart)
+        yield "basket", None
+    if (request.exclude_events or has_scenario) and request.event_rules:
+        bitmap.add(excluded, left_out)
+        yield "exclude_events", None
+    if request.categories or has_scenario:
+        for categories in request.category_groups:
+            excluded |= ~catalogue.in_categories(categories)
+            yield "categories", None
+    if request.categories_all:
+        excluded |= ~catalogue.in_all_categories([*dict.fromkeys(request.categories_all)])
+        yield "categories_all", None
+    if request.categories_none:
+        excluded |= catalogue.in_categories(request.categories_none)
+        yield "categories_none", None
+    for condition, allowed in selection.conditions:
+        excluded |= ~allowed
+        yield "filter", condition
+    if selection.allowed is not None and not selection.conditions:
+        excluded |= ~selection.allowed
+        yield "filter", None
 
 
 def require_number(name: str, type_: ValueType | None, path: str) -> None:

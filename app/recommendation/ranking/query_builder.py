@@ -1,6 +1,6 @@
 """Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +9,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import ModelInput, ModelInputs, model_input_of
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation.cost import is_plain
-from app.recommendation.filters import Selection
+from app.recommendation.filters import Selection, filter_out
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.rankings import EXTRA_DEPTH, MAX_BLENDED_EVENTS
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
@@ -17,7 +17,6 @@ from app.recommendation.ranking.rotation import Rotation
 from app.recommendation.ranking.stored_users import NOTHING_SEEN, SeenRows, StoredUsers
 from app.recommendation.ranking.together import Basket
 from app.schemas.recommendations import RecommendationRequest
-from app.schemas.scored_items import Part
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
@@ -224,49 +223,6 @@ class QueryBuilder:
         if request.because:
             return self._catalogue.row_of.get(request.because)
         return int(model_input.last_item) if model_input else None
-
-
-def filter_out(
-    excluded: Bitmap,
-    request: RecommendationRequest,
-    selection: Selection,
-    catalogue: LiveCatalogue,
-    left_out: Rows,
-    in_cart: Rows,
-) -> Iterator[tuple[Part, str | None]]:
-    """Add to `excluded` the items that the filters of a request leave out, pinned or not, one filter at a time.
-
-    Yields each filter after its items are added; for a condition of a `filter` also its text.
-
-    left_out  rows of the items that the user's events exclude
-    in_cart   rows of the items in the basket
-    """
-    has_scenario = request.scenario is not None
-    if request.exclude:
-        bitmap.add(excluded, catalogue.rows(request.exclude))
-        yield "exclude", None
-    if request.basket:
-        bitmap.add(excluded, in_cart)
-        yield "basket", None
-    if (request.exclude_events or has_scenario) and request.event_rules:
-        bitmap.add(excluded, left_out)
-        yield "exclude_events", None
-    if request.categories or has_scenario:
-        for categories in request.category_groups:
-            excluded |= ~catalogue.in_categories(categories)
-            yield "categories", None
-    if request.categories_all:
-        excluded |= ~catalogue.in_all_categories([*dict.fromkeys(request.categories_all)])
-        yield "categories_all", None
-    if request.categories_none:
-        excluded |= catalogue.in_categories(request.categories_none)
-        yield "categories_none", None
-    for condition, allowed in selection.conditions:
-        excluded |= ~allowed
-        yield "filter", condition
-    if selection.allowed is not None and not selection.conditions:
-        excluded |= ~selection.allowed
-        yield "filter", None
 
 
 def seen_rows(request: RecommendationRequest, history: History) -> Rows:

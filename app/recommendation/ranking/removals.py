@@ -6,7 +6,8 @@ import numpy as np
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.trained_catalogue import NO_ROWS
-from app.recommendation.ranking.query_builder import CatalogueQuery, filter_out, page_rows, seen_rows
+from app.recommendation.filters import filter_out
+from app.recommendation.ranking.query_builder import CatalogueQuery, page_rows, seen_rows
 from app.schemas.scored_items import CurrentItem, Part, Removals, Removed, Short
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
