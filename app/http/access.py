@@ -130,14 +130,15 @@ async def charge(services: Services, caller: Caller, cost: int, counted: int = 1
     await services.rate_limiter.count(caller.key, cost - counted)
 
 
-async def charge_operation(services: Services, caller: Caller, cost: int) -> None:
+async def charge_operation(services: Services, caller: Caller, cost: int, counted: int = 1) -> None:
     """Count the cost of an operation, at most half of the key's requests per minute, so that it is never too costly.
 
-    raises  TooManyRequests
+    counted  as for `charge`
+    raises   TooManyRequests
     """
     limit = operation_limit(caller)
     if caller.key is not None and limit is not None:
-        await services.rate_limiter.count(caller.key, min(cost, limit) - 1)
+        await services.rate_limiter.count(caller.key, min(cost, limit) - min(counted, limit))
 
 
 def operation_limit(caller: Caller) -> int | None:

@@ -199,6 +199,7 @@ async def restore_scenario(services: Services, caller: Caller, name: str, number
     registry = services.by_tenant[caller.tenant].scenarios
     settings = (await registry.earlier(name, number)).settings
     if settings is not None:
+        await charge_operation(services, caller, scenario_charge(settings), SCENARIOS)
         await _check(services, caller, settings)
     return await registry.put(name, settings, caller.name)
 

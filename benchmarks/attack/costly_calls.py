@@ -378,7 +378,7 @@ def scenario_calls() -> list[Call]:
         Call("scenario", "GET", one),
         Call("scenarios", "GET", every, None, cost.SCENARIOS),
         Call("versions", "GET", f"{one}/versions", None, cost.SCENARIOS),
-        Call("roll back", "POST", f"{one}/rollback", lambda _: {}, cost.SCENARIOS),
+        Call("roll back", "POST", f"{one}/rollback", lambda _: {}, put),
         Call("preview", "POST", "/v1/admin/preview", previewed, charge_for([request], MOST)),
         Call("remove scenario", "DELETE", one, None, cost.SCENARIOS),
     ]

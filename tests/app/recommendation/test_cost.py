@@ -19,6 +19,7 @@ from app.recommendation.cost import (
     LIGHT,
     PARTS,
     PLAIN,
+    SCENARIOS,
     charge_for,
     cost_of,
     is_light,
@@ -194,7 +195,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     directory = tmp_path_factory.mktemp("guarded")
     texts = {}
     rates = {"free": None, "small": 20} | dict.fromkeys(
-        ("exact", "lists", "logs", "seen", "corrects", "operates", "searches"), 100
+        ("exact", "lists", "logs", "seen", "corrects", "operates", "searches", "puts", "rolls back"), 100
     )
     for name, rate in rates.items():
         texts[name], key = make("main", SCOPES, requests_per_minute=rate)
@@ -243,6 +244,21 @@ class TestACall:
         rest = {"requests": [{"user_id": "ada"}] * 44}  # one went with the refused call
         assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
         assert client.get("/v1/users/ada/recommendations", headers=headers).status_code == 429
+
+    def test_that_rolls_a_scenario_back_costs_as_much_as_its_put(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        client, texts = guarded
+        url, large = "/v1/admin/scenarios/home", {"filter": "true" + " && true" * 200}
+
+        def put(key: str, settings: dict[str, Any]) -> None:
+            assert client.request("PUT", url, json=settings, headers=bearer(texts[key])).status_code == 200
+
+        put("free", large)
+        put("free", {})
+        assert client.post(f"{url}/rollback", json={}, headers=bearer(texts["rolls back"])).status_code == 200
+        put("puts", {**large, "k": 3})
+        rest = left(client, texts["puts"])
+        assert rest < 100 - SCENARIOS
+        assert left(client, texts["rolls back"]) == rest
 
     def test_of_lists_logs_and_items_costs_by_its_length(self, guarded: tuple[Client, dict[str, str]]) -> None:
         client, texts = guarded
