@@ -107,7 +107,7 @@ def experiment(
             begun = Experiment(name=name, over=over, shares={arm: float(part) for arm, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
-                f"an experiment needs a name and 2 to 8 {over} as NAME=SHARE, with shares greater than 0"
+                f"an experiment needs a name, except 'other', and 2 to 8 {over} as NAME=SHARE, with shares above 0"
             ) from exc
     asyncio.run(generations.set_experiment(settings, begun))
     say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import DOCUMENTED_NAME, Closed, Name, ResultCount, is_name, plain_digits
 from storage.items.audit import NumberedEntry
-from storage.records import EPOCH
+from storage.records import EPOCH, OTHER
 
 MAX_ARMS = 8  # of an experiment
 MAX_SHARE = 1_000_000.0
@@ -49,6 +49,12 @@ Shares = Annotated[
         }
     ),
 ]
+
+
+def _not_other(name: str) -> str:
+    if name == OTHER:
+        raise PydanticCustomError("other", "must not be 'other', which stands for unknown experiments in statistics")
+    return name
 
 
 class ServedModel(BaseModel):
@@ -176,7 +182,9 @@ class Experiment(Closed):
         json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
     )
 
-    name: Name = Field(description="The name of the experiment. A different name assigns users anew.")
+    name: Annotated[Name, AfterValidator(_not_other)] = Field(
+        description="The name of the experiment, except `other`. A different name assigns users anew."
+    )
     shares: Shares = Field(description="The share of each model or scenario, by its name.")
     over: Literal["models", "scenarios"] = Field(
         "models",

@@ -145,6 +145,7 @@ def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client],
         ({"name": "june", "shares": {"may": 1, "june": 0}}, 422),
         ({"name": "june", "shares": {"may": 1, "june": -1}}, 422),
         ({"name": "a b", "shares": {"may": 1, "june": 1}}, 422),
+        ({"name": "other", "shares": {"may": 1, "june": 1}}, 422),
         ({"name": "june", "shares": {"may": 1, "a/b": 1}}, 422),
         ({"name": "june", "shares": {"may": 1, SECRET: 0}}, 422),
         ({"name": "june", "shares": {"may": 1, f"{SECRET} {SECRET}": 1}}, 422),
@@ -182,7 +183,14 @@ def test_the_command_begins_and_ends_it(
         assert run("june", "may=1", "june=1") == 0
         assert "june" in capsys.readouterr().out
         assert set(generations(client).values()) == {"may", "june"}
-        for wrong in ("june", "june may=1 june=x", "june may june", "", "june may=1 june=1 --end"):
+        for wrong in (
+            "june",
+            "other may=1 june=1",
+            "june may=1 june=x",
+            "june may june",
+            "",
+            "june may=1 june=1 --end",
+        ):
             assert run(*wrong.split()) == 2
         assert run("june", "may=1", "august=1") == 1
         assert set(generations(client).values()) == {"may", "june"}
