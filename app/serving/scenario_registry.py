@@ -81,8 +81,9 @@ class ScenarioRegistry:
         settings = self._settings(name)
         if settings is None:
             raise unknown_scenario(request.scenario, self._existing(), path)
-        if request.params:
-            require_known_params(request, [one for each in choices if (one := self._settings(each))], path)
+        possible = [one for each in choices if (one := self._settings(each))]
+        if request.params and len(possible) == len(choices):  # a removed scenario may have declared them
+            require_known_params(request, possible, path)
         return with_settings(request, settings, path, name=name, experiment=of_experiment)
 
     def _settings(self, name: str) -> ScenarioSettings | None:

@@ -98,6 +98,20 @@ def test_an_experiment_splits_users_between_scenarios(shop: Shop) -> None:
     assert "experiment" not in answer(shop.first, user_id=user, scenario="home")
 
 
+def test_a_removed_arm_leaves_requests_with_its_parameters_valid(shop: Shop) -> None:
+    shop.put("cheap", params={"max_price": {"type": "number", "default": 2}})
+    shop.put("cheap-2", params={"floor": {"type": "number", "default": 0}})
+    compared = {"name": "removed", "over": "scenarios", "shares": {"cheap": 1, "cheap-2": 1}}
+    assert shop.first.request("PUT", "/v1/admin/experiment", json=compared).status_code == 200
+    shop.first.request("DELETE", f"{URL}/cheap-2")
+    for number in range(10):
+        user = {"user_id": f"u{number}", "scenario": "cheap"}
+        assert answer(shop.first, **user, params={"max_price": 1, "floor": 1})["scenario"] == "cheap"
+    shop.first.request("DELETE", "/v1/admin/experiment")
+    refused = shop.first.post("/v1/recommendations", json={**user, "params": {"floor": 1}})
+    assert_refused(refused, 422)
+
+
 def test_a_process_that_starts_after_an_experiment_knows_its_lists(
     store_url: str | None, model_dir: Path, tmp_path: Path
 ) -> None:
