@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from app.recommendation.scenarios import unshared_param
 from app.schemas.operations import Experiment
 from app.schemas.scenarios import ScenarioVersion
 from app.serving.model_locations import load_model, models_at, models_of
@@ -106,7 +107,7 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
         await asyncio.to_thread(models_of(settings).load, name)
     async with opened_store(settings) as store:
         if experiment is not None and experiment.over == "scenarios":
-            _require_known(experiment.shares, (await store.scenarios.scenarios(settings.tenant)).newest)
+            _require_suitable(experiment.shares, (await store.scenarios.scenarios(settings.tenant)).newest)
         await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
         if experiment is None:
             await _audit(store, settings, "experiment.end")
@@ -115,11 +116,14 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
             await _audit(store, settings, "experiment.start", experiment.name, about)
 
 
-def _require_known(names: Iterable[str], newest: Mapping[str, str]) -> None:
-    """Raise ValueError for a name that no scenario has, by the newest version of each."""
-    known = [name for name, text in newest.items() if ScenarioVersion.model_validate_json(text).settings is not None]
+def _require_suitable(names: Collection[str], newest: Mapping[str, str]) -> None:
+    """Raise ValueError for a name that no scenario has, by the newest version of each, and for a missing parameter."""
+    versions = {name: ScenarioVersion.model_validate_json(text).settings for name, text in newest.items()}
+    known = {name: settings for name, settings in versions.items() if settings is not None}
     for name in set(names).difference(known):
         raise ValueError(f"unknown scenario {name!r}; existing scenarios: {', '.join(sorted(known)) or 'none'}")
+    if reason := unshared_param({name: known[name] for name in names}):
+        raise ValueError(f"no request fits every scenario: {reason}")
 
 
 async def drop(settings: StoreSettings, name: str) -> int:

@@ -97,6 +97,19 @@ def require_known_params(request: RecommendationRequest, scenarios: Iterable[Sce
         raise InvalidRequest("neither the scenario nor the request's expressions use these parameters", faults)
 
 
+def unshared_param(scenarios: Mapping[str, ScenarioSettings]) -> str | None:
+    """Return which scenario requires a parameter that another one does not declare; None if none does.
+
+    In an experiment over such scenarios, requests that were made for the other one would fail for some users.
+    """
+    for name, settings in scenarios.items():
+        for param in [param for param, one in settings.params.items() if one.default is None]:
+            lacking = [other for other, its in scenarios.items() if param not in its.params]
+            if lacking:
+                return f"{name} requires the parameter {param}, which {lacking[0]} does not declare; give it a default"
+    return None
+
+
 async def check(
     settings: ScenarioSettings, types: PropertyTypes, catalogue: LiveCatalogue, run: RunApart, path: str = ""
 ) -> None:

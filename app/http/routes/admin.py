@@ -4,11 +4,13 @@ from typing import Annotated
 
 from fastapi import Path, Query, Response
 
+from app.errors import ErrorDetail, InvalidRequest
 from app.http.access import audit, charge, charge_operation, needs
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS, OPERATION
+from app.recommendation.scenarios import unshared_param
 from app.schemas.fields import Name
 from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiment, Experiments
 from app.schemas.properties import DeclaredTypes, HeldTypes
@@ -99,8 +101,9 @@ async def put_experiment(body: JsonBody, service: ServiceDep, services: Services
     if experiment.over == "models":
         await charge_operation(services, caller, LOADED_MODEL * len(experiment.shares))
     else:
-        for name in experiment.shares:
-            await service.scenarios.scenario(name)
+        found = {name: (await service.scenarios.scenario(name)).settings for name in experiment.shares}
+        if reason := unshared_param({name: settings for name, settings in found.items() if settings}):
+            raise InvalidRequest("no request fits every scenario", [ErrorDetail(field="shares", reason=reason)])
     await service.switcher.start_experiment(experiment)
     await audit(
         services, caller, "experiment.start", experiment.name, experiment.model_dump(include={"over", "shares"})

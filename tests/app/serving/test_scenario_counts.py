@@ -112,6 +112,21 @@ def test_a_removed_arm_leaves_requests_with_its_parameters_valid(shop: Shop) -> 
     assert_refused(refused, 422)
 
 
+def test_no_experiment_begins_if_an_arm_requires_what_another_does_not_declare(shop: Shop) -> None:
+    required = {"brand": {"type": "text"}}
+    shop.put("plain")
+    shop.put("of-brand", params=required)
+    shop.put("of-brand-2", params={"brand": {"type": "text", "default": ""}})
+    for arms, status in ((("plain", "of-brand"), 422), (("of-brand-2", "of-brand"), 200)):
+        body = {"name": "brands", "over": "scenarios", "shares": dict.fromkeys(arms, 1)}
+        response = shop.first.request("PUT", "/v1/admin/experiment", json=body)
+        assert response.status_code == status
+        if status == 422:
+            (detail,) = response.json()["error"]["details"]
+            assert detail["reason"].startswith("of-brand requires the parameter brand, which plain does not declare")
+    shop.first.request("DELETE", "/v1/admin/experiment")
+
+
 def test_a_process_that_starts_after_an_experiment_knows_its_lists(
     store_url: str | None, model_dir: Path, tmp_path: Path
 ) -> None:

@@ -362,6 +362,9 @@ def test_the_command_compares_scenarios_too(
     assert client.get("/v1/admin/experiment").json() == {"experiment": begun}
     code, told = run("prices", "home=1", "gone=1", "--over", "scenarios")
     assert (code, "unknown scenario 'gone'; existing scenarios: home, home-2" in told) == (1, True)
+    client.request("PUT", f"{URL}/home", json={"k": 3, "params": {"brand": {"type": "text"}}})
+    code, told = run("prices", "home=1", "home-2=1", "--over", "scenarios")
+    assert (code, "home requires the parameter brand, which home-2 does not declare" in told) == (1, True)
     assert run("--end")[0] in (0, None)
     client.runner.run(client.service.switcher.poll())
     assert client.get("/v1/admin/experiment").json() == {"experiment": None}
