@@ -1,8 +1,9 @@
-"""Commands for the active model: rebuild, activate, experiment, drop, retrain."""
+"""Commands for the active model: rebuild, activate, experiment, compare, drop, retrain."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from app.cli.console import console, job_console, say
+from app.cli.console import console, job_console, print_table, say
 from app.cli.options import (
+    JsonOption,
     LogOptions,
     MetricsOption,
     ModelOption,
@@ -90,7 +92,7 @@ def experiment(
     """Run an A/B test: serve several models or scenarios, each to a share of the users.
 
     Models differ in how they rank items, scenarios in the rules for a list. A hash of the user's id
-    and the experiment's name assigns each user. GET /v1/stats returns the results.
+    and the experiment's name assigns each user. 'lisarec compare' says what is decided.
     """
     from pydantic import ValidationError
 
@@ -111,6 +113,34 @@ def experiment(
             ) from exc
     asyncio.run(generations.set_experiment(settings, begun))
     say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
+
+
+def compare(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the experiment. Default: the newest.", metavar="[NAME]")
+    ] = None,
+    json_file: JsonOption = None,
+    *,
+    log: LogOptions,
+) -> None:
+    """Compare the arms of an experiment with its first one: what their lists led to, by user, and what is decided.
+
+    The command reads the whole event log, at low priority.
+    """
+    from app.jobs.reports import experiment_result
+    from app.jobs.reports.experiment_outcomes import read_outcomes
+
+    settings = log.settings()
+    os.nice(10)  # requests have priority
+    with counted("entries", console) as on_progress:
+        outcomes = asyncio.run(read_outcomes(settings, name, on_progress))
+    results = experiment_result.results_of(outcomes)
+    if json_file is not None:
+        numbers = experiment_result.to_json(outcomes, results)
+        json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    print_table(experiment_result.result_table(outcomes, results))
+    for line in (*experiment_result.verdicts_of(results), *experiment_result.warnings_of(outcomes)):
+        say(line)
 
 
 def drop(

@@ -22,6 +22,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "rebuild": generations.rebuild,
     "activate": generations.activate,
     "experiment": generations.experiment,
+    "compare": generations.compare,
     "drop": generations.drop,
     "archive": event_log.archive,
     "retrain": generations.retrain,

@@ -117,5 +117,10 @@ class RecommendationIds:
                 return Place(generation, experiment, place + 1, items[2 * places :])
         return None
 
+    @staticmethod
+    def time_ms(recommendation_id: str) -> int:
+        """Return when the list of this valid id was made, in milliseconds since the epoch."""
+        return int.from_bytes(urlsafe_b64decode(recommendation_id[:8]), "big")
+
     def _signature(self, payload: bytes) -> bytes:
         return blake2b(payload, key=self._key, digest_size=SIGNATURE).digest()

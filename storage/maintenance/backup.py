@@ -62,7 +62,7 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
             packed.write(encoded_line(line))
         async for tenant, user_id, properties in store.properties.of_users():
             packed.write(encoded_line({"user": [tenant, user_id, properties_to_json(properties)]}))
-        async for entries in _complete_logs(store):
+        async for entries in complete_logs(store):
             for tenant, entry in entries:
                 packed.write(encoded_line(to_json(tenant, entry.record)))
             count += len(entries)
@@ -226,7 +226,8 @@ async def _is_empty(store: EventStore) -> bool:
     return True
 
 
-async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, LogEntry]]]:
+async def complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, LogEntry]]]:
+    """Iterate over the log in parts of whole users: the entries with their tenants, those of one user in log order."""
     entries: list[tuple[str, LogEntry]] = []
     async for page in store.log():
         if page.starts_over:
