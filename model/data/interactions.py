@@ -268,12 +268,18 @@ def warn_of_bots(interactions: Interactions) -> None:
 
 
 def repeat_share(interactions: Interactions) -> float:
-    """Return the share of events whose item the same user had before: high in shops, near 0 for ratings."""
+    """Return the share of events whose item the same user had before: high in shops, near 0 for ratings.
+
+    Users with more events than a person may have do not count.
+    """
+    counts = np.diff(interactions.starts)
+    is_person = counts <= most_events(counts)
     items, different = len(interactions.item_ids), 0
     for part in interactions.pieces():
-        pairs = interactions.user[part].astype(np.int64) * items + interactions.item[part]
-        different += len(np.unique(pairs))
-    return 1.0 - different / max(len(interactions), 1)
+        user = interactions.user[part]
+        pairs = user.astype(np.int64) * items + interactions.item[part]
+        different += len(np.unique(pairs[is_person[user]]))
+    return 1.0 - different / max(counts[is_person].sum(), 1)
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from model.config import DataCard, TrainOn
 from model.data.arrays import IN_MEMORY, MappedArrays
 from model.data.exports.checks import examine
 from model.data.exports.mapping import TableMapping
-from model.data.interactions import warn_of_bots
+from model.data.interactions import repeat_share, warn_of_bots
 from model.data.readers import read_interactions
 from model.data.splits import MAX_EVENTS_OF_USER, split, thinned
 
@@ -60,3 +60,9 @@ def test_a_check_names_bots(tmp_path: Path, write_rows: Write) -> None:
     named = "some users have far more events than others: 'bot' (10,005), 'guest' (2,000)"
     assert named in findings([*PEOPLE, *guests, *BOT])
     assert not any("far more events" in one for one in findings(PEOPLE))
+
+
+def test_bots_do_not_decide_whether_users_choose_items_again(tmp_path: Path, write_rows: Write) -> None:
+    people = repeat_share(read_interactions(write_rows(tmp_path / "people", PEOPLE)))
+    with_bot = read_interactions(write_rows(tmp_path / "bot", [*PEOPLE, *BOT]))
+    assert repeat_share(with_bot) == people
