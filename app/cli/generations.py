@@ -97,7 +97,7 @@ def experiment(
     from pydantic import ValidationError
 
     from app.jobs import generations
-    from app.schemas.operations import Experiment
+    from app.schemas.operations import NewExperiment
 
     if end == (name is not None):
         raise typer.BadParameter("pass a name and at least two NAME=SHARE, one per model or scenario, or pass --end")
@@ -106,7 +106,7 @@ def experiment(
     if name is not None:
         try:
             given = [share.rpartition("=") for share in shares or ()]
-            begun = Experiment(name=name, over=over, shares={arm: float(part) for arm, _, part in given})
+            begun = NewExperiment(name=name, over=over, shares={arm: float(part) for arm, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
                 f"an experiment needs a name, except 'other', and 2 to 8 {over} as NAME=SHARE, with shares above 0"

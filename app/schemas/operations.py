@@ -182,14 +182,20 @@ class Experiment(Closed):
         json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
     )
 
-    name: Annotated[Name, AfterValidator(_not_other)] = Field(
-        description="The name of the experiment, except `other`. A different name assigns users anew."
-    )
+    name: Name = Field(description="The name of the experiment. A different name assigns users anew.")
     shares: Shares = Field(description="The share of each model or scenario, by its name.")
     over: Literal["models", "scenarios"] = Field(
         "models",
         description="What is compared. With `scenarios`, a request that names one of these scenarios gets the "
         "one that its user is assigned to.",
+    )
+
+
+class NewExperiment(Experiment):
+    """An experiment to start."""
+
+    name: Annotated[Name, AfterValidator(_not_other)] = Field(
+        description="The name of the experiment, except `other`. A different name assigns users anew."
     )
 
 

@@ -14,7 +14,7 @@ from app.catalogue.overrides.item_overrides import ItemOverrides
 from app.errors import InvalidRequest, Overloaded, details_of
 from app.recommendation.experiments import ExperimentRecommender
 from app.recommendation.recommender import Recommender
-from app.schemas.operations import Experiment
+from app.schemas.operations import Experiment, NewExperiment
 from app.serving import empty_model
 from app.serving.experiment_arms import ExperimentArms
 from app.serving.served_generation import ServedGeneration, TenantContext
@@ -307,6 +307,6 @@ def experiment_of(body: object) -> Experiment:
     raises  InvalidRequest  when the body is not valid
     """
     try:
-        return Experiment.model_validate(body)
+        return NewExperiment.model_validate(body)
     except ValidationError as exc:
         raise InvalidRequest("the body is not a valid experiment", details_of(exc)) from None

@@ -12,7 +12,7 @@ from app.http.routes.guarded_route import GuardedRouter
 from app.recommendation.cost import LOADED_MODEL, LOGGED_EVENTS, OPERATION
 from app.recommendation.scenarios import unshared_param
 from app.schemas.fields import Name
-from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiment, Experiments
+from app.schemas.operations import Activated, AuditPage, AuditQuery, Experiments, NewExperiment
 from app.schemas.properties import DeclaredTypes, HeldTypes
 from app.serving.property_types import declare_types, shown_types
 from app.serving.switcher import experiment_of
@@ -20,7 +20,7 @@ from app.serving.switcher import experiment_of
 router = GuardedRouter(tags=["admin"], dependencies=[needs("admin")])
 
 EXPERIMENT = json_request(
-    Experiment,
+    NewExperiment,
     {
         "the new model for a tenth of the users": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}},
         "the other settings for half of the users": {

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from app.events.click_through import OF_PLACES, OF_SCENARIOS
 from app.events.recommendation_ids import RecommendationIds, hash_of, scenario_hash_of
-from app.jobs.backup import audit_log
+from app.jobs.event_log import audit_log
 from app.schemas.operations import Experiment
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
