@@ -335,7 +335,7 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     """A store as a whole. Any number of stores, in any number of processes, may work on the same data.
 
     A store is opened with the generations that its process serves, and their tenant. The first decides the results of
-    an append, which updates all states. Every method raises StorageUnavailable when the store is away or closed.
+    an append, which updates all states. Every method raises StorageUnavailable when the store is unreachable or closed.
 
     properties  the types of tenants' properties, and users' properties
     scenarios   the versions of tenants' scenarios

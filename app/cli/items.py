@@ -68,7 +68,7 @@ def import_items(
 @cli.command("drop-counts")
 @ungrouped
 def drop_counts(
-    items: Annotated[list[str], typer.Argument(help="Ids of the items.", metavar="ITEM...")], store: StoreOptions
+    items: Annotated[list[str], typer.Argument(help="Ids of the items.", metavar="ITEM")], store: StoreOptions
 ) -> None:
     """Delete the live counts of items, such as those that a bot has made: their trends, and orders with them.
 
