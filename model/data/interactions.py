@@ -279,7 +279,7 @@ def repeat_share(interactions: Interactions) -> float:
         user = interactions.user[part]
         pairs = user.astype(np.int64) * items + interactions.item[part]
         different += len(np.unique(pairs[is_person[user]]))
-    return 1.0 - different / max(counts[is_person].sum(), 1)
+    return 1.0 - different / max(int(counts[is_person].sum()), 1)
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
