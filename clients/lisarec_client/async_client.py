@@ -72,7 +72,9 @@ class AsyncClient:
         raises       ValueError if an argument is invalid, such as an empty id
         """
         event: dict[str, Any] = {"event_id": event_id or new_event_id(), "user_id": user_id, "item_id": item_id}
-        event |= {"type": type, "timestamp": time.time() if timestamp_s is None else timestamp_s}
+        event["type"] = type
+        if timestamp_s is not None:
+            event["timestamp"] = timestamp_s
         if recommendation_id is not None:
             event["recommendation_id"] = recommendation_id
         if value is not None:
@@ -94,7 +96,6 @@ class AsyncClient:
         raises  ValueError if an argument is invalid; then nothing is queued
         """
         of_all: dict[str, Any] = {"user_id": user_id, "type": "purchase", "order_id": order_id}
-        of_all["timestamp"] = time.time()
         if recommendation_id is not None:
             of_all["recommendation_id"] = recommendation_id
         events: list[dict[str, Any]] = [
@@ -128,8 +129,7 @@ class AsyncClient:
         items = list(shown)
         if places is not None:
             items = items_at(items, places)
-        event: dict[str, Any] = {"event_id": new_event_id(), "user_id": user_id, "items": items}
-        event |= {"type": "impression", "timestamp": time.time()}
+        event: dict[str, Any] = {"event_id": new_event_id(), "user_id": user_id, "items": items, "type": "impression"}
         if recommendation_id is not None:
             event["recommendation_id"] = recommendation_id
         require_event(event)
@@ -178,12 +178,12 @@ class AsyncClient:
         state   the state that the previous call returned, or None for a new visitor. If the service can't open the
                 state, or the state has expired, the visitor starts again without a history
         events  each with an `item_id`, and optionally `type`, `value` and `recommendation_id`, as in `event`; missing
-                ids and timestamps are filled in
+                ids are filled in
         raises  LisarecError  with the code sealing_not_configured if the service has no sealing keys
 
         Pass the returned state to `recommendations(None, state=...)`.
         """
-        posted = [{"event_id": new_event_id(), "timestamp": time.time(), **event} for event in events]
+        posted = [{"event_id": new_event_id(), **event} for event in events]
         try:
             return str((await self.call("POST", PORTABLE, {"state": state, "events": posted}))["state"])
         except LisarecError as exc:

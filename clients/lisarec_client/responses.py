@@ -112,15 +112,15 @@ def retry_after_s(answer: httpx.Response) -> float | None:
     return float(seconds) if seconds.isascii() and seconds.isdigit() else None
 
 
-def invalid_indices(answer: httpx.Response) -> list[int]:
-    """Return the indices of the batch's events that the service rejects as invalid; the list may be incomplete."""
+def invalid_fields(answer: httpx.Response) -> list[tuple[int, str | None]]:
+    """Return the index and the field of what the service rejects in the batch's events; the list may be incomplete."""
     if answer.status_code != httpx.codes.UNPROCESSABLE_ENTITY:
         return []
     try:
-        indices = [detail["index"] for detail in answer.json()["error"]["details"]]
-    except (ValueError, TypeError, LookupError):
+        invalid = [(detail["index"], detail.get("field")) for detail in answer.json()["error"]["details"]]
+    except (ValueError, TypeError, LookupError, AttributeError):
         return []
-    return [index for index in indices if isinstance(index, int)]
+    return [(index, field) for index, field in invalid if isinstance(index, int)]
 
 
 def pauses_s() -> Iterator[float]:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 
 import pytest
 
-from clients.lisarec_client import Client, LisarecError, fallback, responses
+from clients.lisarec_client import Client, LisarecError, fallback, outbox, responses
 from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
 from tests.waiting import PATIENCE_S
 
@@ -155,6 +156,50 @@ def test_an_event_that_was_refused_prevents_no_correction(
     client.event("stranger", "no order", timestamp_s=4e9)
     assert client.erase(ann)
     assert service.log(ann) == []
+
+
+def test_a_clock_that_is_ahead_loses_no_event(
+    service: Service, connect: Connect, ann: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ahead_s() -> float:
+        return time.time() + 3_600
+
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(time=ahead_s))
+    client, begin_s = connect(), time.time()
+    for _ in range(2):
+        ids = [
+            client.event(ann, "item-1"),
+            client.event(ann, "item-2", timestamp_s=1_000.5),
+            client.impression(ann, ["item-3"]),
+            client.event(ann, "item-4", timestamp_s=ahead_s()),  # by the same clock
+            *client.order(ann, "order", ["item-5", "item-6"]),
+        ]
+        assert client.flush(PATIENCE_S)
+        logged = service.log(ann)[-len(ids) :]
+        assert [event["event_id"] for event in logged] == ids
+        now, own, *others = [event["timestamp"] for event in logged]
+        assert own == 1_000.5
+        assert begin_s - 1 <= min(now, *others) <= max(now, *others) <= time.time() + 1
+    client.event(ann, "item-7", timestamp_s=4e9)  # by no clock
+    last = client.event(ann, "item-8")
+    assert not client.flush(PATIENCE_S)
+    assert client.outbox.refused == 1
+    assert service.logged_ids(ann)[-2:] == [ids[-1], last]
+
+
+def test_events_of_a_clock_that_is_behind_count_as_new(
+    service: Service, connect: Connect, ann: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(time=lambda: time.time() - 3_600))
+    client, begin_s = connect(), time.time()
+    client.event("stranger", "item-1")
+    assert client.flush(PATIENCE_S)
+    client.event(ann, "item-1")
+    client.event(ann, "item-2", timestamp_s=1_000.5)
+    assert client.flush(PATIENCE_S)
+    now_s, own_s = [event["timestamp"] for event in service.log(ann)]
+    assert begin_s - 1 <= now_s <= time.time() + 1
+    assert own_s == 1_000.5
 
 
 def test_closing_a_client_ends_the_calls_of_other_threads(front: Front) -> None:

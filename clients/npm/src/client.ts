@@ -168,9 +168,12 @@ export class LisarecClient {
 
   #put(event: Omit<EventToPost, "event_id">, options: EventOptions): string | null {
     requireId("userId", event.user_id)
-    const at = options.at ?? new Date()
-    if (!(at instanceof Date && Number.isFinite(at.getTime()))) throw new TypeError("at must be a valid Date")
-    const whole: EventToPost = { ...event, event_id: options.eventId ?? newEventId(), timestamp: at.getTime() / 1000 }
+    const whole: EventToPost = { ...event, event_id: options.eventId ?? newEventId() }
+    const { at } = options
+    if (at != null) {
+      if (!(at instanceof Date && Number.isFinite(at.getTime()))) throw new TypeError("at must be a valid Date")
+      whole.timestamp = at.getTime() / 1000
+    }
     if (options.value !== undefined) {
       if (!(options.value >= 0 && Number.isFinite(options.value))) throw new TypeError("value must be a number, 0 or greater")
       whole.value = options.value

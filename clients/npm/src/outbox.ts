@@ -5,19 +5,32 @@ const BATCH_SIZE = 100 // the most that a page key may send in one request
 const MAX_KEPT_ALIVE = 60_000 // bytes; browsers limit what they send after the user leaves the page
 const MIN_PAUSE_MS = 100
 const MAX_PAUSE_MS = 30_000
+const MAX_BEHIND_MS = 300_000 // as far as the service allows a clock to be ahead
 
 export type Post = (path: string, body: string, options: RequestInit) => Promise<Response>
 
-/** A bounded queue of events. It sends them in order, and retries with the same ids until the service has logged them. */
+interface Queued {
+  event: EventToPost
+  /** Unix seconds, by this machine's clock. */
+  time: number
+}
+
+/**
+ * A bounded queue of events. It sends them in order, and retries with the same ids until the service has logged them.
+ *
+ * An event without a timestamp gets the time at which it is queued; once this machine's clock turns out to be wrong,
+ * that at which it arrives.
+ */
 export class Outbox {
   /** Events that were not queued, because the queue was full or closed. */
   dropped = 0
   /** Events that the service rejected as invalid. */
   refused = 0
-  #waiting: EventToPost[] = []
+  #waiting: Queued[] = []
   #sending: Promise<void> | null = null
   #closed = false
   #batchSize = BATCH_SIZE
+  #datesEvents = true
   #refusedAtFlush = 0
   #wake: (() => void) | null = null
 
@@ -34,7 +47,7 @@ export class Outbox {
       this.warn(this.#closed ? "dropping events: the client is closed" : `dropping events: the queue is full (${this.queueSize} events)`)
       return false
     }
-    this.#waiting.push(event)
+    this.#waiting.push({ event, time: Date.now() / 1000 })
     this.#sending ??= this.#sendAll()
     return true
   }
@@ -85,15 +98,22 @@ export class Outbox {
     }
   }
 
-  async #send(batch: EventToPost[]): Promise<void> {
-    const body = JSON.stringify(batch)
+  async #send(batch: Queued[]): Promise<void> {
+    const sent = batch.map(({ event, time }) => (this.#datesEvents ? { timestamp: time, ...event } : event))
+    const body = JSON.stringify(sent)
     const response = await this.post("/v1/events", body, { keepalive: new TextEncoder().encode(body).length < MAX_KEPT_ALIVE })
+    if (this.#datesEvents && isClockBehind(response)) this.#leaveTimesToService("behind")
     let counts: Record<string, unknown>
     try {
       counts = await parsed(response)
     } catch (failure) {
       if (!(failure instanceof LisarecError)) throw failure
-      const invalid = new Set(failure.status === 422 ? failure.details.map(({ index }) => index) : [])
+      const details = failure.status === 422 ? failure.details : []
+      const isAhead = (place: number) => Number(sent[place]!.timestamp ?? Infinity) <= batch[place]!.time
+      const wrongTimes = new Set(details.map(({ index, field }) => (field === "timestamp" ? index : null)))
+      const ahead = batch.filter((_, place) => wrongTimes.has(place) && isAhead(place))
+      if (ahead.length) return this.#leaveTimesToService("ahead of", ahead)
+      const invalid = new Set(details.map(({ index }) => index))
       const refused = batch.filter((_, place) => invalid.has(place))
       if (refused.length) return this.#drop(refused, failure)
       if (![413, 422].includes(failure.status)) throw failure
@@ -112,15 +132,22 @@ export class Outbox {
     this.#batchSize = Math.min(2 * this.#batchSize, BATCH_SIZE)
   }
 
-  #drop(events: EventToPost[], failure: LisarecError): void {
+  /** Sends these events again without times, and those without timestamps from now on. */
+  #leaveTimesToService(clock: string, events: Queued[] = []): void {
+    this.#datesEvents = false
+    for (const { event } of events) delete event.timestamp
+    this.warn(`this clock is 5 minutes or more ${clock} the service's, which now dates events on arrival`)
+  }
+
+  #drop(events: Queued[], failure: LisarecError): void {
     this.refused += events.length
     this.warn(`the service rejected ${events.length} events: ${failure.message}`)
     this.#remove(events)
   }
 
-  #remove(events: EventToPost[]): void {
+  #remove(events: Queued[]): void {
     const gone = new Set(events)
-    this.#waiting = this.#waiting.filter((event) => !gone.has(event))
+    this.#waiting = this.#waiting.filter((queued) => !gone.has(queued))
   }
 
   #pause(forMs: number): Promise<void> {
@@ -130,4 +157,9 @@ export class Outbox {
       this.#wake = resolve
     })
   }
+}
+
+/** Returns whether this machine's clock is far behind the one that dated the response. Pages of other origins can't see that. */
+function isClockBehind(response: Response): boolean {
+  return Date.parse(response.headers.get("date") ?? "") > Date.now() + MAX_BEHIND_MS
 }

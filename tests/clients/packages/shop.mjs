@@ -52,6 +52,29 @@ assert.equal(await shop.flush(60_000), false)
 assert.equal(await shop.flush(60_000), true)
 said.pop()
 
+// a clock that is wrong
+for (const wrongByMs of [3_600_000, -3_600_000]) {
+  const { now } = Date, wrongUser = `${user}-clock${wrongByMs}`, warnings = []
+  const wrong = new LisarecClient(url, { ...patient, warn: (message) => warnings.push(message) })
+  Date.now = () => now() + wrongByMs
+  wrong.event("somebody", "item-1")
+  assert.ok(await wrong.flush(60_000))
+  wrong.event(wrongUser, "item-1")
+  wrong.event(wrongUser, "item-2", { at: new Date(1e12) })
+  wrong.event(wrongUser, "item-3")
+  assert.ok(await wrong.flush(60_000))
+  if (wrongByMs > 0) wrong.event(wrongUser, "item-4", { at: new Date(Date.now()) }) // by the same clock
+  assert.ok(await wrong.close(60_000))
+  Date.now = now
+  const { events } = await shop.call("GET", `/v1/users/${encodeURIComponent(wrongUser)}/events`)
+  assert.deepEqual(events.map(({ item_id }) => item_id).slice(0, 3), ["item-1", "item-2", "item-3"])
+  const [, own, ...others] = events.map(({ timestamp }) => timestamp)
+  assert.equal(own, 1e9)
+  for (const timestamp of others) assert.ok(Math.abs(timestamp - now() / 1000) < 1_800)
+  assert.equal(wrong.outbox.refused, 0)
+  assert.equal(warnings.length, 1)
+}
+
 // an event that is queued a few microtasks after an answer, as the queue empties
 const lateUser = `${user}-late`, { fetch } = globalThis
 for (let microtasks = 0; microtasks < 20; microtasks++) {
