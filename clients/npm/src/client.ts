@@ -57,7 +57,7 @@ export class LisarecClient {
   readonly #headers: Record<string, string>
   readonly #timeoutMs: number
   readonly #warn: (message: string) => void
-  #pauseUntil = 0
+  #pauseUntil = 0 // as performance.now() counts: a clock that is set back must not prolong a pause
   readonly #quietUntil = new Map<string, number>() // by message
 
   /** Throws a TypeError if an argument is invalid. */
@@ -79,11 +79,11 @@ export class LisarecClient {
   async recommendations(userId: string | null, options: RecommendationOptions = {}): Promise<Recommendations<RecommendedItem>> {
     const { fallback = [], timeoutMs = this.#timeoutMs, ...wishes } = options
     try {
-      if (Date.now() < this.#pauseUntil) throw new LisarecError(0, "silent", "no request was sent, because the service asked for a pause (Retry-After)")
+      if (performance.now() < this.#pauseUntil) throw new LisarecError(0, "silent", "no request was sent, because the service asked for a pause (Retry-After)")
       const body = JSON.stringify(userId === null ? wishes : { user_id: userId, ...wishes })
       const signal = AbortSignal.timeout(timeoutMs)
       const response = await this.#fetch("POST", "/v1/recommendations", { body, signal })
-      this.#pauseUntil = Date.now() + (waitMs(response) ?? 0)
+      this.#pauseUntil = performance.now() + (waitMs(response) ?? 0)
       const answer = (await parsed(response)) as unknown as Recommendations
       if (!Array.isArray(answer.items)) throw notLisarec(response)
       return answer
@@ -143,14 +143,14 @@ export class LisarecClient {
   async call<Answer = Record<string, unknown>>(method: string, path: string, body?: unknown): Promise<Answer> {
     if (!path.startsWith("/")) throw new TypeError(`the path must begin with a slash, as in /v1/stats: ${path}`)
     const text = body === undefined ? undefined : JSON.stringify(body)
-    const giveUpAt = Date.now() + RETRY_FOR_MS
+    const giveUpAt = performance.now() + RETRY_FOR_MS
     for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs *= 2) {
       try {
-        return (await this.#once(method, path, text, giveUpAt - Date.now())) as Answer
+        return (await this.#once(method, path, text, Math.ceil(giveUpAt - performance.now()))) as Answer
       } catch (failure) {
         const error = failure instanceof LisarecError ? failure : unreachable(failure)
         const waitFor = error.retryAfterMs ?? pauseMs * (0.5 + Math.random() / 2)
-        if (!isTransient(error) || Date.now() + waitFor >= giveUpAt) throw error
+        if (!isTransient(error) || performance.now() + waitFor >= giveUpAt) throw error
         await new Promise((resolve) => setTimeout(resolve, waitFor))
       }
     }

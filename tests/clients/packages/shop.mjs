@@ -57,6 +57,7 @@ for (const wrongByMs of [3_600_000, -3_600_000]) {
   const { now } = Date, wrongUser = `${user}-clock${wrongByMs}`, warnings = []
   const wrong = new LisarecClient(url, { ...patient, warn: (message) => warnings.push(message) })
   Date.now = () => now() + wrongByMs
+  await wrong.recommendations(wrongUser)
   wrong.event("somebody", "item-1")
   assert.ok(await wrong.flush(60_000))
   wrong.event(wrongUser, "item-1")
@@ -73,6 +74,7 @@ for (const wrongByMs of [3_600_000, -3_600_000]) {
   for (const timestamp of others) assert.ok(Math.abs(timestamp - now() / 1000) < 1_800)
   assert.equal(wrong.outbox.refused, 0)
   assert.equal(warnings.length, 1)
+  assert.notEqual((await wrong.recommendations(wrongUser)).source, "fallback") // now that the clock is right
 }
 
 // an event that is queued a few microtasks after an answer, as the queue empties
