@@ -20,7 +20,7 @@ from model.data.interactions import DataError
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 OTHER_SUFFIXES = (".xlsx", ".xls", ".ods", ".json", ".jsonl")
-VECTOR = "vector"  # the only column that may have lists, not texts
+VECTOR, CATEGORIES = "vector", "categories"  # the only columns that may have lists, of numbers and of texts
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
 EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
@@ -144,7 +144,8 @@ def read_table(
 ) -> Table:
     """Read a table with these columns, and others if wanted, from a file of any supported format; raises DataError.
 
-    Lists in the column ``vector`` of a Parquet file become lists of floats. They are not among the others.
+    Lists in the column ``vector`` of a Parquet file become lists of floats. They are not among the others. Those in
+    ``categories`` become texts separated by ``|``.
     """
     raw, first_row = uncompressed(path), 0
     if path.suffix == ".parquet":
@@ -234,8 +235,12 @@ def _as_text(path: Path, column: pl.Series) -> pl.Series:
 
     Floats that are integers become texts of integers, because pandas stores integers with empty cells as floats.
 
-    raises  DataError  when it has neither numbers nor texts
+    raises  DataError  when it has neither numbers nor texts, or a category has a ``|``
     """
+    if column.name == CATEGORIES and column.dtype == pl.List(pl.String):
+        if column.explode().str.contains("|", literal=True).any():
+            raise DataError(f"{path}: a category in column {column.name!r} has a |, which separates them; replace it")
+        return column.list.join("|")
     if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
         return column.dt.convert_time_zone("UTC").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
     try:

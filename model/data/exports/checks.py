@@ -195,6 +195,10 @@ def _rename(
     """Rename the columns, and find missing ones."""
     header = found.frame.columns
     own_names = mapping.own_names(header)
+    for name in found.left_out:
+        is_wanted = mapping.columns.get(name, name) in (*required, *optional)
+        fix = "convert it, or leave it out" if is_wanted else ""
+        found.note(f"column {name!r} has neither numbers nor texts, and is not read", fix, stops=is_wanted)
     _find_other_items(found, mapping)
     _find_repeated_columns(found, [own_names[name] for name in (*required, *optional) if name in own_names])
     missing = [name for name in required if name not in own_names]

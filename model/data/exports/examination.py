@@ -47,6 +47,7 @@ class Examination:
 
     frame     its columns as texts
     dtypes    of its columns in a Parquet file
+    left_out  columns of a Parquet file that have neither numbers nor texts
     bad       whether each row is unreadable
     findings  in the order in which they were found
     remedy    what to do about unreadable lines
@@ -58,6 +59,7 @@ class Examination:
         self.path = table.path
         self.frame = table.frame
         self.dtypes = table.dtypes
+        self.left_out = table.left_out
         self.bad = pl.repeat(False, len(table.frame), dtype=pl.Boolean, eager=True)
         self.findings: list[Finding] = []
         self.remedy = MEND_TO_KEEP if skips_bad_lines else MEND_OR_LEAVE_OUT
@@ -134,10 +136,7 @@ def opened(path: Path, *, skips_empty_lines: bool, skips_bad_lines: bool) -> Exa
         raise DataError(f"{str(path)!r} is not a file")
     if path.suffix == ".parquet":
         table = read_table(path, (), (VECTOR,), has_others=True)
-        found = Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
-        for name in table.left_out:
-            found.note(f"column {name!r} has neither numbers nor texts, and is not read")
-        return found
+        return Examination(_with_vectors_as_texts(table), skips_bad_lines=skips_bad_lines)
     text = delimited_text(path, uncompressed(path))
     try:
         frame, is_ragged = text.frame(), False

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from model.data.arrays import IN_MEMORY, Arrays, MappedArrays
-from model.data.exports.checks import examine_items
+from model.data.exports.checks import examine, examine_items
 from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_item_table, read_items
@@ -42,3 +42,24 @@ def test_an_odd_column_is_refused_only_where_items_have_it_as_a_property(name: s
     found = examine_items(table, TableMapping())
     assert [finding.problem for finding in found.findings] == [f"column {name!r} {NEITHER}, and is not read"]
     assert found.frame.columns == ["item_id", "title"]
+
+
+@pytest.mark.parametrize("name", ["title", "categories", "available"])
+def test_a_column_that_stops_a_training_stops_its_check(name: str, tmp_path: Path) -> None:
+    pl.DataFrame({"user_id": ["u"], "item_id": ["i"], "timestamp": [1]}).write_parquet(
+        tmp_path / "interactions.parquet"
+    )
+    pl.DataFrame({"item_id": ["i"], name: [[{"text": "x"}]]}).write_parquet(tmp_path / "items.parquet")
+    with pytest.raises(DataError, match=f"column '{name}' {NEITHER}"):
+        read_items(tmp_path)
+    assert examine(tmp_path, TableMapping())["items"].stops
+
+
+def test_categories_may_be_lists_of_texts(tmp_path: Path) -> None:
+    table, lists = tmp_path / "items.parquet", [["Tea", "Green tea"], [], None, [None, " Tea "]]
+    pl.DataFrame({"item_id": ["a", "b", "c", "d"], "categories": lists}).write_parquet(table)
+    assert [*read_items(tmp_path).categories.values()] == [("Tea", "Green tea"), (), (), ("Tea",)]
+    assert examine_items(table, TableMapping()).findings == []
+    pl.DataFrame({"item_id": ["a"], "categories": [["Tea|Coffee"]]}).write_parquet(table)
+    with pytest.raises(DataError, match=r"items\.parquet: a category in column 'categories' has a |"):
+        read_items(tmp_path)
