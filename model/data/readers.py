@@ -14,7 +14,7 @@ from model.data.archived_log import is_archive, read_archive
 from model.data.arrays import IN_MEMORY, READING, SORTING, Arrays, OnStage, ignored, shares_of
 from model.data.event_columns import EventColumns, NumberedNames, sorted_in_pieces
 from model.data.interactions import DataError, Interactions
-from model.data.table import Table, TableInPieces, find_table, read_table
+from model.data.table import POLARS_ERRORS, Table, TableInPieces, find_table, read_table
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value", "order_id")
@@ -143,7 +143,7 @@ def is_parquet_of_events(path: Path) -> bool:
     """Return whether the file is a Parquet table with all columns that events need."""
     try:
         return path.suffix == ".parquet" and {*REQUIRED} <= pl.read_parquet_schema(path).keys()
-    except (OSError, pl.exceptions.PolarsError):
+    except (OSError, *POLARS_ERRORS):
         return False
 
 

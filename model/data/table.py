@@ -24,6 +24,10 @@ VECTOR, CATEGORIES = "vector", "categories"  # the only columns that may have li
 ROW_GROUP = 131_072  # rows; a training reads at least one group at a time
 LAST_SECOND = 253_402_300_799  # the end of the year 9999, and of RFC 3339
 EXACT_BELOW = 2**53  # a float64 from here on may stand for several integers
+POLARS_ERRORS = (
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,  # not an Exception, but what polars raises for zones such as +05:30
+)
 INEXACT_ID, INEXACT_ID_FIX = "a float that may have lost digits", "write ids as integers or texts"
 INEXACT_TIMES, INEXACT_TIMES_FIX = "float32, in which times up to 128 s apart are equal", "write float64 or integers"
 
@@ -193,7 +197,7 @@ class TableInPieces:
             self.rows = int(found.select(pl.len()).collect().item())
         except OSError as exc:
             raise DataError(f"{path} cannot be read: {exc}") from exc
-        except pl.exceptions.PolarsError as exc:
+        except POLARS_ERRORS as exc:
             raise _not_parquet(path, exc) from exc
 
     def pieces(self, rows: int) -> Iterator[Table]:
@@ -210,7 +214,7 @@ class TableInPieces:
         return pl.DataFrame([_as_text(self.path, column) for column in frame])
 
 
-def _not_parquet(path: Path, exc: Exception) -> DataError:
+def _not_parquet(path: Path, exc: BaseException) -> DataError:
     return DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}")
 
 
@@ -218,7 +222,7 @@ def _parquet(path: Path, raw: bytes) -> pl.LazyFrame:
     try:
         found = pl.scan_parquet(io.BytesIO(raw))
         found.collect_schema()
-    except pl.exceptions.PolarsError as exc:
+    except POLARS_ERRORS as exc:
         raise _not_parquet(path, exc) from exc
     return found
 

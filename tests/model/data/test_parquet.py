@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode, b64encode
 from pathlib import Path
 
 import polars as pl
@@ -63,3 +65,16 @@ def test_categories_may_be_lists_of_texts(tmp_path: Path) -> None:
     pl.DataFrame({"item_id": ["a"], "categories": [["Tea|Coffee"]]}).write_parquet(table)
     with pytest.raises(DataError, match=r"items\.parquet: a category in column 'categories' has a |"):
         read_items(tmp_path)
+
+
+def test_a_zone_that_polars_cannot_read_is_an_error_message(arrays: Arrays, tmp_path: Path) -> None:
+    """Of an Indian shop, as pandas writes 2026-01-01T10:00:00+05:30."""
+    table = tmp_path / "interactions.parquet"
+    times = pl.Series([1], dtype=pl.Datetime("us", "Israel"))
+    pl.DataFrame({"user_id": ["u"], "item_id": ["i"], "timestamp": times}).write_parquet(table)
+    raw = table.read_bytes()
+    (schema,) = re.findall(rb"[A-Za-z0-9+/=]{200,}", raw)
+    table.write_bytes(raw.replace(schema, b64encode(b64decode(schema).replace(b"Israel", b"+05:30"))))
+    for read in (lambda: read_interactions(tmp_path, arrays), lambda: examine(tmp_path, TableMapping())):
+        with pytest.raises(DataError, match=r"interactions\.parquet .*unable to parse time zone: '\+05:30'"):
+            read()
