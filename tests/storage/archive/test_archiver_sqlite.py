@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +23,9 @@ from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, LogRecord
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.stores import GENERATION
+from tests.waiting import PATIENCE_S
+
+ARCHIVE_PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "operate" / "archive.md"
 
 
 class TestSQLite:
@@ -50,6 +56,27 @@ class TestSQLite:
         assert self.turn(data_dir, directory) == TurnCounts(archived=101)
         assert self.read(directory) == events
         assert self.read(directory, "shop") == [click("e1", item=2)]
+
+    def test_the_documented_script_counts_what_counts(self, tmp_path: Path) -> None:
+        self.fill(tmp_path / "state", [click("own"), click("undone"), click("of visitor", "v"), click("also", "v")])
+        self.fill(tmp_path / "state", [click("own", "v")], tenant="shop")
+
+        async def correct() -> None:
+            store = await SQLiteStore.open(tmp_path / "state", [GENERATION])
+            await store.undo("main", "u", "undone")
+            await store.merge("main", "u", "v")
+            await store.undo("main", "u", "v/also")
+            await store.close()
+
+        asyncio.run(correct())
+        self.turn(tmp_path / "state", tmp_path / "archive")
+        (script,) = re.findall(r"^```python\n(.*?)^```", ARCHIVE_PAGE.read_text(), re.DOTALL | re.MULTILINE)
+        script += 'print(sorted(events.select("tenant", "user_id", "event_id").collect().rows()))'
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        )
+        counted = [("main", "u", "own"), ("main", "u", "v/of visitor"), ("shop", "v", "own")]
+        assert done.stdout.endswith(f"{counted}\n")
 
     def test_what_is_copied_while_the_clock_is_behind_is_kept_as_long_as_the_rest(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
