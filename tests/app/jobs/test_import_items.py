@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from datetime import UTC, datetime
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from model.data.readers import read_items
 from tests.app.conftest import Client, item_id
 from tests.app.support import run_command
 
+ITEMS_PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "integrate" / "items.md"
 TABLE = """item_id,title,price,brand,organic,made,tags,code,empty,available_until
 tea,Tea,4.50,Hill,TRUE,2026-05-01T08:00:00Z,loose|green,007,,2026-12-24T12:00:00+01:00
 cup,,,,,,,,,
@@ -247,6 +250,30 @@ def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
     assert read(tmp_path / "items.csv", {}) == [{"item_id": "a"}]
     with pytest.raises(DataError):
         read(tmp_path / "none.csv", {})
+
+
+def test_the_documented_script_finds_what_has_changed(
+    client: Client, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = re.findall(r"^```python\n(import polars.*?)^```", ITEMS_PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    nights: list[list[dict[str, Any]]] = [
+        [],
+        [{"item_id": "same", "price": 1}, {"item_id": "dearer", "price": 2}, {"item_id": "gone", "price": 3}],
+        [{"item_id": "same", "price": 1}, {"item_id": "dearer", "price": 4}, {"item_id": "new", "price": 5}],
+        [{"item_id": "gone", "price": 3}, {"item_id": "dearer", "price": 4}],
+    ]
+    changes = [{"same", "dearer", "gone"}, {"dearer", "gone", "new"}, {"same", "gone", "new"}]
+    for (before, now), changed in zip(pairwise(nights), changes, strict=True):
+        for name, items in (("yesterday", before), ("today", now)):
+            frame = pl.DataFrame(items, {"item_id": pl.String, "price": pl.Decimal(8, 2)})
+            frame.with_columns(categories=pl.concat_list("item_id")).write_parquet(f"{name}.parquet")
+        exec(script, {})
+        assert {*pl.read_parquet("changes.parquet")["item_id"]} == changed
+        assert imported(tmp_path / "changes.parquet", url) == 0
+        found = {item["item_id"]: client.get(f"/v1/items/{item['item_id']}").json() for item in chain(*nights)}
+        on_sale = {item_id: item["properties"]["price"] for item_id, item in found.items() if item.get("available")}
+        assert on_sale == {item["item_id"]: item["price"] for item in now}
 
 
 @pytest.mark.parametrize(
