@@ -6,6 +6,7 @@ import re
 from base64 import b64decode, b64encode
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -15,6 +16,7 @@ from model.data.exports.mapping import TableMapping
 from model.data.interactions import DataError
 from model.data.readers import read_interactions, read_item_table, read_items
 
+LARGE_DATA = Path(__file__).parents[3] / "docs" / "how-to" / "models" / "train-on-large-data.md"
 ODD = {"lists": [["x"]], "bytes": [b"\xff"]}
 NEITHER = "has neither numbers nor texts"
 
@@ -78,3 +80,24 @@ def test_a_zone_that_polars_cannot_read_is_an_error_message(arrays: Arrays, tmp_
     for read in (lambda: read_interactions(tmp_path, arrays), lambda: examine(tmp_path, TableMapping())):
         with pytest.raises(DataError, match=r"interactions\.parquet .*unable to parse time zone: '\+05:30'"):
             read()
+
+
+def test_the_documented_script_joins_the_files_of_a_warehouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrays: Arrays
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    times = pl.Series("timestamp", [1_000_000, 2_000_000, 3_000_000])
+    first = pl.DataFrame({"user_id": [1, 1, 2], "item_id": ["i", "j", "i"], "timestamp": times.cast(pl.Datetime("us"))})
+    later = first.select(pl.col("user_id").cast(pl.String), "item_id", times.cast(pl.Datetime("ms", "Europe/Berlin")))
+    later = later.with_columns(type=pl.lit("purchase"), value=pl.Series([5, 6, 7], dtype=pl.Decimal(8, 2)))
+    for day, frame in enumerate((first, first[1:], first[:0], later)):
+        (tmp_path / "export" / f"dt=2026-01-0{day + 1}").mkdir(parents=True)
+        frame.write_parquet(tmp_path / "export" / f"dt=2026-01-0{day + 1}" / "part-0.parquet")
+    (script,) = re.findall(r"^```python\n(.*?)^```", LARGE_DATA.read_text(), re.DOTALL | re.MULTILINE)
+    exec(script, {})
+    found = read_interactions(tmp_path / "shop", arrays)
+    users, items = [found.user_ids[row] for row in found.user], [found.item_ids[row] for row in found.item]
+    assert users == ["1", "1", "1", "1", "2", "2"]
+    assert items == ["i", "j", "i", "j", "i", "i"]
+    assert found.timestamp_us.tolist() == [10**6, 2 * 10**6, 10**9, 2 * 10**9, 3 * 10**6, 3 * 10**9]
+    assert np.nansum(found.value) == 18
