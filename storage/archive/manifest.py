@@ -97,6 +97,7 @@ class Manifest:
     positions   partition -> its newest archived entry, as "SEQ-..."; every entry up to it is in the files
     files       in the order in which they were written
     writer      random id of the last writer that opened the archive
+    must_scrub  whether days were dropped whose events the files of the log's store may still have
     """
 
     archive_id: str
@@ -104,6 +105,7 @@ class Manifest:
     next_number: int
     files: tuple[ArchiveFile, ...]
     writer: str = ""
+    must_scrub: bool = False
 
     def names(self) -> set[str]:
         """Return the names of all files, and of their hashes."""
@@ -135,6 +137,7 @@ class Manifest:
                 int(fields["next_number"]),
                 tuple(ArchiveFile(**file) for file in fields["files"]),
                 str(fields.get("writer", "")),
+                bool(fields.get("must_scrub", False)),
             )
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
             raise StorageError(f"{MANIFEST} is not a list of archived files: {exc!r}") from exc

@@ -152,8 +152,12 @@ class ArchiveWriter:
         kept = tuple(file for file in self.manifest.files if file.day >= day)
         dropped = sum(file.rows for file in self.manifest.files) - sum(file.rows for file in kept)
         if dropped:
-            self._replace(files=kept)
+            self._replace(files=kept, must_scrub=True)
         return dropped
+
+    def note_scrubbed(self) -> None:
+        """Note that the store's files have no dropped events any more."""
+        self._replace(must_scrub=False)
 
     def _days(self) -> list[list[ArchiveFile]]:
         """Return the files of each tenant and day."""

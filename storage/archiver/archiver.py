@@ -30,20 +30,22 @@ class TurnCounts:
 def archive_log(
     source: LogSource, writer: ArchiveWriter, now: datetime, *, keep_tail_s: float, keep_days: int | None
 ) -> TurnCounts:
-    """Run one turn: drop the archive's old days, archive new entries, trim the log, merge files.
+    """Run one turn: drop the archive's old days, archive new entries, trim the log, merge files, scrub the store.
 
-    Dropping comes first, because it makes room on a full disk. Merging comes last, because it needs room.
+    Dropping comes first, because it makes room on a full disk. Merging comes late, because it needs room. Scrubbing
+    comes last, because nothing else needs it; if it fails, or the archiver is killed, the next turn repeats it.
 
     keep_tail_s  the minimum time that events stay in the log
     keep_days    the number of whole days that events stay in the archive; None: for ever
     """
     source.claim(writer.manifest.archive_id, is_new=not writer.manifest.positions)
     dropped = 0 if keep_days is None else writer.drop_before(_day(now - timedelta(days=keep_days)))
-    if dropped:
-        source.scrub()  # Redis's append-only file may have them, too
     archived = _archive_new_entries(source, writer, now)
     trimmed = source.trim(writer.manifest.positions.get, int((now.timestamp() - keep_tail_s) * 1000))
     writer.compact(today=_day(now))
+    if writer.manifest.must_scrub:
+        source.scrub()  # Redis's append-only file may have them, too
+        writer.note_scrubbed()
     return TurnCounts(archived, trimmed, dropped)
 
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.archive.async_reader import AsyncArchiveReader
+from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import TurnCounts
 from storage.archiver.redis_source import RedisSource, trim_arguments
 from storage.archiver.source import EntryPage
@@ -352,7 +353,12 @@ class TestRetention:
 
         asyncio.run(law())
 
-    def test_dropped_events_leave_the_append_only_file(self, server: RedisServer, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("is_killed", [False, True])
+    def test_dropped_events_leave_the_append_only_file(
+        self, server: RedisServer, tmp_path: Path, is_killed: bool
+    ) -> None:
+        """Also if the archiver that dropped them was killed, or the server did not rewrite its file."""
+
         async def fill() -> None:
             async with opened(server, tmp_path) as store:
                 await store.append("main", [click("dropped"), *(click(f"e{number}") for number in range(300))])
@@ -365,7 +371,13 @@ class TestRetention:
         asyncio.run(fill())
         move_all(server, tmp_path)
         assert is_there()
-        assert turn(server, tmp_path, now=datetime.now(UTC) + timedelta(days=10), keep_days=9).dropped
+        in_ten_days = datetime.now(UTC) + timedelta(days=10)
+        if is_killed:
+            with ArchiveWriter.open(tmp_path) as writer:
+                assert writer.drop_before(f"{in_ten_days:%Y-%m-%d}")
+        assert bool(turn(server, tmp_path, now=in_ten_days, keep_days=9).dropped) != is_killed
+        with ArchiveWriter.open(tmp_path) as writer:
+            assert not writer.manifest.must_scrub
         wait_until(lambda: not is_there())
 
     def test_events_logged_by_a_clock_that_is_behind_are_kept_as_long_as_others(
