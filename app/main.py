@@ -145,7 +145,9 @@ class Application(FastAPI):
 def create_worker_app() -> FastAPI:
     """Return the app of one of several worker processes, whose settings are in the environment."""
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
-    return create_app(Settings())
+    app = create_app(Settings())
+    freeze_loaded_objects()
+    return app
 
 
 def _end_with_parent() -> None:
@@ -177,6 +179,7 @@ def serve(settings: Settings) -> None:
         app = create_app(settings)
         # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
         models = asyncio.run(start_and_stop(app))
+    freeze_loaded_objects()
     if told_to_end:  # Python ignores what is raised while it runs a destructor
         raise SystemExit(0)
     _warn_without_keys(settings)
@@ -303,7 +306,6 @@ def _draining_on_sigterm(services: Services, drain_s: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(server):
         yield  # in a test or another program
         return
-    freeze_loaded_objects()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _return_freed_memory()
     loop = asyncio.get_running_loop()
@@ -331,7 +333,10 @@ def rare_garbage_collection() -> Iterator[None]:
 
 
 def freeze_loaded_objects() -> None:
-    """Let the garbage collector ignore imports and models: they stay, and scanning them delays a request by 0.2 s."""
+    """Let the garbage collector ignore imports: they stay, and scanning them delays a request by 0.2 s.
+
+    Call it while no services are open, because it would also keep replaced generations for ever.
+    """
     gc.collect()
     gc.freeze()
 

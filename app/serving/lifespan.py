@@ -1,6 +1,7 @@
 """Startup and shutdown of one tenant's service, and the parts of it that endpoints use."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -29,6 +30,7 @@ from storage.errors import StorageError
 from storage.protocol import StateStore, UserStore
 
 SWEEP_EVERY_S = 3600.0
+COLLECT_EVERY_S = 10.0
 CANCEL_AGAIN_AFTER_S = 0.1
 BEGIN_AGAIN_AFTER_S = 1.0
 
@@ -94,7 +96,7 @@ async def tenant_service(
             await scenarios.follow()
         async with in_background(
             *(switcher.poll_forever, scenarios.follow_forever, partial(_follow_time, switcher)),
-            *(signals.sync_forever, partial(_sweep, store)),
+            *(signals.sync_forever, partial(_sweep, store), partial(_free_replaced, switcher)),
         ):
             portable_events = PortableEvents(ingest, signals)
             yield Service(store, switcher, ingest, portable_events, item_updates, signals, log_reader, scenarios)
@@ -142,3 +144,14 @@ async def _sweep(store: StateStore) -> None:
         with suppress(StorageError):
             await store.drop_idle_states()
         await asyncio.sleep(SWEEP_EVERY_S)
+
+
+async def _free_replaced(switcher: GenerationSwitcher) -> None:
+    """Free replaced generations, whose parts refer to each other: Python itself lets ten or more of them accumulate."""
+    before = switcher.served()
+    while True:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        if before != switcher.served():
+            before = switcher.served()
+            await asyncio.sleep(COLLECT_EVERY_S)  # until the requests that use a replaced one have ended
+            gc.collect()

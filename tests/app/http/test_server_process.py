@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +27,8 @@ from app.settings import Settings
 from benchmarks.harness.service_process import free_port
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageUnavailable
-from tests.app.service_process import Process, logged_ids, raw_exchange
+from tests.app.conftest import write_model
+from tests.app.service_process import ROOT, Process, logged_ids, raw_exchange
 from tests.storage.redis.servers import RedisServer
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -187,6 +191,33 @@ def test_workers_share_the_users_and_answer_what_they_accepted(launch: Callable[
         slow.sendall(body[1:])
         assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
     assert process.exit_code() == 0
+
+
+SWITCH_OF_A_WORKER = """
+import asyncio, gc, signal, weakref
+from app.main import create_worker_app
+
+async def law():
+    async with app.router.lifespan_context(app) as state:
+        service = state["services"].by_tenant["main"]
+        replaced = weakref.ref(service.catalogue)
+        await service.switcher.activate("june")
+        while replaced() is not None:
+            await asyncio.sleep(0.1)
+            gc.collect()
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # as a server does
+app = create_worker_app()
+asyncio.run(law())
+"""
+
+
+def test_a_worker_frees_the_model_that_it_starts_with(tmp_path: Path) -> None:
+    for seed, name in enumerate(("may", "june")):
+        write_model(tmp_path / name, seed)
+    environment = {"LISAREC_MODEL_DIR": str(tmp_path / "may"), "LISAREC_DATA_DIR": str(tmp_path / "state")}
+    command = [sys.executable, "-c", SWITCH_OF_A_WORKER]
+    subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True, timeout=PATIENCE_S)
 
 
 def test_workers_share_the_users_in_redis_and_end_with_a_parent_that_was_killed(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -158,6 +161,18 @@ class TestSwitching:
             activate(client, name)
             answer = client.recommend("ada")
             assert (answer["generation"], answer["items"]) == (name, by_name[name])
+
+    def test_a_replaced_model_is_freed(self, begin: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Python itself does it when the tenth follows, or later."""
+        monkeypatch.setattr(lifespan, "COLLECT_EVERY_S", 0.1)
+        client, names = begin(), cycle(["june", "may"])
+        client.recommend("ada")
+        replaced = weakref.ref(client.service.catalogue), weakref.ref(client.service.switcher.current.engine)
+        gc.disable()
+        try:
+            wait_until(lambda: activate(client, next(names)) and not any(part() for part in replaced))
+        finally:
+            gc.enable()
 
     def test_a_user_with_a_long_log_gets_popular_items_until_the_state_is_folded(
         self, begin: Callable[..., Client], models: Path
