@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.group_commit import GroupCommitByNode
 from storage.records import FoldedState
-from storage.redis.connections.nodes import storage_error
+from storage.redis.connections.nodes import Command, storage_error
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import User
@@ -250,7 +250,7 @@ class RedisStates:
     # ---- saving
 
     async def save(self, generation: Generation, states: Sequence[FoldedState]) -> None:
-        """Store states of a rebuild, unless newer ones are stored or their users' last events are too long ago."""
+        """Store states of a rebuild, unless newer ones are stored; remove those of users who are idle for too long."""
         await self._session.require_open()
         await self._session.register([generation])
         for start in range(0, len(states), SAVED_AT_ONCE):
@@ -259,11 +259,11 @@ class RedisStates:
                 await self._save_page(generation, page)
 
     async def _save_page(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
-        commands = []
-        for state, ttl_s in _without_expired(generation, states, self._ttl_s):
-            user = self._session.keys.user(state.tenant, state.user_id)
-            arguments = save_state_arguments(user, generation, state.through_seq, state.value, ttl_s)
-            commands.append(SAVE_STATE.command(*arguments))
+        keys = self._session.keys
+        commands = [
+            _save_command(keys.user(state.tenant, state.user_id), generation, state, ttl_s)
+            for state, ttl_s in _with_expiry(generation, states, self._ttl_s)
+        ]
         replies = await self._session.servers.execute_all(commands, in_transaction=True)
         for reply in replies:
             if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
@@ -303,17 +303,23 @@ def _value_of_whole_log(generation: Generation, head: bytes | None, stored: byte
     return None if head is None or len(head) > MERGE_MARK else fresh_state(generation, stored, head)
 
 
-def _without_expired(
+def _save_command(user: User, generation: Generation, state: FoldedState, ttl_s: int | None) -> Command:
+    """Return the command that stores a state, or removes one that was stored before states expired."""
+    if ttl_s is None:
+        return Command.of("UNLINK", user.state(generation))
+    return SAVE_STATE.command(*save_state_arguments(user, generation, state.through_seq, state.value, ttl_s))
+
+
+def _with_expiry(
     generation: Generation, states: Sequence[FoldedState], ttl_s: int
-) -> Iterator[tuple[FoldedState, int]]:
-    """Yield the states of users with a recent event, and in how many seconds each expires, 0 for never."""
+) -> Iterator[tuple[FoldedState, int | None]]:
+    """Yield each state, and in how many seconds it expires: 0 for never, None if its user's last event is too old."""
     if ttl_s == 0:
         yield from ((state, 0) for state in states)
         return
     idle_s = idle_times_s(generation.decode_many([state.value for state in states]), time.time())
     for state, user_idle_s in zip(states, idle_s, strict=True):
-        if user_idle_s < ttl_s:
-            yield state, ttl_s - user_idle_s
+        yield state, ttl_s - user_idle_s if user_idle_s < ttl_s else None
 
 
 def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, bytes]:

@@ -76,6 +76,18 @@ class TestData:
             days_left = {key.decode().rpartition("/")[2]: any_server.client.ttl(key) / DAY_S for key in keys}
             assert days_left == pytest.approx({"idle0": 7, "idle5": 2}, abs=0.1)
 
+    async def test_a_rebuild_lets_states_expire_that_were_written_before_any_did(self, any_server: RedisServer) -> None:
+        now_us = time.time_ns() // 1000
+        async with opened(any_server.url) as store:
+            for days in (0, 5, 8):
+                await store.append("main", [click("e", f"idle{days}", timestamp_us=now_us - days * DAY_S * 1_000_000)])
+        async with opened(any_server.url, state_ttl_days=7) as store:
+            await rebuild(store, GENERATION)
+            keys = any_server.client.keys("*:state:*")
+            days_left = {key.decode().rpartition("/")[2]: any_server.client.ttl(key) / DAY_S for key in keys}
+            assert days_left == pytest.approx({"idle0": 7, "idle5": 2}, abs=0.1)
+            await assert_state_is_fold_of_log(store, user_id="idle8")
+
     async def test_a_state_takes_no_more_memory_after_thirty_times_as_many_events(self, server: RedisServer) -> None:
         async with opened(server.url) as store:
             lengths, usage = [], []
