@@ -57,7 +57,7 @@ class GenerationRegistry(Protocol):
         ...
 
     async def drop(self, tag: bytes) -> int:
-        """Remove this tenant's states of a generation, its name and its tallies; return how many states. Repeatable."""
+        """Remove this tenant's states of a generation, codes, name and tallies; return how many states. Repeatable."""
         ...
 
     def states(self, tag: bytes) -> AsyncIterator[list[FoldedState]]:

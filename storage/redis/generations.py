@@ -23,7 +23,7 @@ from storage.redis.layout.stream_entries import compact_json
 from storage.redis.session.redis_session import RedisSession
 
 READ_AT_ONCE = 64  # states, about 250 kB
-REMOVED_AT_ONCE = 1_000  # tallies
+REMOVED_AT_ONCE = 1_000  # tallies, or codes of items
 
 
 class RedisGenerations(GenerationRegistry):
@@ -82,12 +82,26 @@ class RedisGenerations(GenerationRegistry):
         while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was already scanned
             deleted = await self._delete_states(tag)
             total += deleted
-        await self._remove_tallies(tag)  # while its name is known, so that a drop that was cut off can be repeated
+        # while its name is known, so that a drop that was cut off can be repeated
+        await self._remove_item_codes(tag)
+        await self._remove_tallies(tag)
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
         active = await self.active()
         if active is not None and active.tag == tag:
             await self._set_name(active)
         return total
+
+    async def _remove_item_codes(self, tag: bytes) -> None:
+        """Remove the codes of the generation, except newest ones: they have the version of the tenant's items."""
+        keys, cursor, end_of_member = self._keys.items(self._tenant), 0, f',"{tag.hex()}"]'.encode()
+        newest = int(await self._call("GET", keys.version) or 0)
+        while True:
+            cursor, found = await self._call("ZSCAN", keys.code_changes, cursor, "COUNT", REMOVED_AT_ONCE)
+            old = [member for member, version in found if member.endswith(end_of_member) and version != newest]
+            if old:
+                await self._execute([Command.of("ZREM", keys.code_changes, *old), Command.of("HDEL", keys.codes, *old)])
+            if cursor == 0:
+                return
 
     async def _remove_tallies(self, tag: bytes) -> None:
         key = self._keys.items(self._tenant).tallies
@@ -140,12 +154,16 @@ class RedisGenerations(GenerationRegistry):
         """Delete all states of the generation that a scan finds; return their number."""
         total = 0
         async for keys in self._session.partition_keys(states_of(self._tenant, tag)):
-            commands = [Command.of("UNLINK", key) for key in keys]
-            for reply in await self._session.servers.execute_all(commands, in_transaction=True):
-                if isinstance(reply, Exception):
-                    raise storage_error(reply) from reply
-                total += reply
+            total += sum(await self._execute([Command.of("UNLINK", key) for key in keys]))
         return total
+
+    async def _execute(self, commands: Sequence[Command]) -> Sequence[int]:
+        """Execute the commands in one transaction per partition, and return their replies."""
+        replies = await self._session.servers.execute_all(commands, in_transaction=True)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+        return replies
 
     async def _call(self, *command: Argument) -> Any:
         await self._session.require_open()

@@ -10,7 +10,7 @@ from typing_extensions import override
 from storage.protocol import GenerationRegistry
 from storage.records import MAX_LIVE_S, FoldedState, KnownGeneration, NamedGeneration, tallies_of_dropped
 from storage.sqlite.database import Database
-from storage.sqlite.items.tenant_values import EXPERIMENT, remove_tallies, set_named_value, tallies
+from storage.sqlite.items.tenant_values import EXPERIMENT, drop_item_codes, remove_tallies, set_named_value, tallies
 from storage.sqlite.states import drop_generation, saved_states
 
 ANNOUNCE = """
@@ -53,6 +53,8 @@ class SQLiteGenerations(GenerationRegistry):
         total, row = 0, 0
         while rows := await self._database.write(lambda db, row=row: drop_generation(db, self._tenant, tag, row)):  # type: ignore[misc]
             total, row = total + len(rows), max(rows)
+        while await self._database.write(lambda db: drop_item_codes(db, self._tenant, tag)):
+            pass
         await self._database.write(lambda db: _drop_name(db, self._tenant, tag))
         return total
 

@@ -39,6 +39,16 @@ PUT_ITEM_CODES = """
 INSERT OR REPLACE INTO item_codes (tenant, item_id, generation, version, evidence, bias, history, target) {rows}
 """
 
+DROPPED_AT_ONCE = 1000  # codes removed in one transaction, so that no writer waits long
+
+# The newest codes stay, because they have the version of the tenant's items.
+DROP_ITEM_CODES = """
+DELETE FROM item_codes WHERE tenant = :tenant AND version IN (
+    SELECT version FROM item_codes WHERE tenant = :tenant AND generation = :tag
+    AND version < (SELECT max(version) FROM item_codes WHERE tenant = :tenant) LIMIT :limit
+)
+"""
+
 SELECT_VERSION = """
 SELECT max(
     (SELECT coalesce(max(version), 0) FROM items WHERE tenant = :tenant),
@@ -127,6 +137,11 @@ def put_item_codes(db: sqlite3.Connection, tenant: str, codes: Sequence[ItemCode
         for number, one in enumerate(codes, before + 1)
     ]
     execute_in_batches(db, PUT_ITEM_CODES, rows)
+
+
+def drop_item_codes(db: sqlite3.Connection, tenant: str, tag: bytes) -> int:
+    """Remove some codes of the generation; return how many, 0 at the end."""
+    return db.execute(DROP_ITEM_CODES, {"tenant": tenant, "tag": tag, "limit": DROPPED_AT_ONCE}).rowcount
 
 
 def item_changes(db: sqlite3.Connection, tenant: str, after: int, limit: int) -> ItemChanges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +204,21 @@ async def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_
         ]
         shop = await store.item_changes("shop", 0, 100)
         assert (shop.entries, [(codes.item_id, codes.bias) for codes in shop.codes]) == ([], [("pot", 1e300)])
+
+
+async def test_a_dropped_generation_takes_its_codes_with_it(address: str) -> None:
+    """All but the newest ones, so that others notice no earlier version of the items."""
+    tenant, other = fresh_user(), b"gen two\0"
+    first = [replace(codes_of(f"i{number}"), tag=other) for number in range(1500)]
+    async with opened(address, GENERATION, tenant=tenant) as store:
+        await store.put_item_codes(tenant, first)
+        await store.put_item_codes(tenant, [codes_of("i1"), replace(codes_of("newest"), tag=other)])
+        await store.put_item_codes(f"{tenant}-other", first[:1])
+        version = (await store.pointers()).items_version
+        await store.generations.drop(other)
+        assert {*await codes_after(store, tenant, at_once=100)} == {("i1", GENERATION.tag), ("newest", other)}
+        assert (await store.pointers()).items_version == version
+        await store.put_item_codes(tenant, [codes_of("i2")])
+        await store.generations.drop(other)
+        assert {*await codes_after(store, tenant)} == {("i1", GENERATION.tag), ("i2", GENERATION.tag)}
+        assert {*await codes_after(store, f"{tenant}-other")} == {("i0", other)}
