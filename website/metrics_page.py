@@ -19,6 +19,8 @@ This page is made from the instruments in the code by `python -m website`.
 A histogram has the series `_bucket`, `_sum` and `_count`.
 Labels never hold ids of users, items or keys.
 With several workers, a scrape has the sum over all of them, and the counts of a worker that died stay in it.
+Series of a model's lists end when the model is dropped, but with several workers only when the service restarts.
+
 [Errors](errors.md#why-the-store-fails) lists the causes of `lisarec_store_errors_total`.
 [Monitor](../how-to/operate/monitor.md) says which of these to look at, and the [runbook](../how-to/operate/runbook.md) what to do about each alert.
 """

@@ -90,7 +90,10 @@ class ClickThrough:
             self._has_secret = True
         known = {one.named.tag[:4]: one.named.name for one in await self._store.generations.known()}
         dropped = {*self._known} - known.keys()
-        self._generations = known | {tag: name for tag, name in self._generations.items() if tag not in dropped}
+        kept = known | {tag: name for tag, name in self._generations.items() if tag not in dropped}
+        if forgotten := {self._generations[tag] for tag in dropped} - {*kept.values()}:
+            self._metrics.recommendations.forget(self._tenant, forgotten)
+        self._generations = kept
         self._known = known.keys()
         await self.flush()
 

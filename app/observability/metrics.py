@@ -7,7 +7,7 @@ not. A single process keeps its numbers in memory.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -53,7 +53,7 @@ class Metrics:
         self.store = StoreMetrics(instruments)
         self.engine = EngineMetrics(instruments)
         self.events = EventMetrics(instruments)
-        self.recommendations = RecommendationMetrics(instruments)
+        self.recommendations = RecommendationMetrics(instruments, is_shared=shared_dir is not None)
         self.generations = GenerationMetrics(instruments)
         self._queue_depth = instruments.gauge(
             "lisarec_queue_depth",
@@ -246,7 +246,8 @@ class EventMetrics:
 class RecommendationMetrics:
     """Sources of recommendations, and the events that they lead to."""
 
-    def __init__(self, instruments: Instruments) -> None:
+    def __init__(self, instruments: Instruments, *, is_shared: bool) -> None:
+        self._is_shared = is_shared
         self._recommendations = instruments.counter(
             "lisarec_recommendations",
             "Lists by source: personalised, blended, popular, similar, together or repeat",
@@ -309,6 +310,17 @@ class RecommendationMetrics:
                 scenario, _, label = labels
                 labels = [self._series_of(tenant, str(scenario)), label]
             counters[str(what)].labels(tenant, *labels).inc(amount)
+
+    def forget(self, tenant: str, generations: Collection[str]) -> None:
+        """Remove the series of these generations' lists; with several processes, a series cannot be removed."""
+        if self._is_shared:
+            return
+        for counter in (self._shown, self._chosen, self._values):
+            samples = [sample for metric in counter.collect() for sample in metric.samples]
+            series = [sample.labels for sample in samples if sample.name.endswith("_total")]
+            for labels in series:
+                if labels["tenant"] == tenant and labels["generation"] in generations:
+                    counter.remove(*labels.values())
 
     def _series_of(self, tenant: str, scenario: str) -> str:
         """Return the label of the scenario: its name, or `other` if the tenant has too many series already."""

@@ -208,6 +208,27 @@ def test_statistics_of_a_model_end_when_it_is_dropped(any_client: Client) -> Non
     assert client.get("/v1/stats").json()["scenarios"][0]["lists"] == 2
 
 
+def test_series_of_a_model_end_when_it_is_dropped(any_client: Client) -> None:
+    client, store = any_client, any_client.service.store
+    signals = client.service.signals
+    client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
+    client.runner.run(signals.sync())
+    made = signals.click_through.ids.make(b"old one\0", 0, ["item-1"])
+    client.post("/v1/events", json={"user_id": "ada", "item_id": "item-1", "recommendation_id": made, "value": 2})
+    client.recommend("ada", k=1)
+    client.runner.run(signals.sync())
+
+    def counted() -> set[tuple[str, str]]:
+        lines = client.get("/metrics").text.splitlines()
+        found = [re.match(r'lisarec_(shown|chosen)_\w+_total{.*generation="([^"]+)"', line) for line in lines]
+        return {(one[1], one[2]) for one in found if one}
+
+    assert counted() == {("shown", "tiny"), ("chosen", "old")}
+    client.runner.run(generations.drop(client.settings, "old"))
+    client.runner.run(signals.sync())
+    assert counted() == {("shown", "tiny")}
+
+
 def test_a_late_event_does_not_bring_a_dropped_model_back(any_client: Client) -> None:
     client, store = any_client, any_client.service.store
     client.runner.run(store.generations.announce(NamedGeneration("old", b"old one\0"), 0))
