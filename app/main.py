@@ -58,6 +58,7 @@ from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
+WORKER_SILENT_S = 30  # after which a worker is killed: on a busy machine, imports keep one silent for more than 5 s
 SWITCH_INTERVAL_S = 0.001  # so long a thread that computes keeps the event loop waiting, at each of its steps
 
 logger = logging.getLogger(__name__)
@@ -199,6 +200,7 @@ def serve(settings: Settings) -> None:
         "ws": "none",
         "lifespan": "on",
         "timeout_graceful_shutdown": settings.shutdown_timeout_s,
+        "timeout_worker_healthcheck": WORKER_SILENT_S,
     }
     if settings.workers == 1:
         uvicorn.run(app, **options)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,6 +192,21 @@ def test_workers_share_the_users_and_answer_what_they_accepted(launch: Callable[
         slow.sendall(body[1:])
         assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
     assert process.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_silent_for_some_seconds_lives_on(launch: Callable[..., Process]) -> None:
+    """As on a machine that is too busy; uvicorn would kill it after five seconds."""
+    process = launch(workers=2, port=free_port())
+    children = psutil.Process(process.process.pid).children()
+    workers = [child for child in children if any("spawn_main" in part for part in child.cmdline())]
+    assert len(workers) == 2
+    workers[0].suspend()
+    time.sleep(8)
+    workers[0].resume()
+    assert all(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    assert "has died" not in process.log()
+    require_shared_users(process)
 
 
 SWITCH_OF_A_WORKER = """
