@@ -87,7 +87,7 @@ class LiveCatalogue(TrainedCatalogue):
         if row is not None:
             (found,) = self._items(np.array([row]))
         elif entry is not None:
-            found = _unlearned_item(entry)
+            (found,) = self._unlearned_items(np.array([self.values.other_ids.number(item_id)]))
         else:
             return None
         return cast("Item", {**found, **shown_of_item({} if entry is None else entry.properties)})
@@ -133,10 +133,20 @@ class LiveCatalogue(TrainedCatalogue):
         by_id = self.values.other_ids.sorted_numbers  # first, because items may be added meanwhile
         levels = self._unlearned_levels(search, len(by_id), with_typos=with_typos)
         if available:
-            levels[~bitmap.to_mask(self.values.others.switched_on.true, len(by_id))] = NO_MATCH
+            matching = np.flatnonzero(levels != NO_MATCH)
+            levels[matching[~Availability(self.values.others).allows(matching)]] = NO_MATCH
         wanted = range(TYPO, NO_MATCH) if with_typos else range(TYPO)
-        best = self.values.other_ids.at(closest(levels, by_id, wanted, limit))
-        return [_unlearned_item(entry) for item_id in best if (entry := self.values.entry(item_id))]
+        return self._unlearned_items(closest(levels, by_id, wanted, limit))
+
+    def _unlearned_items(self, numbers: NDArray[np.integer]) -> list[FoundItem]:
+        """Return unlearned items by the numbers of their ids, without those that are just being added."""
+        others, rows = self.values.others, numbers.astype(np.int64)
+        found = zip(self.values.other_ids.at(rows), rows.tolist(), Availability(others).allows(rows), strict=True)
+        return [
+            _unlearned_item(entry, is_available=bool(is_available))
+            for item_id, row, is_available in found
+            if (entry := others.entry(item_id, row))
+        ]
 
     def _unlearned_levels(self, search: Search, count: int, *, with_typos: bool) -> Levels:
         """Return how well each of the first `count` unlearned items matches."""
@@ -180,12 +190,12 @@ class LiveCatalogue(TrainedCatalogue):
         return self._all_titles
 
 
-def _unlearned_item(entry: ItemEntry) -> FoundItem:
+def _unlearned_item(entry: ItemEntry, *, is_available: bool) -> FoundItem:
     return FoundItem(
         item_id=entry.item_id,
         title=entry.title or "",
         categories=list(entry.categories or ()),
-        available=entry.available is not False,
+        available=is_available,
         known=False,
     )
 

@@ -35,9 +35,13 @@ class Availability:
 
     def update(self, rows: Rows) -> None:
         """Apply changes to distinct items."""
-        is_outside = self._outside_dates(rows) | ~bitmap.has(self.switched_on.true, rows)
-        bitmap.add(self.unavailable, rows[is_outside])
-        bitmap.discard(self.unavailable, rows[~is_outside])
+        is_allowed = self.allows(rows)
+        bitmap.add(self.unavailable, rows[~is_allowed])
+        bitmap.discard(self.unavailable, rows[is_allowed])
+
+    def allows(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return which items may be recommended now: they are switched on, and this is between their dates."""
+        return bitmap.has(self.switched_on.true, rows) & ~self._outside_dates(rows)
 
     def follow_time(self) -> None:
         """Apply the dates that have passed since the last call, or are ahead again because the clock was set back."""

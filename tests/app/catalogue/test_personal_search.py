@@ -18,8 +18,16 @@ OF_MODEL = {
     for row in range(ITEMS)
 }
 TITLES = OF_MODEL | RETITLED
-UNLEARNED = {"new-1": "Green thing", "new-2": "A green thing", "new-3": "things, grene", "new-4": "A black box"}
-NOT_AVAILABLE = {*GONE, "new-2"}
+UNLEARNED = {
+    "new-1": "Green thing",
+    "new-2": "A green thing",
+    "new-3": "things, grene",
+    "new-4": "A black box",
+    "new-5": "Green thing of the next century",
+    "new-6": "Black thing of the last century",
+}
+DATES = {"new-5": {"available_from": "2100-01-01T00:00:00Z"}, "new-6": {"available_until": "2000-01-01T00:00:00Z"}}
+NOT_AVAILABLE = {*GONE, "new-2", *DATES}
 QUERIES = [
     "green thing",
     "thing green",
@@ -39,7 +47,10 @@ MOST = 100
 @pytest.fixture(scope="module")
 def titled(shop: Client) -> Client:
     posted: list[dict[str, Any]] = [{"item_id": name, "title": title} for name, title in RETITLED.items()]
-    posted += [{"item_id": name, "title": title, "available": name != "new-2"} for name, title in UNLEARNED.items()]
+    posted += [
+        {"item_id": name, "title": title, "available": name != "new-2", **DATES.get(name, {})}
+        for name, title in UNLEARNED.items()
+    ]
     assert shop.post("/v1/items", json=posted).status_code == 200
     return shop
 
@@ -116,6 +127,19 @@ def test_what_a_user_has_bought_is_found_and_what_is_sold_out_is_not(titled: Cli
     assert {*SEEN["clicker"]} - {*GONE} <= {*found}
     assert not {*found} & NOT_AVAILABLE
     assert {*GONE} <= {*search(titled, "", limit=MOST)}
+
+
+def test_items_outside_their_dates_are_not_available_whether_or_not_a_model_has_learned_them(titled: Client) -> None:
+    assert titled.request("PUT", f"/v1/items/{item_id(7)}", json=DATES["new-5"]).status_code == 200
+    try:
+        found = titled.get("/v1/items", params={"query": "thing", "limit": MOST}).json()["items"]
+        hidden = {item["item_id"] for item in found if not item["available"]}
+        assert {item_id(7), *DATES} <= hidden <= {item_id(7), *NOT_AVAILABLE}
+        assert not {item_id(7), *DATES} & {*search(titled, "thing", user_id="clicker", limit=MOST)}
+        for name in (item_id(7), *DATES):
+            assert titled.get(f"/v1/items/{name}").json()["available"] is False
+    finally:
+        titled.request("PUT", f"/v1/items/{item_id(7)}", json={"available_from": None})
 
 
 def test_a_search_counts_as_no_list(titled: Client) -> None:
