@@ -1,4 +1,4 @@
-"""The recipes of docs/how-to/lists/recipes.md: each command runs as it stands, and gets the answer that stands there.
+"""The recipes for shops and for articles: each command runs as it stands, and gets the answer that stands there.
 
 The scripts of other pages that make tables for the service run here too.
 """
@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ def sections_of(page: str) -> dict[str, str]:
     return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
 
 
-RULES = sections_of("lists/recipes.md")
-SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES
+RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("lists/articles.md")
+SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES | ARTICLES
+NEWSROOM = "Publish"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "Import a messy export", "With what is in the cart"
 VECTORS = "Make vectors of titles"
@@ -49,10 +51,10 @@ def blocks(section: str, language: str) -> list[str]:
 class Shop:
     """The page's shop: a service, and a shell in which the page's first commands have run."""
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, url: str, setting: str) -> None:
         self._directory = directory
         self.url = url
-        self.setting, self.plain = blocks(SHOP, "sh")
+        self.setting = setting
 
     def run(self, commands: str) -> str:
         """Run commands after the definitions of the page, and return what they print."""
@@ -70,9 +72,9 @@ class Shop:
         return json.loads(self.run(commands).splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    directory = tmp_path_factory.mktemp("recipes")
+@contextmanager
+def started(directory: Path, setting: str) -> Iterator[Shop]:
+    """Start a service without a model, and run a page's first commands."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     service = subprocess.Popen(
         [sys.executable, "-m", "app", "serve", "--data-dir", str(directory / "state"), "--port", str(port)],
@@ -80,24 +82,42 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     )
     try:
         wait_until_ready(url, service)
-        shop = Shop(directory, url)
-        shop.run(shop.setting)
-        popular = {"user_id": "ann", "k": 10}
-
-        def scores() -> list[float]:
-            answer = httpx.post(f"{url}/v1/recommendations", json=popular, timeout=PATIENCE_S)
-            return [item["score"] for item in answer.json()["items"]]
-
-        def takes_properties_of_users() -> bool:
-            asked = popular | {"filter": "known(user.member)"}
-            return httpx.post(f"{url}/v1/recommendations", json=asked, timeout=PATIENCE_S).is_success
-
-        wait_until(lambda: scores() == list(range(9, 0, -1)), scores)
-        wait_until(takes_properties_of_users, scores)
+        shop = Shop(directory, url, setting)
+        shop.run(setting)
         yield shop
     finally:
         service.terminate()
         service.wait(timeout=PATIENCE_S)
+
+
+def wait_for_scores(shop: Shop, expected: list[float]) -> None:
+    """Wait until the service has counted the events of the page's first commands."""
+
+    def scores() -> list[float]:
+        answer = httpx.post(f"{shop.url}/v1/recommendations", json={"user_id": "ann", "k": 10}, timeout=PATIENCE_S)
+        return [item["score"] for item in answer.json()["items"]]
+
+    wait_until(lambda: scores() == expected, scores)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with started(tmp_path_factory.mktemp("recipes"), blocks(SHOP, "sh")[0]) as shop:
+
+        def takes_properties_of_users() -> bool:
+            asked = {"user_id": "ann", "k": 10, "filter": "known(user.member)"}
+            return httpx.post(f"{shop.url}/v1/recommendations", json=asked, timeout=PATIENCE_S).is_success
+
+        wait_for_scores(shop, [float(count) for count in range(9, 0, -1)])
+        wait_until(takes_properties_of_users)
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def newsroom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with started(tmp_path_factory.mktemp("articles"), blocks(NEWSROOM, "sh")[0]) as newsroom:
+        wait_for_scores(newsroom, [9.0, 8.0, 7.0, 6.0, 5.0])
+        yield newsroom
 
 
 def assert_answer(found: Any, shown: str) -> None:
@@ -116,8 +136,8 @@ def test_there_are_the_eleven_that_shops_ask_for() -> None:
 
 
 def test_without_a_rule(shop: Shop) -> None:
-    (shown,) = blocks(SHOP, "json")
-    assert_answer(shop.answer(shop.plain), shown)
+    (_, plain), (shown,) = blocks(SHOP, "sh"), blocks(SHOP, "json")
+    assert_answer(shop.answer(plain), shown)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -128,6 +148,13 @@ def test_recipe(shop: Shop, recipe: str) -> None:
     finally:
         for path in re.findall(r"/v1/items/\S+", commands):
             httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=PATIENCE_S).raise_for_status()
+
+
+def test_articles(newsroom: Shop) -> None:
+    """In the order of the page, because later sections use the scenario of earlier ones."""
+    for section in (name for name in ARTICLES if "```json" in ARTICLES[name]):
+        (commands,), (shown,) = blocks(section, "sh"), blocks(section, "json")
+        assert_answer(newsroom.answer(commands), shown)
 
 
 def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
