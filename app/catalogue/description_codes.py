@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cache, cached_property, partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -82,23 +83,31 @@ class DescriptionCodes:
             self._task = self._tasks.start(self._assign(overrides))
 
     async def _assign(self, overrides: ItemOverrides) -> None:
-        change_count, known = overrides.change_count, self._item_codes.of(self._tag)
-        pages = overrides.described_since(self._processed_changes)
+        newest = overrides.change_count
+        pages = overrides.changed_since(self._processed_changes)
         while (page := await asyncio.to_thread(next, pages, None)) is not None:
-            new = await asyncio.to_thread(self._needing_codes, page, known)
-            if new and self._audience is None:
-                loop = asyncio.get_running_loop()
-                sample = partial(sample_audience, self._trained, self._engine)
-                self._audience = await loop.run_in_executor(self._engine_thread, sample)
-            vectors: Mapping[str, bytes] = {}
-            if new and self._trained.content.numbers:
-                vectors = await self._store.vectors.of_items(self._tenant, [item.item_id for item in new])
-            if new and (changed := await asyncio.to_thread(self._changed_assignments, new, vectors, known)):
-                await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
-        self._processed_changes = change_count
+            await self._assign_to(page, overrides)
+            if overrides.change_count != newest:  # what has changed meanwhile does not wait for the rest
+                pages, newest = chain(overrides.changed_since(newest), pages), overrides.change_count
+        self._processed_changes = newest
+
+    async def _assign_to(self, item_ids: Sequence[str], overrides: ItemOverrides) -> None:
+        known = self._item_codes.of(self._tag)
+        new = await asyncio.to_thread(self._needing_codes, item_ids, known, overrides)
+        if not new:
+            return
+        if self._audience is None:
+            loop = asyncio.get_running_loop()
+            sample = partial(sample_audience, self._trained, self._engine)
+            self._audience = await loop.run_in_executor(self._engine_thread, sample)
+        vectors: Mapping[str, bytes] = {}
+        if self._trained.content.numbers:
+            vectors = await self._store.vectors.of_items(self._tenant, [item.item_id for item in new])
+        if changed := await asyncio.to_thread(self._changed_assignments, new, vectors, known):
+            await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
 
     def _needing_codes(
-        self, items: Sequence[DescribedItem], known: Mapping[str, CodeAssignment]
+        self, item_ids: Sequence[str], known: Mapping[str, CodeAssignment], overrides: ItemOverrides
     ) -> list[DescribedItem]:
         """Return the items whose codes come from neither a model nor events."""
 
@@ -106,7 +115,7 @@ class DescriptionCodes:
             assignment = known.get(item_id)
             return item_id in self._trained.items.rows or (assignment is not None and assignment.evidence > 0)
 
-        return [item for item in items if not is_learned(item.item_id)]
+        return overrides.described([item_id for item_id in item_ids if not is_learned(item_id)])
 
     def _changed_assignments(
         self, items: Sequence[DescribedItem], vectors: Mapping[str, bytes], known: Mapping[str, CodeAssignment]

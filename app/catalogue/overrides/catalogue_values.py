@@ -70,10 +70,18 @@ class CatalogueValues:
         for values, places, rows in self._rows_of(ids):
             values.copy(source, there[places], rows, change_count)
 
-    def changed_since(self, change_count: int) -> Iterator[tuple[ItemValues, list[str], Rows]]:
-        """Yield the items that changed since that count, in pages: values, ids, and rows of the values."""
-        for values, ids in ((self.learned, self._ids), (self.others, self.other_ids)):
+    def changed_since(
+        self, change_count: int, *, newest_first: bool = False
+    ) -> Iterator[tuple[ItemValues, list[str], Rows]]:
+        """Yield the items that changed since that count, in pages: values, ids, and rows of the values.
+
+        newest_first  begin with the items that changed last
+        """
+        parts = ((self.learned, self._ids), (self.others, self.other_ids))
+        for values, ids in parts[::-1] if newest_first else parts:
             rows = values.changed_since(change_count)
+            if newest_first:
+                rows = values.newest_first(rows)
             for begin in range(0, len(rows), ROWS_PER_PAGE):
                 page = rows[begin : begin + ROWS_PER_PAGE]
                 yield values, ids.at(page), page

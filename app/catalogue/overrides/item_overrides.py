@@ -92,14 +92,15 @@ class ItemOverrides:
                 if self._is_current(values):
                     self._values = values
 
-    def described_since(self, change_count: int) -> Iterator[list[DescribedItem]]:
-        """Yield items that changed since that count, in pages; thread-safe."""
-        for values, ids, rows in self._values.changed_since(change_count):
-            titles, categories = values.titles.values_at(rows), values.categories.values_at(rows)
-            yield [
-                DescribedItem(item_id, title or "", own or ())
-                for item_id, title, own in zip(ids, titles, categories, strict=True)
-            ]
+    def changed_since(self, change_count: int) -> Iterator[list[str]]:
+        """Yield the ids of items that changed since that count, in pages, the newest changes first; thread-safe."""
+        for _, item_ids, _ in self._values.changed_since(change_count, newest_first=True):
+            yield item_ids
+
+    def described(self, item_ids: Sequence[str]) -> list[DescribedItem]:
+        """Return the current descriptions of the items that have overrides; thread-safe."""
+        entries = [entry for item_id in item_ids if (entry := self.entry(item_id)) is not None]
+        return [DescribedItem(one.item_id, one.title or "", one.categories or ()) for one in entries]
 
     def _is_current(self, values: CatalogueValues) -> bool:
         return values is self._values or (values.change_count == self.change_count and values.held is self.held)

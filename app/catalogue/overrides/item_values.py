@@ -57,12 +57,13 @@ class ItemValues:
         self._note(rows, change_count)
 
     def copy(self, other: ItemValues, there: Rows, rows: Rows, change_count: int) -> None:
-        """Replace all overrides of distinct rows by those in the rows `there` of another instance."""
+        """Replace all overrides of distinct rows by those in the rows `there` of another instance, as new as there."""
         self.titles.copy(other.titles, there, rows)
         self.categories.copy(other.categories, there, rows)
         self.switched_on.copy(other.switched_on, there, rows)
         self.properties.copy(other.properties, there, rows)
         self._note(rows, change_count)
+        self._counts[rows] = other._counts[there]
 
     def changed_since(self, change_count: int) -> Rows:
         """Return the rows that changed since that change count."""
@@ -70,7 +71,12 @@ class ItemValues:
         if recent[0][0] > change_count:  # older changes may no longer be among the recent pages
             return np.flatnonzero(self._counts > change_count)
         pages = [rows for _, after, rows in recent if after > change_count]
-        return pages[0] if len(pages) == 1 else np.unique(np.concatenate([np.zeros(0, np.int64), *pages]))
+        rows = pages[0] if len(pages) == 1 else np.unique(np.concatenate([np.zeros(0, np.int64), *pages]))
+        return rows[self._counts[rows] > change_count]
+
+    def newest_first(self, rows: Rows) -> Rows:
+        """Return the rows in the order of their last change, the newest first."""
+        return rows[np.argsort(-self._counts[rows], kind="stable")]
 
     def reserve(self, rows: int) -> None:
         """Extend the columns to at least this number of rows."""

@@ -108,7 +108,7 @@ def mask(found: LiveCatalogue, items: Any) -> list[bool]:
 @given(st.lists(STEPS, max_size=12))
 @settings(max_examples=60)
 def test_every_catalogue_shows_the_newest_entries(steps: list[Any]) -> None:
-    overrides, newest = ItemOverrides(), dict[str, ItemEntry]()
+    overrides, newest, changed_at = ItemOverrides(), dict[str, ItemEntry](), dict[str, int]()
     catalogues = [catalogue(number, overrides) for number in range(3)]
     overrides.hold(HELD)
     for step in steps:
@@ -122,6 +122,10 @@ def test_every_catalogue_shows_the_newest_entries(steps: list[Any]) -> None:
             case entries:
                 newest |= {entry.item_id: entry for entry in entries}
                 overrides.apply(ItemChanges(entries, overrides.version + len(entries), held=HELD))
+                changed_at |= {entry.item_id: overrides.change_count for entry in entries}
+    for count in range(overrides.change_count + 1):
+        changed = [item_id for page in overrides.changed_since(count) for item_id in page]
+        assert sorted(changed) == sorted(name for name, at in changed_at.items() if at > count)
     for number, found in enumerate(catalogues):
         found.catch_up()
         assert_shows(found, MODELS[number], newest)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from app.catalogue.overrides import catalogue_values
 from app.settings import Settings
 from model.artifact import model_directory
 from model.artifact.item_statistics import ItemStatistics
 from model.content.content_map import learned_content
 from model.content.text_features import Description
+from storage.records import ItemCodes
 from tests.app.catalogue.new_items.cold_items import (
     NEW,
     assert_states_are_folds,
@@ -107,6 +109,31 @@ def test_events_tell_more_than_a_title(client: Client) -> None:
     assert codes_of(client).evidence == 10
     put(client, title="Black thing")
     assert codes_of(client).evidence == 10
+
+
+def test_for_another_model_the_newest_items_get_codes_first_also_those_that_come_meanwhile(
+    shop: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"thing-{number}" for number in range(6)]
+    for name in names:
+        put(client, name, title="Green thing")
+    assert client.service.switcher.current.cold_items.keys() == {*names}
+    put_item_codes, placed = client.service.store.put_item_codes, list[list[str]]()
+
+    async def put_codes(tenant: str, codes: Sequence[ItemCodes]) -> None:
+        placed.append(sorted(one.item_id for one in codes))
+        if len(placed) == 1:
+            await client.service.item_updates.put(NEW, {"title": "Green thing"})
+        await put_item_codes(tenant, codes)
+
+    monkeypatch.setattr(catalogue_values, "ROWS_PER_PAGE", 2)
+    monkeypatch.setattr(client.service.store, "put_item_codes", put_codes)
+    write_shop(shop.parent / "next", seed=8)
+    assert client.post("/v1/admin/generations/next/activate").status_code == 200
+    for _ in range(3):
+        finish_background_work(client)
+    assert placed == [names[4:], [NEW], names[2:4], names[:2]]
+    assert {NEW, *names} <= everything(client).keys()
 
 
 def test_a_title_that_a_learned_item_is_given_changes_no_codes(client: Client) -> None:
