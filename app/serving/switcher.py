@@ -244,7 +244,7 @@ class GenerationSwitcher:
     def _switch_to(self, served: ServedGeneration) -> None:
         logger.info("tenant %s: serving %r instead of %r", self._tenant, served.named.name, self.current.named.name)
         self._set_current(self._already_served().get(served.named, served))
-        self._failed, self._announce_at_s = None, 0
+        self._failed, self._announce_at_s, self.rebuild_at_s = None, 0, 0.0  # so that its new items are served soon
         self._context.metrics.generations.count_switch("switched")
         self._record_current()
 

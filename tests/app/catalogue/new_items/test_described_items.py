@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.app.catalogue.new_items.cold_items import (
 from tests.app.conftest import ITEMS, Client, item_id, write_model
 from tests.app.support import finish_background_work
 from tests.storage.redis.servers import RedisServer
+from tests.waiting import wait_until
 
 
 @torch.inference_mode()
@@ -134,6 +136,17 @@ def test_for_another_model_the_newest_items_get_codes_first_also_those_that_come
         finish_background_work(client)
     assert placed == [names[4:], [NEW], names[2:4], names[:2]]
     assert {NEW, *names} <= everything(client).keys()
+
+
+def test_another_model_has_new_items_soon_also_after_a_slow_rebuild_for_the_one_before(
+    shop: Path, client: Client
+) -> None:
+    put(client, title="Green thing")
+    switcher = client.service.switcher
+    switcher.rebuild_at_s = inf
+    write_shop(shop.parent / "other", seed=9)
+    assert client.post("/v1/admin/generations/other/activate").status_code == 200
+    wait_until(lambda: client.runner.run(switcher.poll()) or NEW in everything(client))
 
 
 def test_a_title_that_a_learned_item_is_given_changes_no_codes(client: Client) -> None:
