@@ -53,7 +53,7 @@ from app.observability.metrics import Metrics
 from app.observability.version import own_version
 from app.schemas.operations import ServedModel
 from app.serving import empty_model
-from app.serving.model_locations import load_model
+from app.serving.model_locations import load_models
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
@@ -82,12 +82,9 @@ class State(TypedDict):
 def create_app(settings: Settings) -> FastAPI:
     """Return the service for the settings' model directories; a tenant may have no model until one is activated.
 
-    raises  ArtifactError  when the model directory cannot be used
+    raises  NoSuchModel, ArtifactError, OSError  when the model of the only tenant cannot be loaded
     """
-    loaded = {
-        tenant: empty_model.artifact() if model_dir is None else load_model(model_dir, settings)
-        for tenant, model_dir in settings.model_dirs.items()
-    }
+    loaded = load_models(settings)
     metrics = Metrics(shared_metrics())
     in_progress = RequestsInProgress(settings.max_requests)
     recorder = RequestRecorder(metrics.requests, slow_s=settings.slow_request_s)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
-from app.serving.model_registry import LocalModels, ModelRegistry, is_name
-from app.settings import StoreSettings
+from app.serving import empty_model
+from app.serving.model_registry import LocalModels, ModelRegistry, NoSuchModel, is_name
+from app.settings import Settings, StoreSettings
 from model.artifact import model_directory
-from model.artifact.model_directory import Artifact
+from model.artifact.model_directory import Artifact, ArtifactError
 from storage.folders.place import ObjectUrl, Place
+
+logger = logging.getLogger(__name__)
 
 
 def models_of(settings: StoreSettings) -> ModelRegistry:
@@ -22,9 +26,37 @@ def load_model(place: Place, settings: StoreSettings) -> Artifact:
 
     raises  NoSuchModel, ArtifactError  when it cannot be loaded
     """
-    if isinstance(place, Path):
+    if not isinstance(place, Path):
+        return models_at(place.parent, settings).load(place.name)
+    try:
         return model_directory.load(place, settings.model_keys_file)
-    return models_at(place.parent, settings).load(place.name)
+    except ArtifactError as exc:
+        if model_directory.exists(place):
+            raise
+        raise NoSuchModel(str(exc)) from None
+
+
+def load_models(settings: Settings) -> dict[str, Artifact]:
+    """Load the model of each tenant of a service, or the empty model if it has none yet.
+
+    Among several tenants, one whose model cannot be loaded gets the empty model, so that the others are served.
+
+    raises  NoSuchModel, ArtifactError, OSError  when the model of the only tenant cannot be loaded
+    """
+    return {tenant: _model_of(tenant, place, settings) for tenant, place in settings.model_dirs.items()}
+
+
+def _model_of(tenant: str, place: Place | None, settings: Settings) -> Artifact:
+    if place is None:
+        return empty_model.artifact()
+    try:
+        return load_model(place, settings)
+    except (NoSuchModel, ArtifactError, OSError) as exc:
+        if not settings.tenants:
+            raise
+        level = logging.WARNING if isinstance(exc, NoSuchModel) else logging.ERROR
+        logger.log(level, "tenant %s starts without a model: %s", tenant, exc)
+        return empty_model.artifact()
 
 
 def models_at(place: Place, settings: StoreSettings) -> ModelRegistry:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from app.catalogue.background_tasks import BackgroundTasks
@@ -21,12 +23,13 @@ from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.operations import ServedModel
-from app.serving.model_locations import models_of
+from app.serving.model_locations import load_model, models_of
 from app.serving.model_registry import NoSuchModel
 from app.settings import Settings
 from model.artifact.model_directory import Artifact, ArtifactError
 from model.cold_items import codes_fit, with_cold_items
 from model.inference.engine import Engine, open_engine
+from storage.folders.place import Place
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
 from storage.state.event import IMPRESSION
@@ -96,12 +99,15 @@ class ServedGeneration:
 
         raises  NoSuchModel, ArtifactError  when it cannot be loaded
         """
-        try:
+        with _failing_as_artifact(name):
             return cls.build(context, models_of(context.settings).load(name), name)
-        except (NoSuchModel, ArtifactError):
-            raise
-        except Exception as exc:  # as when the machine lacks memory for it, or the device is lost
-            raise ArtifactError(f"model {name!r} cannot be loaded: {exc!r}") from exc
+
+    @classmethod
+    def load_initial(cls, context: TenantContext, place: Place) -> ServedGeneration:
+        """Load the model at that place, which the settings name; raises as `load` does."""
+        with _failing_as_artifact(place.name):
+            artifact = load_model(place, context.settings)
+            return cls.build(context, artifact, artifact.name)
 
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
@@ -165,6 +171,16 @@ class ServedGeneration:
             context.signals.click_through,
             experiment,
         )
+
+
+@contextmanager
+def _failing_as_artifact(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (NoSuchModel, ArtifactError):
+        raise
+    except Exception as exc:  # as when the machine lacks memory for it, or the device is lost
+        raise ArtifactError(f"model {name!r} cannot be loaded: {exc!r}") from exc
 
 
 def generation_of(artifact: Artifact) -> Generation:

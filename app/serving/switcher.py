@@ -17,9 +17,11 @@ from app.recommendation.recommender import Recommender
 from app.schemas.operations import Experiment, NewExperiment
 from app.serving import empty_model
 from app.serving.experiment_arms import ExperimentArms
+from app.serving.model_registry import NoSuchModel
 from app.serving.served_generation import ServedGeneration, TenantContext
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
+from storage.folders.place import Place
 from storage.records import HeldProperties, ItemChanges, NamedGeneration
 from storage.state.event import IMPRESSION
 
@@ -54,7 +56,8 @@ class GenerationSwitcher:
         self._arms = ExperimentArms()
         self._switching = asyncio.Lock()
         self._refreshing_items = asyncio.Lock()
-        self._failed: NamedGeneration | None = None
+        self._failed: NamedGeneration | Place | None = None
+        self._logged: tuple[NamedGeneration | Place, str] | None = None
         self._retry_at_s = 0.0
         self._retry_experiment_at_s = 0.0
         self._announce_at_s = 0.0
@@ -159,27 +162,25 @@ class GenerationSwitcher:
             await self.refresh_items()
 
     async def _follow_active(self, active: NamedGeneration | None) -> None:
-        if active is None or active.tag == self.current.named.tag:
-            return
-        if active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s:
+        wanted = _to_load(self.current, active)
+        if wanted is None or (wanted == self._failed and asyncio.get_running_loop().time() < self._retry_at_s):
             return
         async with self._switching:
-            active = (await self._context.store.pointers()).active  # this process may have activated another one
-            if active is not None and active.tag != self.current.named.tag:
-                await self._while_refreshing_items(self._load_and_switch_to(active))
+            # asked again, because this process may have activated one
+            wanted = _to_load(self.current, (await self._context.store.pointers()).active)
+            if wanted is not None:
+                await self._while_refreshing_items(self._load_and_switch_to(wanted))
 
-    async def _load_and_switch_to(self, active: NamedGeneration) -> None:
+    async def _load_and_switch_to(self, wanted: NamedGeneration | Place) -> None:
         try:
-            served = await asyncio.to_thread(ServedGeneration.load, self._context, active.name)
-            if served.named != active:
-                raise ArtifactError(
-                    f"model {active.name!r} is generation {served.named.tag.hex()} here, but {active.tag.hex()} is "
-                    f"active; copy that model here, or run 'lisarec activate {active.name}' to serve this one"
-                )
+            served = await asyncio.to_thread(_load, self._context, wanted)
         except ValueError as exc:
-            if self._failed != active:
+            self._failed, self._retry_at_s = wanted, asyncio.get_running_loop().time() + RETRY_AFTER_S
+            if isinstance(exc, NoSuchModel) and not isinstance(wanted, NamedGeneration):
+                return  # it is not trained yet
+            if self._logged != (problem := (wanted, str(exc))):
                 logger.error("tenant %s: still serving %r: %s", self._tenant, self.current.named.name, exc)
-            self._failed, self._retry_at_s = active, asyncio.get_running_loop().time() + RETRY_AFTER_S
+            self._logged = problem
             self._context.metrics.generations.count_switch("failed")
         else:
             self._switch_to(served)
@@ -244,7 +245,8 @@ class GenerationSwitcher:
     def _switch_to(self, served: ServedGeneration) -> None:
         logger.info("tenant %s: serving %r instead of %r", self._tenant, served.named.name, self.current.named.name)
         self._set_current(self._already_served().get(served.named, served))
-        self._failed, self._announce_at_s, self.rebuild_at_s = None, 0, 0.0  # so that its new items are served soon
+        self._failed = self._logged = None
+        self._announce_at_s, self.rebuild_at_s = 0, 0.0  # so that its new items are served soon
         self._context.metrics.generations.count_switch("switched")
         self._record_current()
 
@@ -287,6 +289,25 @@ class GenerationSwitcher:
         context.signals.trend_counter.set_event_weights(generation.event_weights)
         context.signals.order_counter.set_learned(self.current.artifact.items.rows)
         context.metrics.generations.set_served(self._tenant, named.name, named.tag.hex(), generation.dtype.itemsize)
+
+
+def _to_load(current: ServedGeneration, active: NamedGeneration | None) -> NamedGeneration | Place | None:
+    """Return the active model, or where the initial one is to be, if the current one has to give way to it."""
+    if active is None:
+        return current.context.settings.model_dir if current.named.tag == empty_model.TAG else None
+    return None if active.tag == current.named.tag else active
+
+
+def _load(context: TenantContext, wanted: NamedGeneration | Place) -> ServedGeneration:
+    if not isinstance(wanted, NamedGeneration):
+        return ServedGeneration.load_initial(context, wanted)
+    served = ServedGeneration.load(context, wanted.name)
+    if served.named != wanted:
+        raise ArtifactError(
+            f"model {wanted.name!r} is generation {served.named.tag.hex()} here, but {wanted.tag.hex()} is active; "
+            f"copy that model here, or run 'lisarec activate {wanted.name}' to serve this one"
+        )
+    return served
 
 
 async def _with_popular_catalogue(context: TenantContext, before: ServedGeneration) -> ServedGeneration:

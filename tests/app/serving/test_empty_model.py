@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from app.http.auth.keys import add, make
+from app.main import create_app
 from app.serving import empty_model, switcher
+from app.serving.model_registry import NoSuchModel
 from app.serving.served_generation import generation_of
 from app.settings import Settings
 from model.artifact import model_directory
@@ -130,3 +134,72 @@ def test_no_model_may_be_called_none(begin: Callable[..., Client], tmp_path: Pat
     write_model(tmp_path / "models" / "none")
     answer = begin().post("/v1/admin/generations/none/activate")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+class TestAmongSeveralTenants:
+    """A tenant whose model is missing or broken starts without one, and the others are served."""
+
+    @pytest.fixture
+    def places(self, tmp_path: Path) -> dict[str, Path]:
+        return {tenant: tmp_path / tenant / "first" for tenant in ("books", "wine", "shoes")}
+
+    @pytest.fixture
+    def begin_all(
+        self, begin: Callable[..., Client], places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], Client]:
+        monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.05)
+        keys = tmp_path / "keys"
+        for tenant in ("main", *places):
+            add(keys, make(tenant, ["recs:read"])[1])
+        return lambda: begin(tenants=places, keys_file=keys)
+
+    def test_a_missing_or_a_broken_model_stops_no_other_and_is_served_once_it_is_whole(
+        self, begin_all: Callable[[], Client], places: dict[str, Path], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        write_model(places["books"])
+        write_model(places["shoes"])
+        weights = places["shoes"] / model_directory.WEIGHTS
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-1])
+        with caplog.at_level(logging.INFO):
+            client = begin_all()
+        assert served(client) == {"main": "none", "books": "first", "wine": "none", "shoes": "none"}
+        assert client.get("/readyz").status_code == 200
+        levels = {one.levelname: one.getMessage() for one in caplog.records if "without a model" in one.getMessage()}
+        assert levels["WARNING"].startswith("tenant wine ")
+        assert levels["ERROR"].startswith("tenant shoes ")
+        failures = counted(client, "failed")
+        wait_until(lambda: counted(client, "failed") > failures)
+        weights.write_bytes(whole)
+        wait_until(lambda: served(client)["shoes"] == "first")
+        failures = counted(client, "failed")
+        write_model(places["wine"])
+        wait_until(lambda: served(client)["wine"] == "first")
+        assert counted(client, "failed") == failures, "a model that is not trained yet is no failure"
+
+    def test_the_active_model_is_served_when_the_first_is_gone(
+        self, begin_all: Callable[[], Client], places: dict[str, Path]
+    ) -> None:
+        client = begin_all()
+        write_model(places["wine"])
+        write_model(places["wine"].with_name("june"), seed=8)
+        client.runner.run(client.services.by_tenant["wine"].switcher.activate("june"))
+        assert served(client)["wine"] == "june"
+        places["wine"].rename(places["wine"].with_name("old"))
+        assert served(begin_all())["wine"] == "june"
+
+    def test_the_only_tenant_needs_the_model_that_it_names(self, tmp_path: Path) -> None:
+        with pytest.raises(NoSuchModel, match="lisarec train"):
+            create_app(Settings(model_dir=tmp_path / "missing", data_dir=tmp_path / "state"))
+
+
+def served(client: Client) -> dict[str, str]:
+    assert client.get("/healthz").status_code == 200  # lets the app's event loop run
+    return {tenant: service.served_model.generation for tenant, service in client.services.by_tenant.items()}
+
+
+def counted(client: Client, outcome: str) -> float:
+    assert client.get("/healthz").status_code == 200
+    sample = f'lisarec_switches_total{{outcome="{outcome}"}} '
+    lines = client.services.metrics.exposition().decode().splitlines()
+    return next(float(line.removeprefix(sample)) for line in lines if line.startswith(sample))
