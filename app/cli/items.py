@@ -74,13 +74,13 @@ def drop_counts(
 
     Services keep running, follow within seconds, and count anew. The command is safe to repeat.
     """
-    from app.serving.store_factory import opened_store
+    from app.serving.store_factory import opened_tenant
     from storage.items.audit import COMMAND_LINE, AuditEntry
 
     settings = store.settings()
 
     async def drop() -> None:
-        async with opened_store(settings) as opened:
+        async with opened_tenant(settings) as opened:
             await opened.orders.drop_counts(settings.tenant, items)
             entry = AuditEntry.now(COMMAND_LINE, "items.drop_counts", details={"items": len(items)})
             await opened.audit.append(settings.tenant, [entry])
@@ -97,14 +97,14 @@ def drop_vectors(store: StoreOptions) -> None:
     Services keep running. Until you import vectors again and train a model with them, titles and categories
     stand in for new items. The command is safe to repeat.
     """
-    from app.serving.store_factory import opened_store
+    from app.serving.store_factory import opened_tenant
     from storage.items.audit import COMMAND_LINE, AuditEntry
     from storage.maintenance import vectors
 
     settings = store.settings()
 
     async def drop() -> int:
-        async with opened_store(settings) as opened:
+        async with opened_tenant(settings) as opened:
             dropped = await vectors.drop_vectors(opened, settings.tenant)
             entry = AuditEntry.now(COMMAND_LINE, "items.drop_vectors", details={"vectors": dropped})
             await opened.audit.append(settings.tenant, [entry])

@@ -1,5 +1,6 @@
 """Opens the store from the settings, for the service and for commands."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,8 @@ from storage.redis.store import RedisOptions, RedisStore
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
+
+logger = logging.getLogger(__name__)
 
 
 async def open_store(
@@ -69,3 +72,18 @@ async def opened_store(
         yield store
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def opened_tenant(settings: StoreSettings, *generations: Generation) -> AsyncIterator[UserStore]:
+    """Open the store as `opened_store` does, and warn if only other tenants are in it: the name may be misspelt."""
+    async with opened_store(settings, *generations) as store:
+        tenants = await store.item_tenants()
+        if tenants and settings.tenant not in tenants and not await store.generations.known():
+            others = ", ".join(sorted(tenants))
+            logger.warning(
+                "no service has served tenant %r from this store, only others: %s; check LISAREC_TENANT",
+                settings.tenant,
+                others,
+            )
+        yield store

@@ -39,7 +39,7 @@ from app.jobs.retraining.shop_items import items_of_store
 from app.jobs.retraining.warm import model_to_continue
 from app.serving import empty_model
 from app.serving.model_locations import models_of
-from app.serving.store_factory import opened_store
+from app.serving.store_factory import opened_tenant
 from app.settings import StoreSettings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST, Artifact
@@ -156,7 +156,7 @@ class RetrainingRound:
         return loaded
 
     async def _known_generations(self) -> list[KnownGeneration]:
-        async with opened_store(self._settings) as store:
+        async with opened_tenant(self._settings) as store:
             return await store.generations.known()
 
     def _trained_at_ms(self, served: Artifact | None) -> int:

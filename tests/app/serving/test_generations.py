@@ -152,6 +152,23 @@ class TestSwitching:
         assert "run 'LISAREC_TENANT=books lisarec activate june " in printed
         assert "run 'LISAREC_TENANT=books lisarec drop june " in printed
 
+    def test_a_tenant_that_no_service_has_served_is_pointed_out(
+        self,
+        begin: Callable[..., Client],
+        command: Callable[..., tuple[int, str]],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        begin()
+        monkeypatch.setenv("LISAREC_TENANT", "books")
+        command("activate", "june")
+        monkeypatch.setenv("LISAREC_TENANT", "main")
+        command("activate", "june")
+        assert "LISAREC_TENANT" not in caplog.text
+        monkeypatch.setenv("LISAREC_TENANT", "mian")
+        command("activate", "june")
+        assert "no service has served tenant 'mian' from this store, only others: books, main;" in caplog.text
+
     def test_an_answer_comes_from_one_model_as_a_whole(self, begin: Callable[..., Client], models: Path) -> None:
         client = begin()
         client.click("ada", item_id(1))
