@@ -12,7 +12,15 @@ from typing import Annotated
 import typer
 
 from app.cli.console import console, job_console, say
-from app.cli.options import LogOptions, MetricsOption, ModelOption, StoreOptions, place_of
+from app.cli.options import (
+    LogOptions,
+    MetricsOption,
+    ModelOption,
+    StoreOptions,
+    TenantsOption,
+    models_of_tenants,
+    place_of,
+)
 from app.jobs.reports.job_progress import counted
 
 
@@ -90,20 +98,27 @@ def backup(
 def restore(
     file: Annotated[str, typer.Argument(help="Backup file that 'lisarec backup' wrote.", metavar="FILE|URL")],
     model: ModelOption,
+    tenant: TenantsOption = None,
+    *,
     store: StoreOptions,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted restore. No event counts twice.")
     ] = False,
 ) -> None:
-    """Restore a backup into an empty store, and fold its events for a model."""
+    """Restore a backup into an empty store, and fold the events of each tenant for its model."""
     from app.jobs import event_log
 
     settings = store.settings()
+    others = models_of_tenants(tenant or ())
+    if settings.tenant in others:
+        raise typer.BadParameter(f"tenant {settings.tenant!r} has two models; --model is the model of LISAREC_TENANT")
+    models = {name: place_of(text) for name, text in {settings.tenant: model, **others}.items()}
     with counted("entries", console) as on_progress:
         entries = asyncio.run(
-            event_log.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
+            event_log.restore(settings, place_of(file), models, resume=resume, on_progress=on_progress)
         )
-    serve = store.command(f"lisarec serve --model {quote(model)}")
+    options = "".join(f" --tenant {quote(one)}" for one in tenant or ())
+    serve = store.command(f"lisarec serve --model {quote(model)}{options}{' --keys FILE' if options else ''}")
     say(f"{entries:,} entries restored. Next: {serve}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -68,6 +68,19 @@ ModelsDirOption = Annotated[
         help="Folder of the models. Default: the folder of LISAREC_MODEL_DIR, else models.", metavar="DIR|URL"
     ),
 ]
+TenantsOption = Annotated[
+    list[str] | None, typer.Option(help="Additional tenant and its model. Repeatable.", metavar="NAME=DIR|URL")
+]
+
+
+def models_of_tenants(given: Sequence[str]) -> dict[str, str]:
+    """Return the models by tenant; raise BadParameter if one is missing or given twice."""
+    pairs = [text.partition("=") for text in given]
+    if not all(name and model for name, _, model in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
+        raise typer.BadParameter("pass each additional tenant once, as --tenant NAME=DIR")
+    return {name: model for name, _, model in pairs}
+
+
 RedisUrlOption = Annotated[
     str | None,
     typer.Option(

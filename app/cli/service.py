@@ -20,7 +20,9 @@ from app.cli.options import (
     LogOptions,
     MappingOptions,
     OptionalDataOption,
+    TenantsOption,
     UrlOption,
+    models_of_tenants,
     read_key,
     service_settings,
 )
@@ -62,13 +64,11 @@ class AccessOptions:
             "--insecure", help="Accept requests from other machines without API keys. Insecure.", show_default=False
         ),
     ] = None
-    tenant: Annotated[
-        list[str] | None, typer.Option(help="Additional tenant and its model. Repeatable.", metavar="NAME=DIR|URL")
-    ] = None
+    tenant: TenantsOption = None
 
     def settings(self) -> dict[str, object]:
         """Return the options as settings."""
-        tenants = _tenants(self.tenant) if self.tenant else None
+        tenants = models_of_tenants(self.tenant) if self.tenant else None
         return {"keys_file": self.keys_file, "insecure": self.insecure, "tenants": tenants}
 
 
@@ -123,13 +123,6 @@ def serve(
     from app.main import serve as serve_http  # takes seconds
 
     serve_http(settings)
-
-
-def _tenants(given: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    if not all(name and model for name, _, model in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
-        raise typer.BadParameter("pass each additional tenant once, as --tenant NAME=DIR")
-    return {name: model for name, _, model in pairs}
 
 
 def demo(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from app.serving import empty_model
 from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
-from app.serving.store_factory import opened_store
+from app.serving.store_factory import opened_store, opened_tenant
 from app.settings import StoreSettings
 from storage.folders.folder import add_file
 from storage.folders.place import ObjectUrl, Place, open_folder
 from storage.items.audit import COMMAND_LINE, AuditEntry, NumberedEntry, user_mark
 from storage.maintenance import backup as storage_backup
+from storage.state.generation import Generation
 
 AUDIT_PAGE = 500
+
+logger = logging.getLogger(__name__)
 
 
 async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int], None]) -> int:
@@ -54,21 +60,37 @@ async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress
 
 
 async def restore(
-    settings: StoreSettings, file: Place, model: Place, *, resume: bool, on_progress: Callable[[int], None]
+    settings: StoreSettings,
+    file: Place,
+    models: Mapping[str, Place],
+    *,
+    resume: bool,
+    on_progress: Callable[[int], None],
 ) -> int:
-    """Fill the store with a backup, fold it for the model, and return its number of entries.
+    """Fill the store with a backup, fold each tenant's events for its model, and return the number of entries.
+
+    Events of a tenant without a model are folded as by a service without one.
 
     raises  ArtifactError, StorageError, ValueError, OSError
     """
     if isinstance(file, ObjectUrl):
         folder = open_folder(file.parent, settings.cache_dir)
         copy = await asyncio.to_thread(folder.path, file.name)
-        entries = await restore(settings, copy, model, resume=resume, on_progress=on_progress)
+        entries = await restore(settings, copy, models, resume=resume, on_progress=on_progress)
         copy.unlink()
         return entries
-    loaded = await asyncio.to_thread(load_model, model, settings)
-    async with opened_store(settings, generation_of(loaded), is_new=True) as store:
-        return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)
+    generations = defaultdict[str, Generation](lambda: generation_of(empty_model.artifact()))
+    for tenant, place in models.items():
+        generations[tenant] = generation_of(await asyncio.to_thread(load_model, place, settings))
+    async with opened_store(settings, generations[settings.tenant], is_new=True) as store:
+        entries = await storage_backup.restore(store, file, generations, resume=resume, on_progress=on_progress)
+    for tenant in sorted(generations.keys() - models.keys()):
+        logger.warning(
+            "tenant %s is restored without a model: run 'LISAREC_TENANT=%s lisarec rebuild --model DIR' on this store, "
+            "or restore with --tenant %s=DIR",
+            *[tenant] * 3,
+        )
+    return entries
 
 
 async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
@@ -86,7 +108,7 @@ async def audit_log(settings: StoreSettings, user_id: str | None = None) -> Asyn
 
     raises  StorageError, ValueError
     """
-    async with opened_store(settings) as store:
+    async with opened_tenant(settings) as store:
         mark = None if user_id is None else user_mark(await store.secret(), settings.tenant, user_id)
         after = 0
         while page := await store.audit.entries(settings.tenant, after=after, limit=AUDIT_PAGE):

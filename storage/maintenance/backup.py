@@ -11,7 +11,7 @@ import gzip
 import os
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import groupby, islice
@@ -37,6 +37,7 @@ from storage.protocol import EventStore, ScenarioStore, UserStore
 from storage.records import ItemChanges, ItemCodes, ItemEntry, LogEntry
 from storage.state.corrections import posted_as
 from storage.state.event import LogRecord, Merge, digest
+from storage.state.generation import Generation
 from storage.state.record_encoding import to_json
 
 BATCH = 500  # events or items in one call of the store
@@ -107,11 +108,18 @@ def _take_name(path: Path, unfinished: Path) -> None:
 
 
 async def restore(
-    store: UserStore, path: Path, *, resume: bool = False, on_progress: Callable[[int], None] = lambda _: None
+    store: UserStore,
+    path: Path,
+    generations: Mapping[str, Generation] | None = None,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Fill an empty store with a backup; return the number of its entries.
 
     An interrupted call can be repeated with `resume`, because event ids count once; the store may then have entries.
+
+    generations  whose states to fold, for each tenant; None for those that the store serves
 
     raises  StorageError  when the store has entries, the file is not a complete backup, or the store fails
     """
@@ -129,6 +137,8 @@ async def restore(
         if not isinstance(records[0], LogRecord):
             await _restore_items(store, tenant, records, audited)
             continue
+        if generations is not None:
+            store.serve_generations([generations[tenant]])
         for entry in records:
             merges |= _recorded_merge(tenant, entry)
         if events := [entry for entry in records if not isinstance(entry, Merge)]:
@@ -136,6 +146,8 @@ async def restore(
         count += len(records)
         on_progress(count)
     for (tenant, visitor), user_id in merges.items():  # the copied entries are restored already
+        if generations is not None:
+            store.serve_generations([generations[tenant]])
         await store.merge(tenant, user_id, visitor)
     return count
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
+from app.serving import empty_model
 from benchmarks.harness.service_process import free_port
+from model.artifact import model_directory
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
@@ -21,6 +23,8 @@ from storage.errors import StorageUnavailable
 from storage.records import ItemEntry
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
+from tests.app.conftest import write_model
+from tests.app.support import run_command
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer
 
@@ -167,3 +171,39 @@ def test_accepting_a_loss_makes_no_store_under_a_wrong_name(tmp_path: Path, caps
         main(["repair", "--accept-loss", "--data-dir", str(tmp_path / "typo")])
     assert "has no users" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
+
+
+def test_each_tenant_is_restored_for_a_model_of_its_own_or_for_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fill_both() -> None:
+        store = await SQLiteStore.open(tmp_path / "state", [make_generation()])
+        for tenant in ("main", "books"):
+            await store.append(tenant, [click("e1")])
+        await store.close()
+
+    asyncio.run(fill_both())
+    file = str(tmp_path / "log.jsonl.gz")
+    assert run_command("backup", "--out", file, "--data-dir", str(tmp_path / "state")) == 0
+    own, other = (str(write_model(tmp_path / tenant / "first", seed)) for seed, tenant in enumerate(("main", "books")))
+    command = ["restore", file, "--model", own, "--data-dir"]
+    assert run_command(*command, tmp_path / "one", "--tenant", f"main={other}") == 2
+    assert run_command(*command, tmp_path / "one") == 0
+    assert "LISAREC_TENANT=books lisarec rebuild" in caplog.text
+    caplog.clear()
+    capsys.readouterr()
+    assert run_command(*command, tmp_path / "all", "--tenant", f"books={other}") == 0
+    assert f"--tenant books={other} --keys FILE" in " ".join(capsys.readouterr().out.split())
+    assert "rebuild" not in caplog.text
+
+    async def states(data_dir: str, tenant: str, tag: str) -> int:
+        store = await SQLiteStore.open(tmp_path / data_dir, [], tenant=tenant)
+        saved = [state async for some in store.generations.states(bytes.fromhex(tag)) for state in some]
+        await store.close()
+        return len(saved)
+
+    of_main, of_books = (model_directory.load(Path(model)).tag for model in (own, other))
+    for expected in (("all", "main", of_main), ("all", "books", of_books), ("one", "books", empty_model.TAG.hex())):
+        assert asyncio.run(states(*expected)) == 1
+    for data_dir in ("one", "all"):
+        assert asyncio.run(states(data_dir, "books", of_main)) == 0

@@ -373,3 +373,18 @@ async def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
             await backup(store, path, fail)
     assert failure.value.filename == str(path)
     assert list(path.parent.iterdir()) == []
+
+
+async def test_events_of_each_tenant_are_folded_for_its_own_model(address: str, tmp_path: Path) -> None:
+    own = {"main": GENERATION, "shop": make_newer()}
+    async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+        await fill(store)
+        await store.merge("shop", "w", "v")
+        await backup(store, tmp_path / "log.gz")
+    async with opened(address, GENERATION) as store:
+        await restore(store, tmp_path / "log.gz", own)
+    for tenant, generation in own.items():
+        async with opened(address, tenant=tenant) as store:
+            for tag in {one.tag for one in own.values()}:
+                saved = [state async for states in store.generations.states(tag) for state in states]
+                assert bool(saved) == (tag == generation.tag)
