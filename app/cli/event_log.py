@@ -1,4 +1,4 @@
-"""Commands for the event log and the audit log: archive, backup, restore, repair, audit."""
+"""Commands for the event log and the audit log: archive, backup, restore, repair, erase-users, audit."""
 
 from __future__ import annotations
 
@@ -147,6 +147,27 @@ def repair(
             "if Redis came back empty, activate the model again, and restore what no log has: "
             "see 'Recover from lost data' in docs/how-to/operate/repair.md"
         )
+
+
+def erase_users(
+    tenant: Annotated[str, typer.Argument(help="Tenant that no service serves any more.", metavar="TENANT")],
+    log: LogOptions,
+) -> None:
+    """Erase all users of a tenant: their events, states and properties.
+
+    The command is safe to kill: run it again. Copies elsewhere stay, such as backups, and so do the tenant's items,
+    scenarios, sums of events and audit log.
+    """
+    from app.jobs import event_log
+
+    settings = log.settings(tenant=tenant)
+    with counted("users", console) as on_progress:
+        erased = asyncio.run(event_log.erase_users(settings, on_progress))
+    say(f"{erased:,} users of {tenant} erased; the archiver's next run removes archived events")
+    say(
+        "not erased: items, scenarios, sums of events and audit log; keys, models, backups and other copies: see "
+        "'Remove a tenant' in docs/how-to/operate/tenants.md"
+    )
 
 
 def audit(

@@ -1,4 +1,4 @@
-"""Backing up a store's log, restoring it into an empty store, repairing a store, and reading its audit log."""
+"""Backing up a store's log, restoring and repairing it, erasing a tenant's users, and reading an audit log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from app.serving import empty_model
 from app.serving.model_locations import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store, opened_tenant
+from app.serving.switcher import LIVE_FOR_S
 from app.settings import StoreSettings
+from storage.errors import StorageError
 from storage.folders.folder import add_file
 from storage.folders.place import ObjectUrl, Place, open_folder
 from storage.items.audit import COMMAND_LINE, AuditEntry, NumberedEntry, user_mark
 from storage.maintenance import backup as storage_backup
+from storage.maintenance.users import erase_users as erase_all
 from storage.state.generation import Generation
 
 AUDIT_PAGE = 500
@@ -101,6 +104,24 @@ async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
     is_new = accept_loss and settings.redis_url is not None  # it may have come back empty
     async with opened_store(settings, is_new=is_new) as store:
         return await store.repair(accept_loss=accept_loss)
+
+
+async def erase_users(settings: StoreSettings, on_progress: Callable[[int], None]) -> int:
+    """Erase all users of the tenant, and return how many.
+
+    raises  StorageError, ValueError  when a process serves the tenant, or the store fails
+    """
+    async with opened_tenant(settings) as store:
+        if any(one.is_live for one in await store.generations.known()):
+            raise StorageError(
+                f"tenant {settings.tenant!r} is or was served within the last {LIVE_FOR_S:.0f} s; "
+                "restart the services without it, and try again after that time"
+            )
+        erased = await erase_all(store, settings.tenant, on_progress)
+        if erased:
+            entry = AuditEntry.now(COMMAND_LINE, "tenant.erase_users", details={"users": erased})
+            await store.audit.append(settings.tenant, [entry])
+        return erased
 
 
 async def audit_log(settings: StoreSettings, user_id: str | None = None) -> AsyncIterator[NumberedEntry]:

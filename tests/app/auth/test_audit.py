@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.http.auth.keys import Key, add, make, remove
+from app.serving.switcher import LIVE_FOR_S
 from app.settings import Settings
 from storage.errors import StorageUnavailable
 from storage.records import NamedGeneration
@@ -219,3 +221,22 @@ def run(*command: str) -> None:
 def printed(capsys: pytest.CaptureFixture[str], *command: str) -> list[Any]:
     run(*command)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_users_of_a_tenant_are_erased_only_when_no_process_serves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(Settings(model_dir=write_model(tmp_path / "models" / "may"), data_dir=tmp_path / "state"))
+    client.click("ann", "item-1")
+    command = ("erase-users", "main", "--data-dir", tmp_path / "state")
+    assert run_command(*command) == 1
+    assert "restart the services without it" in capsys.readouterr().err
+    client.close()
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + LIVE_FOR_S)
+    assert run_command(*command) == 0
+    assert "1 users of main erased" in capsys.readouterr().out
+    assert run_command(*command) == 0
+    capsys.readouterr()
+    assert run_command("audit", "--data-dir", tmp_path / "state") == 0
+    entry = json.loads(capsys.readouterr().out)
+    assert (entry["action"], entry["details"]) == ("tenant.erase_users", {"users": 1})
