@@ -63,6 +63,7 @@ class Ingest:
         self._needs_ids = settings.keys_file is not None
         self._max_value = settings.max_value
         self._metrics = metrics
+        self._outcomes = metrics.events.of_tenant(self._tenant)
         self._signals = signals
         self._vocabulary = vocabulary
         self._clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
@@ -163,7 +164,7 @@ class Ingest:
             unknown_types += not (result.duplicate or event.type in types)
             late += result.late
         accepted = len(results) - duplicates
-        self._metrics.events.count(
+        self._outcomes.count(
             {
                 "accepted": accepted,
                 "duplicate": duplicates,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Gauge, GCCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector
 from prometheus_client import generate_latest as in_text
 
 from app.observability.buffered_counter import BufferedCounter
@@ -224,10 +224,26 @@ class EngineMetrics:
         self._batch_waits.observe(batch_s)
 
 
+class TenantEventMetrics:
+    """Outcomes of one tenant's events. The counters are those of all tenants and of this one."""
+
+    def __init__(self, counters: Mapping[EventOutcome, tuple[Counter, BufferedCounter]]) -> None:
+        self._counters = counters
+
+    def count(self, counts: Mapping[EventOutcome, int]) -> None:
+        """Count the events of one call, by outcome."""
+        for outcome, count in counts.items():
+            if count:
+                of_all, own = self._counters[outcome]
+                of_all.inc(count)
+                own.count += count
+
+
 class EventMetrics:
     """Outcomes of posted events."""
 
     def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
         events = instruments.counter(
             "lisarec_events",
             "Valid events by outcome: accepted, duplicate, unknown_item, unknown_type, late or refused. unknown_item, "
@@ -235,12 +251,21 @@ class EventMetrics:
             ["outcome"],
         )
         self._by_outcome = {outcome: events.labels(outcome) for outcome in EVENT_OUTCOMES}
+        self._of_tenants = instruments.counter(
+            "lisarec_tenant_events",
+            "Valid events by tenant and outcome; lisarec_events_total counts those of all tenants",
+            ["tenant", "outcome"],
+        )
 
-    def count(self, counts: Mapping[EventOutcome, int]) -> None:
-        """Count the events of one call, by outcome."""
-        for outcome, count in counts.items():
-            if count:
-                self._by_outcome[outcome].inc(count)
+    def of_tenant(self, tenant: str) -> TenantEventMetrics:
+        """Return the metrics of the tenant's events, all of which exist from now on."""
+        buffered = self._instruments.buffered_counter
+        return TenantEventMetrics(
+            {
+                outcome: (of_all, buffered(self._of_tenants.labels(tenant, outcome)))
+                for outcome, of_all in self._by_outcome.items()
+            }
+        )
 
 
 class RecommendationMetrics:

@@ -147,10 +147,12 @@ async def _observation_costs() -> dict[str, float]:
         metrics.recommendations.count("personalised")
         await answer(scope, receive, send)
 
+    outcomes = metrics.events.of_tenant("main")
+
     async def event(scope: Any, receive: Any, send: Any) -> None:
         begin_s = time.perf_counter()
         metrics.store.observe("append", time.perf_counter() - begin_s, is_failed=False)
-        metrics.events.count({"accepted": 1, "duplicate": 0, "unknown_item": 0, "late": 0})
+        outcomes.count({"accepted": 1, "duplicate": 0, "unknown_item": 0, "late": 0})
         await answer(scope, receive, send)
 
     async def sampled(app: App) -> float:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.http import services
+from app.http.auth.keys import add, make
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.observability.buffered_histogram import BufferedHistogram
@@ -30,6 +31,7 @@ from storage.archive.writer import ArchiveWriter
 from storage.folders.folder import Folder
 from tests.app.conftest import Client
 from tests.app.service_process import Process
+from tests.app.support import bearer
 from tests.waiting import PATIENCE_S, until, wait_until
 
 Labels = tuple[tuple[str, str], ...]
@@ -90,6 +92,23 @@ def test_the_stages_of_a_batch_are_counted(client: Client) -> None:
     assert value(found, "lisarec_batch_wait_seconds_sum", until="batch") > 0
     assert value(found, "lisarec_store_seconds_count", call="append") == 1
     assert value(found, "lisarec_store_seconds_count", call="states") == 1
+
+
+def test_events_are_counted_by_tenant(start: Callable[..., Client], tmp_path: Path) -> None:
+    text = {}
+    for tenant in ("main", "books"):
+        text[tenant], key = make(tenant, ["events:write", "metrics:read"])
+        add(tmp_path / "keys", key)
+    client = start(tmp_path, tenants={"books": tmp_path / "books" / "first"}, keys_file=tmp_path / "keys")
+    for tenant, item_ids in (("main", ["item-1", "unheard-of"]), ("books", ["unheard-of"] * 2)):
+        events = [{"user_id": "ada", "item_id": one, "event_id": str(n)} for n, one in enumerate(item_ids)]
+        client.post("/v1/events", json=events, headers=bearer(text[tenant]))
+    found = samples(client.get("/metrics", headers=bearer(text["main"])).text)
+    for tenant, accepted, unknown in (("main", 2, 1), ("books", 2, 2)):
+        for outcome, count in (("accepted", accepted), ("unknown_item", unknown), ("duplicate", 0)):
+            assert value(found, "lisarec_tenant_events_total", tenant=tenant, outcome=outcome) == count
+    assert value(found, "lisarec_events_total", outcome="accepted") == 4
+    client.close()
 
 
 def test_what_is_served_is_told(client: Client) -> None:
