@@ -21,6 +21,7 @@ from storage.folders.place import ObjectUrl, Place, open_folder
 from storage.items.audit import COMMAND_LINE, AuditEntry, NumberedEntry, user_mark
 from storage.maintenance import backup as storage_backup
 from storage.maintenance.users import erase_users as erase_all
+from storage.records import NamedGeneration
 from storage.state.generation import Generation
 
 AUDIT_PAGE = 500
@@ -83,10 +84,16 @@ async def restore(
         copy.unlink()
         return entries
     generations = defaultdict[str, Generation](lambda: generation_of(empty_model.artifact()))
+    names = defaultdict[str, str](lambda: empty_model.NAME)
     for tenant, place in models.items():
-        generations[tenant] = generation_of(await asyncio.to_thread(load_model, place, settings))
+        loaded = await asyncio.to_thread(load_model, place, settings)
+        generations[tenant], names[tenant] = generation_of(loaded), loaded.name
     async with opened_store(settings, generations[settings.tenant], is_new=True) as store:
         entries = await storage_backup.restore(store, file, generations, resume=resume, on_progress=on_progress)
+    for tenant, generation in generations.items():
+        async with opened_store(settings.model_copy(update={"tenant": tenant})) as store:
+            named = NamedGeneration(names[tenant], generation.tag)
+            await store.generations.announce(named, 0)  # so that it can be dropped, even if nobody ever serves it
     for tenant in sorted(generations.keys() - models.keys()):
         logger.warning(
             "tenant %s is restored without a model: run 'LISAREC_TENANT=%s lisarec rebuild --model DIR' on this store, "

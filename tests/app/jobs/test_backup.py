@@ -174,7 +174,10 @@ def test_accepting_a_loss_makes_no_store_under_a_wrong_name(tmp_path: Path, caps
 
 
 def test_each_tenant_is_restored_for_a_model_of_its_own_or_for_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fill_both() -> None:
         store = await SQLiteStore.open(tmp_path / "state", [make_generation()])
@@ -207,3 +210,8 @@ def test_each_tenant_is_restored_for_a_model_of_its_own_or_for_none(
         assert asyncio.run(states(*expected)) == 1
     for data_dir in ("one", "all"):
         assert asyncio.run(states(data_dir, "books", of_main)) == 0
+    monkeypatch.setenv("LISAREC_TENANT", "books")
+    for data_dir, name in (("one", "none"), ("all", "first")):
+        capsys.readouterr()
+        assert run_command("drop", name, "--data-dir", tmp_path / data_dir) == 0
+        assert "1 states of" in capsys.readouterr().out
