@@ -152,6 +152,7 @@ def repair(
 def erase_users(
     tenant: Annotated[str, typer.Argument(help="Tenant that no service serves any more.", metavar="TENANT")],
     log: LogOptions,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase without asking.")] = False,
 ) -> None:
     """Erase all users of a tenant: their events, states and properties.
 
@@ -161,6 +162,8 @@ def erase_users(
     from app.jobs import event_log
 
     settings = log.settings(tenant=tenant)
+    if not yes:
+        typer.confirm(f"Erase all users of {tenant} for ever?", abort=True)
     with counted("users", console) as on_progress:
         erased = asyncio.run(event_log.erase_users(settings, on_progress))
     say(f"{erased:,} users of {tenant} erased; the archiver's next run removes archived events")

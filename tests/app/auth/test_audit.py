@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +229,13 @@ def test_users_of_a_tenant_are_erased_only_when_no_process_serves_it(
 ) -> None:
     client = Client(Settings(model_dir=write_model(tmp_path / "models" / "may"), data_dir=tmp_path / "state"))
     client.click("ann", "item-1")
-    command = ("erase-users", "main", "--data-dir", tmp_path / "state")
+    command = ("erase-users", "main", "--data-dir", tmp_path / "state", "--yes")
     assert run_command(*command) == 1
     assert "restart the services without it" in capsys.readouterr().err
     client.close()
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + LIVE_FOR_S)
+    monkeypatch.setattr("sys.stdin", StringIO("no\n"))
+    assert run_command(*command[:-1]) == 1
     assert run_command(*command) == 0
     assert "1 users of main erased" in capsys.readouterr().out
     assert run_command(*command) == 0
