@@ -250,8 +250,11 @@ def seen_before(
 
 
 def most_events(counts: NDArray[np.integer]) -> int:
-    """Return the largest number of events that a person may have, from the numbers of all users."""
-    return max(int(TIMES_MEDIAN * np.median(counts)), int(SHARE_OF_EVENTS * counts.sum()))
+    """Return the largest number of events that a person may have, from the numbers of all users.
+
+    Users without events, such as those whose events a training drops, do not count.
+    """
+    return max(int(TIMES_MEDIAN * np.median(counts[counts > 0])), int(SHARE_OF_EVENTS * counts.sum()))
 
 
 def warn_of_bots(interactions: Interactions) -> None:
@@ -263,7 +266,7 @@ def warn_of_bots(interactions: Interactions) -> None:
             len(many),
             many.sum(),
             len(interactions),
-            np.median(counts),
+            np.median(counts[counts > 0]),
         )
 
 
@@ -279,7 +282,7 @@ def repeat_share(interactions: Interactions) -> float:
         user = interactions.user[part]
         pairs = user.astype(np.int64) * items + interactions.item[part]
         different += len(np.unique(pairs[is_person[user]]))
-    return 1.0 - different / max(int(counts[is_person].sum()), 1)
+    return 1.0 - different / int(counts[is_person].sum())
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -66,3 +66,15 @@ def test_bots_do_not_decide_whether_users_choose_items_again(tmp_path: Path, wri
     people = repeat_share(read_interactions(write_rows(tmp_path / "people", PEOPLE)))
     with_bot = read_interactions(write_rows(tmp_path / "bot", [*PEOPLE, *BOT]))
     assert repeat_share(with_bot) == people
+
+
+def test_users_without_learned_events_do_not_make_bots_of_others(
+    tmp_path: Path, write_rows: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a small shop, each regular has more than 1% of the events."""
+    rows = [(*row, "click") for row in PEOPLE] + [(f"guest{user}", "i1", user, "search") for user in range(99)]
+    directory = write_rows(tmp_path / "shop", rows, columns="user_id item_id timestamp type")
+    found = read_interactions(directory).stepping({"click": 1.0, "search": 0.0})
+    warn_of_bots(found)
+    assert not caplog.messages
+    assert repeat_share(found) == 0.75
