@@ -98,15 +98,17 @@ def require_known_params(request: RecommendationRequest, scenarios: Iterable[Sce
 
 
 def unshared_param(scenarios: Mapping[str, ScenarioSettings]) -> str | None:
-    """Return which scenario requires a parameter that another one does not declare; None if none does.
+    """Return which scenario requires a parameter that another one does not declare with its type; None if none does.
 
     In an experiment over such scenarios, requests that were made for the other one would fail for some users.
     """
     for name, settings in scenarios.items():
-        for param in [param for param, one in settings.params.items() if one.default is None]:
-            lacking = [other for other, its in scenarios.items() if param not in its.params]
-            if lacking:
-                return f"{name} requires the parameter {param}, which {lacking[0]} does not declare; give it a default"
+        required = {param: one.type for param, one in settings.params.items() if one.default is None}
+        for other, its in scenarios.items():
+            for param, kind in required.items():
+                if param not in its.params or its.params[param].type != kind:
+                    what = f"the parameter {param}, which {other} does not declare as {kind}"
+                    return f"{name} requires {what}; give it a default"
     return None
 
 

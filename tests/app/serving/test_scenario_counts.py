@@ -117,13 +117,20 @@ def test_no_experiment_begins_if_an_arm_requires_what_another_does_not_declare(s
     shop.put("plain")
     shop.put("of-brand", params=required)
     shop.put("of-brand-2", params={"brand": {"type": "text", "default": ""}})
-    for arms, status in ((("plain", "of-brand"), 422), (("of-brand-2", "of-brand"), 200)):
+    shop.put("of-brands", params={"brand": {"type": "set", "default": []}})
+    for arms, status in (
+        (("plain", "of-brand"), 422),
+        (("of-brands", "of-brand"), 422),
+        (("of-brand-2", "of-brand"), 200),
+    ):
         body = {"name": "brands", "over": "scenarios", "shares": dict.fromkeys(arms, 1)}
         response = shop.first.request("PUT", "/v1/admin/experiment", json=body)
         assert response.status_code == status
         if status == 422:
             (detail,) = response.json()["error"]["details"]
-            assert detail["reason"].startswith("of-brand requires the parameter brand, which plain does not declare")
+            assert detail["reason"].startswith(
+                f"of-brand requires the parameter brand, which {arms[0]} does not declare"
+            )
     shop.first.request("DELETE", "/v1/admin/experiment")
 
 
