@@ -141,7 +141,7 @@ def warnings_of(outcomes: Outcomes) -> list[str]:
         part = share / total
         if reached:
             counted, of = outcomes.reached.get(arm, 0), f"of {reached:,} users with an impression"
-            is_off = abs(counted - reached * part) > MISMATCH * sqrt(reached * part * (1 - part))
+            is_off = _deviates(counted, reached, part)
         else:
             lists = sum(outcomes.lists.values())
             counted, of = int(outcomes.lists.get(arm, 0)), f"of {int(lists):,} lists"
@@ -154,20 +154,27 @@ def warnings_of(outcomes: Outcomes) -> list[str]:
     return found
 
 
+def _deviates(counted: int, of: int, part: float) -> bool:
+    """Return whether so many of all are not that part of them, by the likelihood ratio: it holds for few, too."""
+    found = (counted, of * part), (of - counted, of * (1 - part))
+    return 2 * sum(count * log(count / expected) for count, expected in found if count) > MISMATCH**2
+
+
 def _has_other_lists(outcomes: Outcomes, arm: str, control: str) -> bool:
     """Return whether the ratio of the arms' lists is off. Lists vary less than what they lead to, as a rule."""
     shares, lists = outcomes.started.experiment.shares, outcomes.lists
     events = [sums for measure, sums in outcomes.sums.items() if measure.of == "events"]
-    varied = max(events, key=lambda sums: len(sums.get(control, [])), default={})
-    users = [users_of_equal_weight(varied.get(name, [])) for name in (arm, control)]
-    if max(users) < FEWEST_USERS:
+    varied = max(events, key=lambda sums: sum(map(len, sums.values())), default={})
+    users = {name: users_of_equal_weight(sums) for name, sums in varied.items()}
+    if max(users.values(), default=0) < FEWEST_USERS:
         return False
     if not lists.get(arm):
         return True
-    if min(users) < FEWEST_USERS or not lists.get(control):
+    of_both = users.get(arm, 0), users.get(control, 0)
+    if min(of_both) < FEWEST_USERS or not lists.get(control):
         return False
     off = log(lists[arm] / lists[control] / (shares[arm] / shares[control]))
-    return abs(off) > MISMATCH * sqrt(1 / users[0] + 1 / users[1])
+    return abs(off) > MISMATCH * sqrt(1 / of_both[0] + 1 / of_both[1])
 
 
 def result_table(outcomes: Outcomes, results: Sequence[ArmResult]) -> Table:

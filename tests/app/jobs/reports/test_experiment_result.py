@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,17 @@ def test_a_few_heavy_users_decide_nothing() -> None:
 def test_arms_with_other_shares_than_assigned_are_warned_of(others: dict[str, Any], warned: list[str]) -> None:
     found = warnings_of(outcomes({"home": [1.0] * 1_000, "home-2": [1.0] * 1_000}, **others))
     assert [one.split()[0] for one in found] == warned
+
+
+@pytest.mark.parametrize("missing", ARMS["shares"])
+def test_an_arm_without_lists_or_events_is_warned_of(missing: str) -> None:
+    (other,) = {*ARMS["shares"]} - {missing}
+    found = warnings_of(outcomes({other: [1.0] * 1_000}, lists={other: 30_000}))
+    assert [one.split()[0] for one in found] == [missing]
+
+
+def test_a_few_users_with_an_impression_are_no_mismatch_of_a_small_share() -> None:
+    """With 1 of 100 users, 4 of 50 are more than 4 standard deviations off, by chance in one of 600 experiments."""
+    small = StartedExperiment(Experiment(name="small", over="scenarios", shares={"home": 99, "home-2": 1}), 0)
+    assert warnings_of(replace(outcomes({}, reached={"home": 46, "home-2": 4}), started=small)) == []
+    assert len(warnings_of(replace(outcomes({}, reached={"home": 40, "home-2": 10}), started=small))) == 2
