@@ -64,8 +64,8 @@ MAX_SCENARIO_VERSIONS = 50
 
 
 def counts_with(names: Iterable[str], item_ids: Collection[str]) -> list[str]:
-    """Return the names of counts in an `OrderStore` that have one of these items."""
-    return [name for name in names if not {*name.split("\n")}.isdisjoint(item_ids)]
+    """Return the names of counts in an `OrderStore` that have one of these items; never that of all orders."""
+    return [name for name in names if name and not {*name.split("\n")}.isdisjoint(item_ids)]
 
 
 @dataclass(frozen=True, slots=True)
