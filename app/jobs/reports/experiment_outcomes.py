@@ -103,7 +103,9 @@ def _arms(experiment: Experiment, known: Iterable[KnownGeneration]) -> dict[byte
         return {scenario_hash_of(name): name for name in experiment.shares}
     arms = {one.named.tag[:4]: one.named.name for one in known if one.named.name in experiment.shares}
     for name in experiment.shares.keys() - arms.values():
-        raise ValueError(f"the store has no model {name!r} any more, and so cannot tell which lists were its own")
+        raise ValueError(
+            f"the store has no model {name!r}, and cannot tell its lists: it was dropped, or is a copy of another one"
+        )
     return arms
 
 
