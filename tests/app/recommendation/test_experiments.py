@@ -123,6 +123,17 @@ def test_clicks_are_told_apart_by_arm(begin: Callable[..., Client]) -> None:
         client.close()
 
 
+def test_one_that_an_earlier_version_began_as_other_goes_on(begin: Callable[..., Client]) -> None:
+    client = begin()
+    try:
+        text = Experiment.model_validate(JUNE | {"name": "other"}).model_dump_json()
+        client.runner.run(client.service.store.generations.set_experiment(text))
+        client.runner.run(client.service.switcher.poll())
+        assert client.recommend("u0")["experiment"] == "other"
+    finally:
+        client.close()
+
+
 def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client], models: Path) -> None:
     write_model(models / "july", 9)
     client = begin()
