@@ -16,7 +16,7 @@ from app.jobs.reports.experiment_result import FEWEST_USERS, difference, results
 from app.schemas.operations import Experiment
 from app.settings import Settings
 from benchmarks.quality.experiments import Simulated, count
-from tests.app.conftest import Client, write_model
+from tests.app.conftest import Client, item_id, write_model
 from tests.app.support import run_command
 
 USERS = [f"u{n}" for n in range(24)]
@@ -133,9 +133,26 @@ def test_models_are_compared_too(client: Client) -> None:
             | {"recommendation_id": answer["recommendation_id"]},
         )
         post(client, user_id, answer)
+    client.runner.run(client.service.signals.flush())
     status, found = compare(client)
     assert (status, found["users_with_impression"]) == (0, dict(expected))
+    assert found["lists"] == dict(expected)
+    assert [one["per_list"] for one in found["results"] if one["measure"]["of"] == "events"] == [1, 1]
     assert found["totals"] == {("click", of, arm): expected[arm] for of in ("events", "users") for arm in arms}
+
+
+def test_users_of_other_tenants_with_the_same_id_do_not_matter(client: Client) -> None:
+    begin(client, name="tenants")
+    other = Client(client.settings.model_copy(update={"tenant": "neighbour"}))
+    try:
+        for one in (other, client):
+            one.click("same", item_id(1))
+        assert other.post("/v1/users/else/merge", json={"from": "same"}).status_code == 200
+        post(client, "same", listed(client, "same"))
+    finally:
+        other.close()
+    status, found = compare(client)
+    assert (status, sum(found["totals"].values())) == (0, 2)  # one event of one user
 
 
 @pytest.mark.parametrize("kind", [Simulated(2_000), Simulated(4_000, share=0.3, effect=0.5)])
