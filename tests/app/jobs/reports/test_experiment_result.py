@@ -141,6 +141,14 @@ def test_models_are_compared_too(client: Client) -> None:
     assert found["totals"] == {("click", of, arm): expected[arm] for of in ("events", "users") for arm in arms}
 
 
+def test_copies_of_one_model_cannot_be_compared(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "copy"):
+        write_model(client.settings.data_dir / name, 2)
+    begin(client, name="copies", over="models", shares={"one": 1, "copy": 1})
+    assert compare(client)[0] == 1
+    assert "is a copy of another one" in capsys.readouterr().err
+
+
 def test_users_of_other_tenants_with_the_same_id_do_not_matter(client: Client) -> None:
     begin(client, name="tenants")
     other = Client(client.settings.model_copy(update={"tenant": "neighbour"}))
