@@ -182,6 +182,7 @@ def result_table(outcomes: Outcomes, results: Sequence[ArmResult]) -> Table:
     started = outcomes.started
     since = f", lists since {_time(started.since_us)}, when the shares changed" if started.since_us else ""
     lists = "; ".join(f"{arm}: {int(outcomes.lists.get(arm, 0)):,} lists" for arm in started.experiment.shares)
+    lists += ", also before the shares changed" if started.since_us else ""
     control = next(iter(started.experiment.shares))
     columns = ("arm", "total", "per list", f"per user, against {control}", "95% interval")
     table = Table("measure", *columns, title=f"experiment {started.experiment.name}{since}", caption=lists)
@@ -215,7 +216,7 @@ def to_json(outcomes: Outcomes, results: Sequence[ArmResult]) -> dict[str, Any]:
     return {
         **started.experiment.model_dump(),
         "since": _time(started.since_us) if started.since_us else None,
-        "lists": dict(outcomes.lists),
+        "lists": {arm: outcomes.lists.get(arm, 0) for arm in started.experiment.shares},
         "users_with_impression": dict(outcomes.reached),
         "warnings": warnings_of(outcomes),
         "results": [{**asdict(one), "measure": one.measure._asdict()} for one in results],
