@@ -37,9 +37,9 @@ class RedisGenerations(GenerationRegistry):
     @override
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
         await self._set_name(generation)
-        await self._call(
-            "SET", self._keys.live(self._tenant, generation.tag), 1, "PX", max(1, round(live_for_s * 1000))
-        )
+        live_for_ms = round(live_for_s * 1000)
+        if live_for_ms:  # else a process that serves it would be live no longer
+            await self._call("SET", self._keys.live(self._tenant, generation.tag), 1, "PX", live_for_ms)
 
     @override
     async def known(self) -> list[KnownGeneration]:

@@ -116,6 +116,8 @@ class TestRegistry:
             assert await live(store) == {"old": True, "new": False}
             await store.generations.announce(NamedGeneration("renamed", NEW.tag), 60)
             assert await live(store) == {"old": True, "renamed": True}
+            await store.generations.announce(NAMED_OLD, 0)
+            assert await live(store) == {"old": True, "renamed": True}, "registering it again ends nothing"
 
     async def test_a_clock_that_was_ahead_keeps_nothing_live(self, address: str) -> None:
         """An end that is a year from now is of nobody who serves it; who does says so again."""
