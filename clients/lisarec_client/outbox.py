@@ -212,7 +212,8 @@ class Outbox:
 
     def _leave_times_to_service(self, clock: str, events: Iterable[dict[str, Any]] = ()) -> None:
         """Send these events without times, and those without timestamps from now on."""
-        logger.warning("this clock is 5 minutes or more %s the service's, which now dates events on arrival", clock)
+        if self._dates_events:
+            logger.warning("this clock is 5 minutes or more %s the service's, which now dates events on arrival", clock)
         self._dates_events = False
         for event in events:
             event.pop("timestamp", None)

@@ -159,7 +159,11 @@ def test_an_event_that_was_refused_prevents_no_correction(
 
 
 def test_a_clock_that_is_ahead_loses_no_event(
-    service: Service, connect: Connect, ann: str, monkeypatch: pytest.MonkeyPatch
+    service: Service,
+    connect: Connect,
+    ann: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def ahead_s() -> float:
         return time.time() + 3_600
@@ -180,6 +184,9 @@ def test_a_clock_that_is_ahead_loses_no_event(
         now, own, *others = [event["timestamp"] for event in logged]
         assert own == 1_000.5
         assert begin_s - 1 <= min(now, *others) <= max(now, *others) <= time.time() + 1
+    assert [one.getMessage().startswith("this clock is") for one in caplog.records] == [True], (
+        "a warning for the client"
+    )
     client.event(ann, "item-7", timestamp_s=4e9)  # by no clock
     last = client.event(ann, "item-8")
     assert not client.flush(PATIENCE_S)
