@@ -101,3 +101,6 @@ def test_the_documented_script_joins_the_files_of_a_warehouse(
     assert items == ["i", "j", "i", "j", "i", "i"]
     assert found.timestamp_us.tolist() == [10**6, 2 * 10**6, 10**9, 2 * 10**9, 3 * 10**6, 3 * 10**9]
     assert np.nansum(found.value) == 18
+    later.with_columns(timestamp=pl.lit(1_700_000_000)).write_parquet(tmp_path / "export" / "unix-seconds.parquet")
+    with pytest.raises(pl.exceptions.PolarsError):  # they must not become times in 1970
+        exec(script, {})
