@@ -57,8 +57,7 @@ def command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """Run a command on the store of this test; returns its exit status and what it printed."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        given = [str(argument) for argument in arguments]
-        given += ["--data-dir", str(tmp_path / "state")]
+        given = [*map(str, arguments), "--data-dir", str(tmp_path / "state")]
         if given[0] == "activate":
             given += ["--models-dir", str(models)]
         status = run_command(*given)
