@@ -57,22 +57,26 @@ class RedisErasure:
                     await self._erase_with_aliases(alias, chain)
                 elif alias not in chain:
                     await self._rewrite_log(alias)  # an interrupted erasure may have left content behind
-            await self._erase_alone(user)
+            await self._hide(user)
             erased = await self._aliases(user)
             if not any([alias not in chain and await self._is_merged_into(alias, user) for alias in erased]):
                 break
         if erased:
             await self._session.call("SREM", user.aliases, *(alias.user_id for alias in erased))
+        await self._rewrite_log(user)  # last, because it takes longest: a kill leaves nothing that only its user finds
         await self._corrections.wait_for_replicas(user)
 
     async def _erase_alone(self, user: User) -> None:
+        await self._hide(user)
+        await self._rewrite_log(user)
+
+    async def _hide(self, user: User) -> None:
         tags = await self._session.registered_tags()
         is_lost = await self._corrections.is_lost(user)
         await self._session.write(ERASE, *erase_arguments(user, secrets.token_hex(8), tags, is_lost=is_lost))
         late = await self._session.registered_tags() - tags  # a generation may have written its first states meanwhile
         if late:
             await self._session.call("DEL", *map(user.state_of_tag, late))
-        await self._rewrite_log(user)
 
     async def _rewrite_log(self, user: User) -> None:
         """Return when the log of the user's partition contains no content that was erased before this call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from storage.errors import StorageUnavailable
 from storage.maintenance.users import erase_users
 from storage.protocol import UserStore
+from storage.redis.corrections.erasure import RedisErasure
 from storage.state.event import digest
-from tests.storage.contract.stores import opened
+from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.redis.servers import running_server
 
 GENERATION = make_generation()
 USERS = [f"user-{number}" for number in range(150)]
@@ -66,3 +69,22 @@ async def test_all_users_of_a_tenant_are_erased_and_no_others_also_when_it_was_i
         assert await users_in(store, "books") == set()
         assert await users_in(store, "main") == others
         assert await erase_users(store, "books") == 0
+
+
+async def test_a_kill_while_a_log_is_rewritten_leaves_no_id_of_a_merged_visitor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def die(*_: object) -> None:
+        raise StorageUnavailable("killed")
+
+    server, address = running_server("redis-server").client, new_address("redis-server", tmp_path)
+    _, prefix = address.split(" ")
+    async with opened(address, GENERATION) as store:
+        await store.append("books", [click("e", "ann")])
+        await store.merge("books", "ann", "visitor")
+        with monkeypatch.context() as patch:
+            patch.setattr(RedisErasure, "_rewrite_log", die)
+            with pytest.raises(StorageUnavailable):
+                await erase_users(store, "books")
+        assert await erase_users(store, "books") == 0
+    assert list(server.scan_iter(f"{prefix}:*books/*")) == []
