@@ -166,6 +166,9 @@ def erase_users(
         typer.confirm(f"Erase all users of {tenant} for ever?", abort=True)
     with counted("users", console) as on_progress:
         erased = asyncio.run(event_log.erase_users(settings, on_progress))
+    if not erased:
+        say(f"{tenant} has no users in this store")
+        return
     say(f"{erased:,} users of {tenant} erased; the archiver's next run removes archived events")
     say(
         "not erased: items, scenarios, sums of events and audit log; keys, models, backups and other copies: see "
