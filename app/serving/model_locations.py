@@ -51,7 +51,7 @@ def _model_of(tenant: str, place: Place | None, settings: Settings) -> Artifact:
         return empty_model.artifact()
     try:
         return load_model(place, settings)
-    except (NoSuchModel, ArtifactError, OSError) as exc:
+    except (ArtifactError, OSError) as exc:
         if not settings.tenants:
             raise
         level = logging.WARNING if isinstance(exc, NoSuchModel) else logging.ERROR

@@ -19,7 +19,7 @@ from storage.folders.local_folder import LocalFolder
 NAME = TypeAdapter[str](Name)
 
 
-class NoSuchModel(ValueError):
+class NoSuchModel(ArtifactError):
     """No model with this name is in the folder; the message contains the folder and its models."""
 
 

@@ -24,7 +24,6 @@ from app.recommendation.state_reader import LogReader, StateReader
 from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.operations import ServedModel
 from app.serving.model_locations import load_model, models_of
-from app.serving.model_registry import NoSuchModel
 from app.settings import Settings
 from model.artifact.model_directory import Artifact, ArtifactError
 from model.cold_items import codes_fit, with_cold_items
@@ -177,7 +176,7 @@ class ServedGeneration:
 def _failing_as_artifact(name: str) -> Iterator[None]:
     try:
         yield
-    except (NoSuchModel, ArtifactError):
+    except ArtifactError:
         raise
     except Exception as exc:  # as when the machine lacks memory for it, or the device is lost
         raise ArtifactError(f"model {name!r} cannot be loaded: {exc!r}") from exc

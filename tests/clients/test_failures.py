@@ -199,7 +199,7 @@ def test_events_of_a_clock_that_is_behind_count_as_new(
 ) -> None:
     monkeypatch.setattr(outbox, "time", SimpleNamespace(time=lambda: time.time() - 3_600))
     client, begin_s = connect(), time.time()
-    client.event("stranger", "item-1")
+    client.event("who has no clock", "item-1")
     assert client.flush(PATIENCE_S)
     client.event(ann, "item-1")
     client.event(ann, "item-2", timestamp_s=1_000.5)

@@ -369,7 +369,7 @@ def test_a_service_that_is_told_to_end_while_it_starts_ends(
         Dying()
         return load_model(place, settings)
 
-    monkeypatch.setattr("app.main.load_model", load)
+    monkeypatch.setattr("app.serving.model_locations.load_model", load)
     monkeypatch.setattr("uvicorn.run", lambda *_args, **_options: pytest.fail("it serves"))
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
