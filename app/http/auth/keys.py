@@ -105,6 +105,12 @@ class Key(BaseModel):
             raise ValueError(f"a key with origins is public, so its only allowed scopes are {allowed}")
         return self
 
+    @model_validator(mode="after")
+    def _types_limit_events(self) -> Self:
+        if self.event_types and BROWSER_SCOPES.isdisjoint(self.scopes):
+            raise ValueError(f"event types need a scope that posts events: {' or '.join(sorted(BROWSER_SCOPES))}")
+        return self
+
     def allows(self, required: Scope) -> bool:
         """Return whether the key has the scope, or one that includes it."""
         return required in self.scopes or INCLUDED.get(required) in self.scopes

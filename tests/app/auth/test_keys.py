@@ -210,6 +210,11 @@ def test_the_cli_limits_a_key_to_types_of_events(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out.strip().endswith("events:write  only view,cart")
 
 
+def test_a_key_without_a_scope_for_events_takes_no_types_of_them() -> None:
+    with pytest.raises(ValidationError, match="event types need a scope that posts events: events:write or portable"):
+        make("main", ["recs:read"], event_types=["view"])
+
+
 def test_the_line_of_a_key_is_as_the_manual_shows_it() -> None:
     _, key = make("main", ["recs:read"], note="the app")
     assert list(json.loads(key.line())) == ["id", "tenant", "scopes", "sha256", "note"]
