@@ -225,7 +225,10 @@ class EngineMetrics:
 
 
 class TenantEventMetrics:
-    """Outcomes of one tenant's events. The counters are those of all tenants and of this one."""
+    """Outcomes of one tenant's events.
+
+    The counters are those of all tenants, which scrapes of any worker see at once, and of this one, a second later.
+    """
 
     def __init__(self, counters: Mapping[EventOutcome, tuple[Counter, BufferedCounter]]) -> None:
         self._counters = counters

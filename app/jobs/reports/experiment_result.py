@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from math import exp, log, sqrt
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from model.metrics import Interval
 from storage.records import EPOCH
 
 FEWEST_USERS = 50  # of equal weight in each arm: with fewer, a few users decide, and intervals are too narrow
-NORMAL_95 = 1.959964
+NORMAL_95 = NormalDist().inv_cdf(0.975)
 TYPICAL_DIFFERENCE = 0.2  # as a logarithm: the anytime interval is narrowest for differences of about this size
 MISMATCH = 4.0  # standard deviations: chance alone exceeds them in one of 16,000 looks
 
