@@ -59,6 +59,7 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         self._compute = compute
         self._threads = threads
         self._running_light = asyncio.Semaphore(max_running)  # batches for several nodes share the engine
+        self._in_threads = 0
         self._may_run_on_loop = max_running == 1
         self._costly_unit_s = COSTLY_UNIT_S + COSTLY_ITEM_S * items
         self._light_batches = 0
@@ -71,13 +72,20 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
 
     async def run_light(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of light requests with this total cost."""
+        self._light_batches += 1
+        is_timed = self._light_batches % BATCHES_PER_TIMING == 0
+        compute = partial(self._compute_timed, cost) if is_timed else self._compute
+        is_short = self._may_run_on_loop and cost * self._unit_s <= MAX_ON_LOOP_S
+        if is_short and not self._in_threads:
+            return compute(requests, data)
         async with self._running_light:
-            self._light_batches += 1
-            is_timed = self._light_batches % BATCHES_PER_TIMING == 0
-            compute = partial(self._compute_timed, cost) if is_timed else self._compute
-            if self._may_run_on_loop and cost * self._unit_s <= MAX_ON_LOOP_S:
+            if is_short:
                 return compute(requests, data)
-            return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
+            self._in_threads += 1
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
+            finally:
+                self._in_threads -= 1
 
     async def run_costly(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of costly requests with this total cost.

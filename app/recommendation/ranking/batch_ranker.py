@@ -107,6 +107,8 @@ class BatchRanker:
         if not self._engine.is_lost:
             try:
                 found = self._plain.rank(requests, read.users.states, stages_s)
+                if len(found) == len(requests):
+                    return RankedBatch([*found.values()], len(found), begin_s, stages_s)
                 others = [place for place in range(len(requests)) if place not in found]
                 queries = self._builder.build(*_of_places(others, requests, read)) if others else []
                 ranked = self._rank_all(queries, stages_s)
