@@ -79,7 +79,7 @@ class RedisGenerations(GenerationRegistry):
     async def drop(self, tag: bytes) -> int:
         await self._session.require_open()
         total = deleted = await self._delete_states(tag)
-        while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was already scanned
+        while deleted and self._session.servers.slots.is_cluster:  # keys may have moved to a scanned node
             deleted = await self._delete_states(tag)
             total += deleted
         # while its name is known, so that a drop that was cut off can be repeated

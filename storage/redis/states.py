@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis.exceptions import NoScriptError
 
@@ -31,6 +31,9 @@ READ_TOGETHER = 64  # users, whose caller waits for all of them anyway
 SAVED_AT_ONCE = 64  # states of a rebuild per transaction, about 250 kB
 MAX_KNOWN_TARGETS = 10_000
 MAX_MISSING_IN_ROUND = 500  # entries; states that lack more are folded in the background, so that no round waits
+
+StoredStates: TypeAlias = tuple[dict[str, tuple[bytes | None, bytes | None]], StorageError | None]
+"""The values of heads and states by user, and why those of other users could not be read."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,41 +74,48 @@ class RedisStates:
     ) -> list[bytes | None]:
         """Return the users' encoded states, in order."""
         users = {user_id: self._session.keys.user(tenant, user_id) for user_id in user_ids}
-        reads = self._reads_of(list(users.values()), generation)
-        is_free = self._session.has_single_server and not self._session.is_closed and not self._reading_alone.locked()
-        if is_free:
-            await self._read_alone(reads)
-        else:
-            self._reads.put(reads)
+        is_free = self._session.has_single_server and not (self._session.is_closed or self._reading_alone.locked())
+        found, failure = await (self._read_alone if is_free else self._read_in_rounds)(users, generation)
         values: dict[str, bytes | None] = {}
-        failure: StorageError | None = None
-        left = iter(users.items())
-        for read in reads:
-            own = list(islice(left, len(read.keys) // 2))
+        for user_id, (head, stored) in found.items():
             try:
-                found = iter(await read.answer)
+                value = _value_of_whole_log(generation, head, stored)
+                if value is None:
+                    value = await self._fresh_value(users[user_id], generation, head, stored, max_missing)
+                values[user_id] = value
             except StorageError as exc:
                 failure = exc
-                continue
-            for (user_id, user), head, stored in zip(own, found, found, strict=True):
-                try:
-                    value = _value_of_whole_log(generation, head, stored)
-                    if value is None:
-                        value = await self._fresh_value(user, generation, head, stored, max_missing)
-                    values[user_id] = value
-                except StorageError as exc:
-                    failure = exc
         if failure is None:
             return [values[user_id] for user_id in user_ids]
         if not values:
             raise failure
         raise PartlyRead(failure, values) from failure
 
-    def _reads_of(self, users: Sequence[User], generation: Generation) -> list[Read]:
-        """Return reads of the users' heads and states, in order: one for many users, unless their slots differ."""
-        together = READ_TOGETHER if self._session.has_single_server else 1
-        pages = [users[start : start + together] for start in range(0, len(users), together)]
-        return [Read([key for user in page for key in (user.head, user.state(generation))]) for page in pages]
+    async def _read_alone(self, users: Mapping[str, User], generation: Generation) -> StoredStates:
+        """Read heads and states without a round, whose task would cost one caller more than it saves a few."""
+        async with self._reading_alone:
+            (values,) = await self._session.servers.read([_keys_of(users.values(), generation)])
+        if isinstance(values, Exception):
+            raise storage_error(values) from values
+        return dict(zip(users, zip(values[::2], values[1::2], strict=True), strict=True)), None
+
+    async def _read_in_rounds(self, users: Mapping[str, User], generation: Generation) -> StoredStates:
+        """Read heads and states together with other callers."""
+        together = READ_TOGETHER if self._session.has_single_server else 1  # otherwise their slots differ
+        left = iter(users.items())
+        pages = [dict(page) for page in iter(lambda: list(islice(left, together)), [])]
+        reads = [Read(_keys_of(page.values(), generation)) for page in pages]
+        self._reads.put(reads)
+        found: dict[str, tuple[bytes | None, bytes | None]] = {}
+        failure: StorageError | None = None
+        for page, read in zip(pages, reads, strict=True):
+            try:
+                values = await read.answer
+            except StorageError as exc:
+                failure = exc
+            else:
+                found |= zip(page, zip(values[::2], values[1::2], strict=True), strict=True)
+        return found, failure
 
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
         """Return the users that have no head."""
@@ -113,15 +123,6 @@ class RedisStates:
         self._reads.put(list(reads.values()))
         heads = await asyncio.gather(*(read.answer for read in reads.values()))
         return {user_id for user_id, (head,) in zip(reads, heads, strict=True) if head is None}
-
-    async def _read_alone(self, reads: list[Read]) -> None:
-        """Read without a round, whose task would cost one caller more than it saves a few."""
-        async with self._reading_alone:
-            try:
-                await self._read_round(reads)
-            except Exception as exc:  # as in rounds
-                for read in reads:
-                    read.fail(exc)
 
     async def _read_round(self, reads: list[Read]) -> list[Read]:
         await self._session.check()
@@ -292,6 +293,11 @@ class _TooFarBehindError(StorageError):
 
     def __init__(self) -> None:
         super().__init__("the log of a user could not be read to its end")
+
+
+def _keys_of(users: Iterable[User], generation: Generation) -> list[str]:
+    """Return the keys of the users' heads and states, in order."""
+    return [key for user in users for key in (user.head, user.state(generation))]
 
 
 def _value_of_whole_log(generation: Generation, head: bytes | None, stored: bytes | None) -> bytes | None:

@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -123,11 +124,6 @@ class RedisServers:
         self._is_connected = False
         self._refreshing: asyncio.Task[None] | None = None
 
-    @property
-    def is_cluster(self) -> bool:
-        """Whether keys are spread over several nodes; False while this is unknown."""
-        return self.slots.is_cluster
-
     async def connect(self) -> None:
         """Detect whether this is a single server or a cluster, unless that is known.
 
@@ -177,14 +173,19 @@ class RedisServers:
         The keys of a group share a slot and are read atomically.
         """
         if not self.slots.is_cluster:
-            keys = [key for group in groups for key in group]
-            stored = iter(await self.execute(Command(keys[0], ("MGET", *keys))) if keys else [])
+            stored = iter(await self._read_from_server(keys) if (keys := [*chain.from_iterable(groups)]) else [])
             return [[next(stored) for _ in group] for group in groups]
         found = await self.execute_all([Command.of("MGET", *group) for group in groups], return_try_again=True)
         for position, values in enumerate(found):
             if isinstance(values, TryAgainError):
                 found[position] = await self._read_one_by_one(groups[position])
         return found
+
+    async def _read_from_server(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Read keys of a single server without the overhead of `execute`, which handles failures by reading again."""
+        with suppress(*CONNECTION_ERRORS):
+            return list(await self._nodes.call(self.slots.node_of(keys[0]) or "", "MGET", *keys))
+        return list(await self.execute(Command.of("MGET", *keys)))
 
     async def _read_one_by_one(self, keys: Sequence[str]) -> list[bytes | None] | Exception:
         """Read keys whose slot is being migrated, so that they may be on two nodes.

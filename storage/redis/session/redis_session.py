@@ -73,7 +73,7 @@ class RedisSession:
     @property
     def has_single_server(self) -> bool:
         """Whether it is known that there is no cluster."""
-        return self._is_checked and not self.servers.is_cluster
+        return self._is_checked and not self.servers.slots.is_cluster
 
     def refuse_calls(self) -> None:
         """Reject new calls from now on. Accepted calls can still be completed."""
@@ -230,7 +230,7 @@ class RedisSession:
                     )
             elif isinstance(info, Mapping) or is_withheld(info):  # the scripts will report this
                 logger.info("Redis does not tell its version")
-            elif not self.servers.is_cluster or isinstance(info, AuthenticationError):
+            elif not self.servers.slots.is_cluster or isinstance(info, AuthenticationError):
                 raise storage_error(info) from info
 
     async def _check_layout(self) -> None:
@@ -267,7 +267,7 @@ class RedisSession:
             for value in told[name] - {safe}:
                 if name != POLICY or not keeps_events(value):
                     logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, value, safe)
-        if self.servers.is_cluster:
+        if self.servers.slots.is_cluster:
             for value in told[COVERAGE] - {"no"}:
                 logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, value)
         withheld = [f"{name} is {safe}" for name, safe in SAFE_SETTINGS.items() if not told[name]]
@@ -277,7 +277,7 @@ class RedisSession:
     async def _load_scripts(self) -> None:
         loads = (("SCRIPT LOAD", script.text) for script in STORE_SCRIPTS)
         for reply in chain.from_iterable(await self.servers.call_all_nodes(*loads)):
-            if isinstance(reply, Exception) and not self.servers.is_cluster:
+            if isinstance(reply, Exception) and not self.servers.slots.is_cluster:
                 raise storage_error(reply) from reply
 
 
