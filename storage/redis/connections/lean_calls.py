@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from math import inf
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
+from redis._parsers import BaseParser
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.connection import HiredisRespSerializer
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
 SERIALIZER = HiredisRespSerializer()
+CLOSED = "Connection closed by server."
 PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
 MAX_LEASED = 3  # connections of a node: for the round that reads, the one that writes, and a read without a round
+READ_BYTES = 1 << 16
 LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need to wait
 
 
@@ -57,6 +61,48 @@ class LeanConnection(AbstractConnection):
             await self.disconnect(nowait=True)
             raise
 
+    async def receive(self, replies: hiredis.Reader) -> Any:
+        """Read one reply as `read_response` does, through the parser `replies`, with a timer instead of its contexts.
+
+        raises  RedisError  if the reply is an error, or if there is none: the connection is closed then
+        """
+        reader, writer, is_late = self._reader, self._writer, False
+        if reader is None or writer is None:
+            raise RedisConnectionError(CLOSED)
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            writer.transport.abort()
+
+        timer = asyncio.get_running_loop().call_later(self.socket_timeout or inf, give_up)
+        try:
+            while (reply := replies.gets()) is False:
+                received = await reader.read(READ_BYTES)
+                if not received:
+                    raise RedisTimeoutError("Timeout reading from socket") if is_late else RedisConnectionError(CLOSED)
+                replies.feed(received)
+            if isinstance(reply, RedisConnectionError):  # such as that of a server that is loading its data
+                raise reply
+        except OSError as exc:
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(f"Error while reading from socket: {exc}") from exc
+        except BaseException:  # the rest of the reply would be taken for the next one
+            await self.disconnect(nowait=True)
+            raise
+        finally:
+            timer.cancel()
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+
+class _Lease(NamedTuple):
+    """A connection for exclusive use, and the parser of its replies."""
+
+    connection: LeanConnection
+    replies: hiredis.Reader
+
 
 class LeasedConnections:
     """Keeps a few connections of a pool for calls of plain commands, each of which has exclusive use of one.
@@ -66,7 +112,7 @@ class LeasedConnections:
 
     def __init__(self, pool: BlockingConnectionPool) -> None:
         self._pool = pool
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[_Lease] = []
         self._leased = 0
         self._is_wrapped = not isinstance(Redis.execute_command, FunctionType)
 
@@ -79,32 +125,33 @@ class LeasedConnections:
 
         raises  RedisError, OSError, RuntimeError  as the client does
         """
-        connection = await self._take()
+        lease = await self._take()
+        connection, replies = lease
         try:
-            await connection.send_command(*args)
-            reply = await connection.read_response()
+            await connection.send_packed_command(connection.pack_command(*args))
+            reply = await connection.receive(replies)
         except ResponseError:
-            self._idle.append(connection)
+            self._idle.append(lease)
             raise
         except BaseException:  # the connection is closed now
             await self._give_back(connection)
             raise
-        self._idle.append(connection)
+        self._idle.append(lease)
         return reply
 
-    async def _take(self) -> AbstractConnection:
+    async def _take(self) -> _Lease:
         while self._idle:
-            connection = self._idle.pop()
-            if await _is_usable(connection):
-                return connection
-            await self._give_back(connection)
+            lease = self._idle.pop()
+            if await _is_usable(lease.connection):
+                return lease
+            await self._give_back(lease.connection)
         self._leased += 1
         try:
-            new: AbstractConnection = await self._pool.get_connection()
+            new: LeanConnection = await self._pool.get_connection()
         except BaseException:
             self._leased -= 1
             raise
-        return new
+        return _Lease(new, hiredis.Reader(protocolError=InvalidResponse, replyError=BaseParser.parse_error))
 
     async def _give_back(self, connection: AbstractConnection) -> None:
         self._leased -= 1
