@@ -35,17 +35,19 @@ class QueryProducts:
         _compile()
 
     def __call__(
-        self, queries: NDArray[np.float32], recent: NDArray[np.int64]
+        self, queries: NDArray[np.float32], recent: NDArray[np.int64], left_out: NDArray[np.integer] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
         """Compute the inner products with all codewords, and the lifted items.
 
-        queries  (Q, D)
-        recent   (Q, K)        rows, newest first, -1 for none
-        returns  (Q, B', W'), items (Q, F) and gains (Q, F); an item may appear several times
+        queries   (Q, D)
+        recent    (Q, K)        rows, newest first, -1 for none
+        left_out  (Q, m)        rows whose gain is minus infinity, -1 for none
+        returns   (Q, B', W'), items (Q, F + m) and gains (Q, F + m); an item may appear several times
         """
         users, newest = len(queries), min(recent.shape[1], len(self._decay))
+        without = np.empty((users, 0), np.int32) if left_out is None else np.ascontiguousarray(left_out, np.int32)
         products = np.zeros((users, self._padded), np.float32)
-        lifts = users, newest * self._followers.shape[1]
+        lifts = users, newest * self._followers.shape[1] + without.shape[1]
         items, gains = np.empty(lifts, np.int64), np.empty(lifts, np.float32)
         step_kernel.query_products(
             self._codebooks,
@@ -54,6 +56,7 @@ class QueryProducts:
             self._decay[:newest],
             queries,
             recent,
+            without,
             products,
             items,
             gains,
@@ -83,10 +86,8 @@ class CompiledStages(NamedTuple):
         recent = np.array(states.recent_items, np.int64)
         vectors = self.step(np.asarray(states.histograms), np.asarray(states.last_items), recent)
         step_s = time.perf_counter() - begin_s
-        products, items, gains = self.query_products(vectors, recent)
-        # instead of a bitmap for each state, which at ten million items is a megabyte
-        items = np.concatenate([items, seen], axis=1)
-        gains = np.concatenate([gains, np.full(seen.shape, -np.inf, np.float32)], axis=1)
+        # with the seen items, instead of a bitmap for each state, which at ten million items is a megabyte
+        products, items, gains = self.query_products(vectors, recent, seen)
         return BestOfStates(self.scan.top_k(products, Lifted(items, gains), k, excluded[None]), step_s)
 
 

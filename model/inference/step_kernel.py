@@ -161,6 +161,7 @@ QUERY_PRODUCTS_SIGNATURE = types.void(
     _any_array(types.float32, 1),
     _any_array(types.float32, 2),
     _any_array(types.int64, 2),
+    _any_array(types.int32, 2),
     types.Array(types.float32, 2, "C"),
     types.Array(types.int64, 2, "C"),
     types.Array(types.float32, 2, "C"),
@@ -168,8 +169,10 @@ QUERY_PRODUCTS_SIGNATURE = types.void(
 
 
 @numba.njit(cache=True, nogil=True)
-def query_products(codebooks, followers, lift, decay, queries, recent, products, lifted, gains):
+def query_products(codebooks, followers, lift, decay, queries, recent, left_out, products, lifted, gains):
     """Multiply Q queries with the target codewords, and look up followers. It is compiled only for its signature.
+
+    Items that are left out come after the followers, with a gain of minus infinity.
 
     codebooks  float32, the target codewords as the columns of a matrix (D, B' * W'), panel by panel
     followers  (N, K)  int32
@@ -177,9 +180,10 @@ def query_products(codebooks, followers, lift, decay, queries, recent, products,
     decay      (n,)    float32, the weight of the followers of each of the newest items
     queries    (Q, D)  float32
     recent     (Q, K)  int64, rows, newest first, -1 for none
+    left_out   (Q, m)  int32, rows, -1 for none
     products   (Q, padded B' * W')  float32, zeros, written
-    lifted     (Q, n * K)  int64, written
-    gains      (Q, n * K)  float32, written
+    lifted     (Q, n * K + m)  int64, written
+    gains      (Q, n * K + m)  float32, written
     """
     users, width = queries.shape
     outputs = products.shape[1]
@@ -194,6 +198,9 @@ def query_products(codebooks, followers, lift, decay, queries, recent, products,
                     gains[q, begin + nth] = lift[item, nth] * decay[place]
                 else:
                     lifted[q, begin + nth], gains[q, begin + nth] = 0, 0
+        begin = len(decay) * each
+        lifted[q, begin:] = left_out[q]
+        gains[q, begin:] = -np.inf
 
 
 # The parts of the model.

@@ -53,7 +53,7 @@ class PlainRanker:
         is_personal = inputs.last_items >= 0
         if self._trending.has_enough_events:
             is_personal &= inputs.events > MAX_BLENDED_EVENTS
-        if not is_personal.all():
+        if np.count_nonzero(is_personal) < len(places):
             personal = np.flatnonzero(is_personal)
             if not len(personal):
                 return {}
