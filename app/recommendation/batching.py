@@ -251,6 +251,7 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._waiting: FairQueue[RequestT, AnswerT] = FairQueue(cost)
         self._callers = Shares()  # counted only if they are limited
         self._running = 0
+        self._has_company = True  # whether the last batch had several requests, or others came meanwhile
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references to tasks
 
     def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
@@ -325,17 +326,18 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                         call.fail(exc if isinstance(exc, Exception) else RuntimeError("the work was cancelled"))
                     if (task := asyncio.current_task()) and task.cancelling():
                         raise
+                self._has_company = len(batch) > 1 or bool(self._waiting)
         finally:
             self._running -= 1
 
     async def _let_others_arrive(self, most: float) -> None:
         """Wait as long as each turn of the event loop brings further requests, and the next batch has room for them.
 
-        Clients that get their answers at the same time ask again at almost the same time. No flow waits for the clients
-        of another one longer than a turn, which also lets others run even if the work never awaits.
+        Clients that get their answers at the same time ask again at almost the same time; an only client does not wait.
+        No flow waits for clients of another one longer than a turn, in which others run even if the work never awaits.
         """
         waiting, before = self._waiting.requests, 0
-        for _ in range(MAX_TURNS):
+        for _ in range(MAX_TURNS if self._has_company else 0):
             if before == waiting.total or before >= most:
                 return
             if before and self._waiting.has_several_flows:
