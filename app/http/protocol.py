@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -145,7 +146,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
+        if len(self.url) + sum(map(len, chain.from_iterable(self.headers))) > self._limits.max_head_bytes:
             raise _head_too_large(self._limits.max_head_bytes)
         if len(self.pipeline) == MAX_PIPELINED:
             raise TooManyPipelined(TOO_MANY)

@@ -268,11 +268,8 @@ class Recommender(BaseRecommender):
     async def _answer_batch(self, batch: Sequence[BatchEntry]) -> list[Recommendations]:
         """Read the users' states, compute the answers, and record the duration of each stage and the waiting times."""
         begin_s = time.perf_counter()
-        requests = [entry.request for entry in batch]
-        selections = [entry.selection for entry in batch]
-        seen = [entry.seen for entry in batch]
-        waits_s = [begin_s - entry.submitted_s for entry in batch]
-        cost = sum(entry.cost for entry in batch)
+        requests, selections, traces, seen, _, costs, submitted_s = zip(*batch, strict=True)
+        waits_s, cost = [begin_s - one_s for one_s in submitted_s], sum(costs)
         users = await self._readers.states.read(requests, seen)
         read_end_s = time.perf_counter()
         self._metrics.engine.in_progress += 1
@@ -294,9 +291,9 @@ class Recommender(BaseRecommender):
         if ranked.ranked:
             timings |= ranked.stages_s
             self._metrics.engine.observe_batch(ranked.ranked, ranked.stages_s)
-        for entry in batch:
-            if entry.trace is not None:
-                entry.trace.add(timings)
+        for trace in traces:
+            if trace is not None:
+                trace.add(timings)
         for request, answer in zip(requests, ranked.answers, strict=True):
             # no click can refer to search results or to a preview, whose scenario has no name
             if not isinstance(request, PersonalSearch) and request.scenario != "":

@@ -216,8 +216,8 @@ class StateReader:
         seen  what was read from the log of each request's user; None if the read failed, and then the user is missing
         """
         before = _states_read_before(requests, seen)
-        named = dict.fromkeys(request.user_id for request in requests if request.user_id is not None)
-        user_ids = [user_id for user_id in named if user_id not in before]
+        named = dict.fromkeys([request.user_id for request in requests])
+        user_ids = [user_id for user_id in named if user_id is not None and user_id not in before]
         if not user_ids:
             return StoredUsers({user_id: state for user_id, state in before.items() if state is not None}, seen)
         unread = {request.user_id for request, one in zip(requests, seen, strict=True) if one is None}
@@ -244,7 +244,7 @@ def _states_read_before(
     requests: Sequence[RecommendationRequest], seen: Sequence[SeenRows | None]
 ) -> dict[str, bytes | None]:
     """Return the states that came with logs, for users with one request; with several, another may need a newer one."""
-    if all(one is None or one.state is None for one in seen):
+    if not [one for one in seen if one is not None and one.state is not None]:
         return {}  # the common case
     counts = Counter(request.user_id for request in requests) if len(requests) > 1 else {requests[0].user_id: 1}
     return {

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
 
 from starlette.types import Scope
@@ -150,7 +151,7 @@ class PlainRequests:
         if match is None or not self._is_plain(scope, self._of_get_for_app):
             return None
         query = match[2] or b""
-        if len(query) > MAX_QUERY_BYTES or CURSOR_OR_ENCODED_FIELD.search(query):
+        if query and (len(query) > MAX_QUERY_BYTES or CURSOR_OR_ENCODED_FIELD.search(query)):
             return None
         try:
             return self._begin(match[1].decode(), query, scope, responder)
@@ -183,7 +184,7 @@ class PlainRequests:
         return self._start(request, partial(request.wait_for, work))
 
     def _is_plain(self, scope: Scope, for_app: frozenset[bytes]) -> bool:
-        return not self._services.draining and for_app.isdisjoint([name for name, _ in scope["headers"]])
+        return not self._services.draining and for_app.isdisjoint(map(itemgetter(0), scope["headers"]))
 
     def _caller(self, scope: Scope, required: KeyScope) -> Caller | None:
         """Return the caller of a request that may begin now; None if the app has to count or reject it."""
