@@ -53,7 +53,7 @@ class ModelInputs(NamedTuple):
         known, seen = catalogue.rows_of_state_items(windows), catalogue.rows_of_state_items(states["recent_items"])
         if known is not windows:  # the window includes the last item
             windows, lasts = known, catalogue.rows_of_state_items(lasts)
-        if np.count_nonzero(lasts < 0):  # also if another process has just assigned codes to an item
+        if min(lasts.tolist(), default=0) < 0:  # also if another process has just assigned codes to an item
             newest_known = windows[np.arange(len(windows)), (windows >= 0).argmax(axis=1)]
             lasts = np.where(lasts < 0, newest_known, lasts)
         # bins are not rescaled, because the scale of a row is free

@@ -53,7 +53,7 @@ class PlainRanker:
         is_personal = inputs.last_items >= 0
         if self._trending.has_enough_events:
             is_personal &= inputs.events > MAX_BLENDED_EVENTS
-        if np.count_nonzero(is_personal) < len(places):
+        if not all(is_personal.tolist()):
             personal = np.flatnonzero(is_personal)
             if not len(personal):
                 return {}

@@ -183,9 +183,10 @@ class RedisServers:
 
     async def _read_from_server(self, keys: Sequence[str]) -> list[bytes | None]:
         """Read keys of a single server without the overhead of `execute`, which handles failures by reading again."""
-        with suppress(*CONNECTION_ERRORS):
+        try:
             return list(await self._nodes.call(self.slots.node_of(keys[0]) or "", "MGET", *keys))
-        return list(await self.execute(Command.of("MGET", *keys)))
+        except CONNECTION_ERRORS:
+            return list(await self.execute(Command.of("MGET", *keys)))
 
     async def _read_one_by_one(self, keys: Sequence[str]) -> list[bytes | None] | Exception:
         """Read keys whose slot is being migrated, so that they may be on two nodes.
