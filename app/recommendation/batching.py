@@ -7,8 +7,7 @@ Where batches can overlap, for example copying to a GPU and computing on it, sev
 Callers share the batches fairly, by the cost of their requests. The requests of one key queue behind each other. They
 delay the requests of other keys by at most one batch and their share of the next one.
 
-The store's `GroupCommit` uses the same idea. It also retries requests, and it keeps requests whose caller has gone, so
-the two share no code.
+The store's `GroupCommit` shares the idea, but no code: it retries requests, and keeps those whose caller has gone.
 """
 
 import asyncio
@@ -120,9 +119,11 @@ class _Call(Generic[RequestT, AnswerT]):
     @property
     def is_over(self) -> bool:
         """Whether nobody waits for the answers."""
-        if not self.waiter.done() and self.requester.is_disconnected():
+        if self.waiter.done():
+            return True
+        if is_gone := self.requester.is_disconnected():
             self.waiter.set_exception(ClientDisconnect())
-        return self.waiter.done()
+        return is_gone
 
     def add(self, place: int, answer: AnswerT | Exception) -> None:
         """Add the answer to the request at that position; the last answer, or an exception, completes the call."""
@@ -300,10 +301,9 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
 
     def require_room(self, requests: Sequence[RequestT], requester: Requester) -> None:
         """Raise Overloaded if `submit` would."""
-        is_full = self._waiting and not self._waiting.requests.has_room(
-            requester.flow, len(requests), self._limits.max_waiting
-        )
-        if is_full or not self._callers.has_room(requester.flow, 1, self._limits.max_callers):
+        waiting, most = self._waiting.requests, self._limits.max_callers
+        is_full = waiting.total > 0 and not waiting.has_room(requester.flow, len(requests), self._limits.max_waiting)
+        if is_full or (most < inf and not self._callers.has_room(requester.flow, 1, most)):
             raise Overloaded
 
     def _begin(self) -> None:
