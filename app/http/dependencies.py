@@ -132,7 +132,10 @@ def parse_json(body: bytes) -> object:
     raises  InvalidJson
     """
     try:
-        return json.loads(body.decode(), object_pairs_hook=_refuse_repeated_fields)
+        text = body.decode()
+        if text.startswith(BYTE_ORDER_MARK):
+            raise InvalidJson("the body begins with a byte order mark; send UTF-8 without it")
+        return DECODER.decode(text)
     except UnicodeDecodeError:
         raise InvalidJson("the body is not UTF-8") from None
     except RecursionError:
@@ -149,13 +152,15 @@ def _refuse_repeated_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_problem(fault: ValueError) -> str:
-    if isinstance(fault, json.JSONDecodeError) and "BOM" in fault.msg:
-        return "the body begins with a byte order mark; send UTF-8 without it"
     if isinstance(fault, json.JSONDecodeError):
         return f"the body is not JSON: {fault.msg} at character {fault.pos:,}"
     if "digits" in str(fault):
         return "the body has an integer with too many digits"
     return str(fault)
+
+
+BYTE_ORDER_MARK = "\ufeff"
+DECODER = json.JSONDecoder(object_pairs_hook=_refuse_repeated_fields)
 
 
 def refuse_repeated_parameters(request: Request) -> None:

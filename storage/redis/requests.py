@@ -16,7 +16,7 @@ from storage.redis.connections.nodes import storage_error
 from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.layout.stream_entries import Change, Entry
-from storage.redis.session.cooperative_loops import in_slices
+from storage.redis.session.cooperative_loops import SLICE
 from storage.state.compiled_fold import fold_encoded
 from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
@@ -75,7 +75,9 @@ class Request:
     async def split(self, keys: Keyspace, tenant: str, events: Sequence[Event | Undo]) -> "list[Part]":
         """Return the parts of the request."""
         parts: dict[str, Part] = {}
-        async for position, event in in_slices(list(enumerate(events))):
+        for position, event in enumerate(events):
+            if position and position % SLICE == 0:
+                await asyncio.sleep(0)
             user = keys.user(tenant, event.user_id)
             entry = Entry.of(tenant, event)
             part = parts.get(user.partition) or parts.setdefault(user.partition, Part(self, user.partition))

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain, compress
 from typing import Any
 
@@ -89,15 +89,14 @@ class EventWriter:
             raise StorageBusy("too many operations are queued for the archive; try again later")
         request = Request(len(events))
         parts = await request.split(self._session.keys, tenant, events)
-        with self._counted(parts):
+        with self._counted(parts) if self._servers.slots.is_cluster else nullcontext():
             self._writes.put(parts)
             return await request.answer
 
     @contextmanager
     def _counted(self, parts: Sequence[Part]) -> Iterator[None]:
-        """Count a call on each node that it needs; raise StorageBusy if a cluster node has too many."""
-        slots = self._servers.slots
-        nodes = {slots.node_of(part.partition) or "" for part in parts} if slots.is_cluster else set[str]()
+        """Count a call on each node of the cluster that it needs; raise StorageBusy if one has too many."""
+        nodes = {self._servers.slots.node_of(part.partition) or "" for part in parts}
         if any(self._calls[node] >= MAX_CALLS_OF_NODE for node in nodes):
             raise StorageBusy("too many requests are queued for one node of the cluster; try again later")
         self._calls.update(nodes)

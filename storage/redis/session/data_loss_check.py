@@ -18,7 +18,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -53,6 +53,8 @@ UNTOLD = (
     "Redis at {server} is empty, because it is new or has lost its data; the archive, which shows which, is "
     "unreachable. Nothing is written until the archive is reachable"
 )
+
+PARTITION = re.compile(r":\{p(\d+)\}")  # in a key
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ class ServerTrust:
 
     async def refusals(self, keys: Iterable[str]) -> dict[str, StorageError]:
         """Return the keys whose server may not be written to, and why."""
-        return {key: failure async for own, failure in self._examined_by_node(keys) if failure for key in own}
+        return {key: failure for own, failure in await self._examined_by_node(keys) if failure for key in own}
 
     async def acknowledge(self, entry_ids: Mapping[str, bytes | None]) -> dict[str, StorageError]:
         """Return the keys whose server's writes may not be acknowledged, and why.
@@ -143,7 +145,7 @@ class ServerTrust:
                 # another call was faster, or the log continued after losing entries
                 self._known[url].process, self._known[url].examine_at_s = None, 0.0
         refused: dict[str, StorageError] = {}
-        async for keys, failure in self._examined_by_node(entry_ids):
+        for keys, failure in await self._examined_by_node(entry_ids):
             if failure is not None:
                 refused.update(dict.fromkeys(keys, failure))
                 continue
@@ -151,14 +153,16 @@ class ServerTrust:
                 self._newest.remember(*logged[key])
         return refused
 
-    async def _examined_by_node(self, keys: Iterable[str]) -> AsyncIterator[tuple[list[str], StorageError | None]]:
-        """Yield the keys of each node, and why it may not be written to, or None."""
+    async def _examined_by_node(self, keys: Iterable[str]) -> list[tuple[list[str], StorageError | None]]:
+        """Return the keys of each node, and why it may not be written to, or None."""
+        found: list[tuple[list[str], StorageError | None]] = []
         for url, own in self._servers.slots.keys_by_node(keys).items():
             try:
                 reason = None if url is None else (await self._examined(url)).reason
-                yield own, None if reason is None else StorageUnavailable(*reason)
+                found.append((own, None if reason is None else StorageUnavailable(*reason)))
             except StorageError as exc:
-                yield own, exc
+                found.append((own, exc))
+        return found
 
     async def accept_loss(self) -> None:
         """Accept the loss: all processes treat the current data as everything that was ever acknowledged."""
@@ -206,7 +210,7 @@ class ServerTrust:
     # ---- one server
 
     async def _examined(self, url: str) -> _Server:
-        server = self._known.setdefault(url, _Server())
+        server = self._known.get(url) or self._known.setdefault(url, _Server())
         if self._is_due(url, server):
             async with server.lock:
                 if self._is_due(url, server):
@@ -357,5 +361,5 @@ async def _missing_entries(
 
 def _partition_of(key: str) -> int | None:
     """Return the number of the partition that contains the key; None if there is none."""
-    found = re.search(r":\{p(\d+)\}", key)
+    found = PARTITION.search(key)
     return None if found is None else int(found[1])
