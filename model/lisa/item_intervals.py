@@ -2,7 +2,8 @@
 
 The days until an item is bought again are log-normal, with the median ``e ** mu`` and the spread ``sigma`` of their
 logarithm; and a share ``r`` of those who have bought it once does so at all. Training learns the three for each item,
-shrunk towards the means of its rarest category, which are shrunk towards those of all items.
+shrunk towards the means of its rarest category, which are shrunk towards those of all items. Users all of whose
+purchases are within an hour do not count in ``r``.
 
 A user who has bought an item n times, with the intervals g and the last time t days ago, has
 ``mu' = (INTERVAL_STRENGTH * mu + sum(log g)) / (INTERVAL_STRENGTH + n - 1)`` and
@@ -129,7 +130,7 @@ def _hazard(
 
 
 class Repurchases(NamedTuple):
-    """What users bought again: I intervals, and P pairs of a user and an item.
+    """What users bought again: I intervals, and P pairs of an item and a user who has returned.
 
     item         (I,)  what was bought again
     log_days     (I,)  the logarithm of the days since the purchase before
@@ -154,7 +155,23 @@ def repurchases(user: NDArray[np.integer], item: NDArray[np.integer], time_days:
     is_first[1:] = ~is_again
     pair = np.cumsum(is_first) - 1
     is_repeated = np.bincount(pair[1:][is_interval], minlength=int(is_first.sum())) > 0
-    return Repurchases(item[1:][is_interval], np.log(gaps[is_interval]), item[is_first], is_repeated)
+    of_returned = _has_returned(user, time_days)[is_first]
+    return Repurchases(
+        item[1:][is_interval], np.log(gaps[is_interval]), item[is_first][of_returned], is_repeated[of_returned]
+    )
+
+
+def _has_returned(user: NDArray[np.integer], time_days: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return for each purchase whether its user bought something more than an hour apart; each user's stand together.
+
+    A single order says nothing about what is bought again: it is often that of a till or a guest, of whom nothing
+    else is known.
+    """
+    if not len(user):
+        return np.zeros(0, bool)
+    begins = np.flatnonzero(np.diff(user, prepend=user[0] - 1))
+    spans = np.maximum.reduceat(time_days, begins) - np.minimum.reduceat(time_days, begins)
+    return np.repeat(spans > ORDER_DAYS, np.diff(begins, append=len(user)))
 
 
 def learned_intervals(

@@ -67,12 +67,15 @@ def learned(
 ) -> tuple[list[float], list[float], list[float]] | None:
     """What is learned of purchases (user, item, day), in the order of the table's parts; None for nothing."""
     bought: dict[tuple[int, int], list[float]] = defaultdict(list)
+    days_of: dict[int, list[float]] = defaultdict(list)
     for user, item, day in rows:
         bought[user, item].append(day)
+        days_of[user].append(day)
+    returned = {user for user, days in days_of.items() if max(days) - min(days) > ORDER_DAYS}
     gaps = [(item, log(gap)) for (_, item), days in bought.items() for gap in gaps_of(days)]
     if not gaps:
         return None
     log_days = _shrunk(gaps, category)
     variance = _shrunk([(item, (gap - log_days[item]) ** 2) for item, gap in gaps], category)
-    repeats = [(item, float(bool(gaps_of(days)))) for (_, item), days in bought.items()]
+    repeats = [(item, float(bool(gaps_of(days)))) for (user, item), days in bought.items() if user in returned]
     return log_days, [max(sqrt(one), LEAST_SPREAD) for one in variance], _shrunk(repeats, category)

@@ -51,6 +51,22 @@ def test_what_is_learned_is_that_of_plain_lists(rows: list[tuple[int, int, float
         np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
 
 
+@given(rows=rows_of, baskets=st.lists(st.lists(st.integers(0, ITEMS - 1), min_size=1), max_size=9))
+def test_baskets_of_customers_who_are_not_known_change_nothing(
+    rows: list[tuple[int, int, float]], baskets: list[list[int]]
+) -> None:
+    """As those of a till without a customer's card, each sent as a user of its own."""
+    tills = [(9 + number, item, 3.0) for number, basket in enumerate(baskets) for item in basket]
+
+    def learned(rows: list[tuple[int, int, float]]) -> list[list[float]]:
+        user, item, days = np.array(rows, np.float64).reshape(-1, 3).T
+        category = np.zeros(ITEMS, np.int64)
+        found = learned_intervals(user.astype(np.int32), item.astype(np.int32), days, category, of_purchases=True)
+        return [part.tolist() for part in found[:3]]
+
+    assert learned(rows + tills) == learned(rows)
+
+
 @given(rows=rows_of)
 def test_how_due_items_are_is_that_of_plain_lists(rows: list[tuple[int, int, float]]) -> None:
     intervals, ages = table(), defaultdict[int, list[float]](list)
