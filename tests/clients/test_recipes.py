@@ -1,4 +1,4 @@
-"""The recipes for shops and for articles: each command runs as it stands, and gets the answer that stands there.
+"""The recipes for shops, articles and groceries: each command runs as it stands, and gets the answer that stands there.
 
 The scripts of other pages that make tables for the service run here too.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,16 +29,19 @@ from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
+ANYWHERE = re.DOTALL | re.MULTILINE
+
 
 def sections_of(page: str) -> dict[str, str]:
     """The sections of a page under docs/how-to, by heading."""
     text = (HOW_TO / page).read_text()
-    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, ANYWHERE))
 
 
 RULES, ARTICLES = sections_of("lists/recipes.md"), sections_of("lists/articles.md")
-SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES | ARTICLES
-NEWSROOM = "Publish"
+GROCERIES = sections_of("lists/groceries.md")
+SECTIONS = sections_of("lists/new-items.md") | sections_of("integrate/items.md") | RULES | ARTICLES | GROCERIES
+NEWSROOM, GROCER, RECEIPTS = "Publish", "Describe what you sell", "Import the night's receipts"
 SHOP, SCENARIO, PRODUCT_PAGE = "A shop to try them on", "Several under one name", "A product page"
 TABLE, CART = "Import a messy export", "With what is in the cart"
 VECTORS = "Make vectors of titles"
@@ -45,7 +50,7 @@ RECIPES = [name for name in RULES if "```json" in RULES[name] and name != SHOP]
 
 def blocks(section: str, language: str) -> list[str]:
     """The code of a section in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[section], re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[section], ANYWHERE)
 
 
 class Shop:
@@ -120,6 +125,13 @@ def newsroom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         yield newsroom
 
 
+@pytest.fixture(scope="module")
+def grocer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with started(tmp_path_factory.mktemp("groceries"), blocks(GROCER, "sh")[0]) as grocer:
+        wait_for_scores(grocer, [float(count) for count in range(8, 0, -1)])
+        yield grocer
+
+
 def assert_answer(found: Any, shown: str) -> None:
     """What the page shows is the answer, but for the id, which is another one each time."""
     expected = json.loads(shown)
@@ -150,11 +162,21 @@ def test_recipe(shop: Shop, recipe: str) -> None:
             httpx.put(f"{shop.url}{path}", json={"available_from": None}, timeout=PATIENCE_S).raise_for_status()
 
 
+def assert_page(shop: Shop, sections: dict[str, str]) -> None:
+    """In the order of the page, because later sections use the scenarios of earlier ones."""
+    for section in (name for name in sections if "```json" in sections[name]):
+        for commands, shown in re.findall(r"^```sh\n(.*?)^```\n(?:\n```json\n(.*?)^```)?", sections[section], ANYWHERE):
+            answer = shop.answer(commands)
+            if shown:
+                assert_answer(answer, shown)
+
+
 def test_articles(newsroom: Shop) -> None:
-    """In the order of the page, because later sections use the scenario of earlier ones."""
-    for section in (name for name in ARTICLES if "```json" in ARTICLES[name]):
-        (commands,), (shown,) = blocks(section, "sh"), blocks(section, "json")
-        assert_answer(newsroom.answer(commands), shown)
+    assert_page(newsroom, ARTICLES)
+
+
+def test_groceries(grocer: Shop) -> None:
+    assert_page(grocer, GROCERIES)
 
 
 def test_vectors_of_titles_are_imported(tmp_path: Path) -> None:
@@ -214,3 +236,42 @@ def test_a_messy_table_becomes_one_that_is_read(tmp_path: Path, caplog: pytest.L
     times = [datetime(2025, 12, 1, 8, 30, tzinfo=UTC), datetime(2025, 7, 1, 7, 30, tzinfo=UTC)]
     assert sorted(interactions.timestamp_us.tolist()) == sorted(round(time.timestamp() * 1e6) for time in times)
     assert sorted(interactions.type_names) == ["add_to_cart", "view"]
+
+
+def test_receipts_count_once_and_returned_ones_not(tmp_path: Path) -> None:
+    """Three nights of receipts, each imported twice, the last one with the first one again."""
+    draw, nights = random.Random(0), list[list[str]]()
+    bought: dict[str, Counter[str]] = defaultdict(Counter)
+    sold: list[tuple[str, str, str]] = []
+    for night in range(3):
+        lines = []
+        for number in range(8):
+            receipt, card = f"4-{night}{number}", draw.choice(["", "ann", "jürg"])
+            lines += [f"{receipt};;{card};{item};2;1.002,50;2{night}.10.2026;18:0{number}" for item in ("milk", "tea")]
+            sold += [(receipt, card, item) for item in ("milk", "tea")]
+            bought[card or f"till-{receipt}"].clear()
+        for number, (receipt, card, item) in enumerate(draw.sample(sold, 4)):
+            sold.remove((receipt, card, item))
+            lines.append(f"4-R{night}{number};{receipt};{card};{item};-2;-1.002,50;2{night}.10.2026;19:00")
+        nights.append(lines)
+    for receipt, card, item in sold:
+        bought[card or f"till-{receipt}"][f"{receipt}:{item}"] += 1
+    nights[2] += nights[0]
+    (script,) = blocks(RECEIPTS, "python")
+    with started(tmp_path, "") as shop:
+        environment = os.environ | {"LISAREC_URL": shop.url, "PYTHONPATH": str(ROOT / "clients")}
+        for lines in nights:
+            text = "\n".join(["Receipt;Cancels;Card;Item;Quantity;Amount;Date;Time", *lines])
+            (tmp_path / "receipts.csv").write_text(text, encoding="cp1252")
+            for _ in range(2):
+                command = [sys.executable, "-c", script]
+                subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
+        found: dict[str, Counter[str]] = {}
+        for user in bought:
+            answer = httpx.get(f"{shop.url}/v1/users/{user}/events", params={"limit": 1_000}, timeout=PATIENCE_S)
+            entries = answer.raise_for_status().json()["events"]
+            taken_back = {entry["undo"] for entry in entries if "undo" in entry}
+            events = [entry for entry in entries if "undo" not in entry and entry["event_id"] not in taken_back]
+            assert all((event["type"], event["value"]) == ("purchase", 1002.5) for event in events)
+            found[user] = Counter(f"{event['order_id']}:{event['item_id']}" for event in events)
+    assert found == bought
