@@ -21,7 +21,7 @@ from model.data.exports.mapping import (
     require_columns,
     similar_columns,
 )
-from model.data.exports.values import read_property, read_times, read_values
+from model.data.exports.values import find_returns, negative_numbers, read_property, read_times, read_values
 from model.data.interactions import DataError, most_events
 from model.data.readers import OPTIONAL, REQUIRED, YES_OR_NO
 from model.data.table import (
@@ -36,6 +36,7 @@ from model.data.table import (
 MIDNIGHT = r"[ T]00:00(:00(\.0+)?)?$"  # after a day that another column gives the time of
 MAX_LOST_OF_ITEMS = 0.5
 MIN_DISTINCT_OF_ITEMS = 0.9  # ids of a table of items; those of events repeat
+EVENT_COLUMNS = (*REQUIRED, *OPTIONAL)
 ITEM_COLUMNS = ("item_id", "title", "categories", "available", VECTOR)
 INTEGER, INTEGER_AS_FLOAT, ROUNDED_INTEGER = r"^-?\d+$", r"^-?\d+[.,]0$", r"^-?\d+([.,]\d+)?[eE]\+\d+$"
 
@@ -115,6 +116,8 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         return
     _find_clock(found, mapping)
     find_types(found, mapping)
+    own_names = mapping.own_names(found.frame.columns)
+    negative = negative_numbers(found.frame.drop(own_names[name] for name in EVENT_COLUMNS if name in own_names))
     _rename(found, mapping, REQUIRED, OPTIONAL)
     for column in ("user_id", "item_id"):
         _find_bad_ids(found, column)
@@ -129,6 +132,7 @@ def _examine_interactions(found: Examination, mapping: TableMapping) -> None:
         found.find(is_long, f"order_id has more than {MAX_ORDER_ID_CHARS} characters", found.remedy, column="order_id")
     find_unknown_types(found)
     if not found.stops:
+        find_returns(found, negative)
         _find_duplicates(found)
         if found.frame.is_empty():
             found.note("the table has no lines", "export the table again", stops=True)

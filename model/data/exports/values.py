@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import polars as pl
 
@@ -104,6 +105,34 @@ def read_values(found: Examination, mapping: TableMapping) -> None:
         _find_thousands(found, "value", decimal)
     if decimal is not None:
         found.set_column("value", numbers.cast(pl.String))
+
+
+def negative_numbers(columns: pl.DataFrame) -> dict[str, pl.Series]:
+    """Return where each column of numbers is negative, without those that mostly are, such as degrees west."""
+    found: dict[str, pl.Series] = {}
+    for name in columns.columns:
+        cells = columns[name].fill_null("").str.strip_chars()
+        is_negative = cells.str.starts_with("-")
+        if not is_negative.any() or 2 * is_negative.sum() > len(cells):
+            continue
+        if not (amounts_in(cells, likely_decimal(cells)).is_null() & (cells != "")).any():
+            found[name.strip()] = is_negative
+    return found
+
+
+def find_returns(found: Examination, negative: Mapping[str, pl.Series]) -> None:
+    """Note lines that may be returns, by negative numbers in columns that are not read, such as a quantity."""
+    is_said = found.bad
+    if "value" in found.frame.columns:
+        is_said |= found.frame["value"].fill_null("").str.starts_with("-")
+    for name, is_negative in negative.items():
+        found.find(
+            is_negative & ~is_said,
+            f"{name} is negative, and is not read",
+            "remove returns: training and 'lisarec replay' count them like other events of their type",
+            stops=False,
+        )
+        is_said |= is_negative
 
 
 def read_property(found: Examination, column: str, mapping: TableMapping) -> None:

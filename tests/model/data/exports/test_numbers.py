@@ -138,3 +138,38 @@ def test_numbers_of_parquet_stay_as_they_are(tmp_path: Path) -> None:
         for name, table in zip(("value", "price"), found.values(), strict=True):
             assert table.frame[name].cast(pl.Float64).to_list() == numbers
             assert not [one for one in problems(table) if name in one]
+
+
+@pytest.mark.parametrize(
+    ("cells", "decimal", "noted"),
+    [
+        (["2", "-1", "", "-3"], None, ["line 3", "line 5"]),
+        (["2", "-1,5", "1.299"], ",", ["line 3"]),
+        (["2", "-1,5", "1"], None, ["line 3"]),
+        (["2", "€ 1", "-€ 1"], None, ["line 4"]),
+        (["2", "1", "0"], None, []),
+        (["-2", "-1", "0"], None, []),  # as degrees west
+        (["a-1", "-1", "b", "c"], None, []),
+        (["-", "2", "3"], None, []),
+    ],
+)
+def test_lines_with_a_negative_quantity_are_noted(
+    tmp_path: Path, cells: list[str], decimal: DecimalSign | None, noted: list[str]
+) -> None:
+    table = tmp_path / "interactions.csv"
+    lines = [f"u;i{row};{row};{cell}\n" for row, cell in enumerate(cells)]
+    table.write_text("user_id;item_id;timestamp;Quantity\n" + "".join(lines))
+    found = examine(table, TableMapping(decimal=decimal))["interactions"]
+    problem = "Quantity is negative, and is not read"
+    assert [place for one in found.findings if one.problem == problem for place in one.examples] == noted
+    assert len(found.good) == len(cells)
+
+
+def test_a_return_is_noted_once(tmp_path: Path) -> None:
+    table = tmp_path / "interactions.csv"
+    lines = ["2;3.5;7", "-1;-3.5;-3.5", "-1;3.5;-3.5", "1;3.5;3.5", "1;3.5;3.5"]
+    header = "user_id;item_id;timestamp;Quantity;value;Sum\n"
+    table.write_text(header + "".join(f"u;i;{row};{line}\n" for row, line in enumerate(lines)))
+    found = examine(table, TableMapping())["interactions"]
+    returns = [(one.problem, one.examples[0][:6]) for one in found.findings if "negative" in one.problem]
+    assert returns == [("value is negative", "line 3"), ("Quantity is negative, and is not read", "line 4")]
