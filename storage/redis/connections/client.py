@@ -154,8 +154,6 @@ class RedisServers:
             await asyncio.wait([self._refreshing])
         await self._nodes.close()
 
-    # ---- commands
-
     async def call(self, *args: Argument) -> Any:
         """Execute one command whose first argument is its key."""
         return await self.execute(Command.of(*args))
@@ -182,11 +180,13 @@ class RedisServers:
         return found
 
     async def _read_from_server(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Read keys of a single server without the overhead of `execute`, which handles failures by reading again."""
+        """Read keys of a single server without the overhead of `execute`, which handles refusals by reading again."""
         try:
             return list(await self._nodes.call(self.slots.node_of(keys[0]) or "", "MGET", *keys))
-        except CONNECTION_ERRORS:
+        except ResponseError:
             return list(await self.execute(Command.of("MGET", *keys)))
+        except CONNECTION_ERRORS as exc:
+            raise storage_error(exc) from exc
 
     async def _read_one_by_one(self, keys: Sequence[str]) -> list[bytes | None] | Exception:
         """Read keys whose slot is being migrated, so that they may be on two nodes.

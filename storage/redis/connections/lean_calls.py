@@ -26,7 +26,6 @@ SERIALIZER = HiredisRespSerializer()
 CLOSED = "Connection closed by server."
 PLAIN = frozenset({"MGET", "EVALSHA"})  # nearly all calls; redis-py returns their replies unchanged
 MAX_LEASED = 3  # connections of a node: for the round that reads, the one that writes, and a read without a round
-READ_BYTES = 1 << 16
 LARGE_BYTES = 1 << 15  # unsent bytes in the buffer; for fewer, there is no need to wait
 
 
@@ -61,47 +60,82 @@ class LeanConnection(AbstractConnection):
             await self.disconnect(nowait=True)
             raise
 
-    async def receive(self, replies: hiredis.Reader) -> Any:
-        """Read one reply as `read_response` does, through the parser `replies`, with a timer instead of its contexts.
+    def take_replies(self) -> Replies:
+        """Receive the replies on this open connection from now on, in place of its stream."""
+        assert self._writer is not None
+        transport = self._writer.transport
+        replies = Replies(transport.get_protocol())
+        transport.set_protocol(replies)
+        return replies
 
-        raises  RedisError  if the reply is an error, or if there is none: the connection is closed then
-        """
-        reader, writer, is_late = self._reader, self._writer, False
-        if reader is None or writer is None:
-            raise RedisConnectionError(CLOSED)
 
-        def give_up() -> None:
-            nonlocal is_late
-            is_late = True
-            writer.transport.abort()
+class Replies(asyncio.Protocol):
+    """Receives replies without a stream, which takes several turns of the event loop's code for each.
 
-        timer = asyncio.get_running_loop().call_later(self.socket_timeout or inf, give_up)
+    stream  the protocol of the connection's stream, which controls the flow of writes and learns of the end
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=BaseParser.parse_error)
+        self._waiter: asyncio.Future[Any] | None = None
+        self._is_spoiled = False  # it has ended, or got what nobody had asked for
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the next reply is that of the next command."""
+        return not (self._is_spoiled or self._reader.has_data())
+
+    def expect(self) -> asyncio.Future[Any]:
+        """Return a future of the reply to the command that is sent next; an error reply is a result, too."""
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
+
+    @override
+    def data_received(self, data: bytes) -> None:
         try:
-            while (reply := replies.gets()) is False:
-                received = await reader.read(READ_BYTES)
-                if not received:
-                    raise RedisTimeoutError("Timeout reading from socket") if is_late else RedisConnectionError(CLOSED)
-                replies.feed(received)
-            if isinstance(reply, RedisConnectionError):  # such as that of a server that is loading its data
-                raise reply
-        except OSError as exc:
-            await self.disconnect(nowait=True)
-            raise RedisConnectionError(f"Error while reading from socket: {exc}") from exc
-        except BaseException:  # the rest of the reply would be taken for the next one
-            await self.disconnect(nowait=True)
-            raise
-        finally:
-            timer.cancel()
-        if isinstance(reply, ResponseError):
-            raise reply
-        return reply
+            self._reader.feed(data)
+            reply = self._reader.gets()
+        except RedisError as exc:
+            self._fail(exc)
+            return
+        if reply is False:  # it is not complete
+            return
+        waiter, self._waiter = self._waiter, None
+        if waiter is None or waiter.done():
+            self._is_spoiled = True
+        else:
+            waiter.set_result(reply)
+
+    @override
+    def eof_received(self) -> None:
+        self._fail(RedisConnectionError(CLOSED))
+        self._stream.eof_received()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(RedisConnectionError(CLOSED if exc is None else f"Error while reading from socket: {exc}"))
+        self._stream.connection_lost(exc)
+
+    @override
+    def pause_writing(self) -> None:
+        self._stream.pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        self._stream.resume_writing()
+
+    def _fail(self, failure: Exception) -> None:
+        self._is_spoiled = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(failure)
 
 
 class _Lease(NamedTuple):
-    """A connection for exclusive use, and the parser of its replies."""
+    """A connection for exclusive use, and its replies."""
 
     connection: LeanConnection
-    replies: hiredis.Reader
+    replies: Replies
 
 
 class LeasedConnections:
@@ -127,22 +161,28 @@ class LeasedConnections:
         """
         lease = await self._take()
         connection, replies = lease
+        waiter, timeout_s = replies.expect(), connection.socket_timeout or inf
+        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, waiter)
         try:
             await connection.send_packed_command(connection.pack_command(*args))
-            reply = await connection.receive(replies)
-        except ResponseError:
-            self._idle.append(lease)
-            raise
-        except BaseException:  # the connection is closed now
+            reply = await waiter
+            if isinstance(reply, RedisConnectionError):  # such as that of a server that is loading its data
+                raise reply
+        except BaseException:  # the rest of the reply would be taken for the next one
+            waiter.cancel()
             await self._give_back(connection)
             raise
+        finally:
+            timer.cancel()
         self._idle.append(lease)
+        if isinstance(reply, ResponseError):
+            raise reply
         return reply
 
     async def _take(self) -> _Lease:
         while self._idle:
             lease = self._idle.pop()
-            if await _is_usable(lease.connection):
+            if lease.replies.is_clean and not lease.connection.should_reconnect():  # type: ignore[no-untyped-call]
                 return lease
             await self._give_back(lease.connection)
         self._leased += 1
@@ -151,18 +191,14 @@ class LeasedConnections:
         except BaseException:
             self._leased -= 1
             raise
-        return _Lease(new, hiredis.Reader(protocolError=InvalidResponse, replyError=BaseParser.parse_error))
+        return _Lease(new, new.take_replies())
 
-    async def _give_back(self, connection: AbstractConnection) -> None:
+    async def _give_back(self, connection: LeanConnection) -> None:
         self._leased -= 1
+        await connection.disconnect(nowait=True)
         await self._pool.release(connection)
 
 
-async def _is_usable(connection: AbstractConnection) -> bool:
-    """Return whether the connection is open and to be kept, and has no unexpected data to read, such as its end."""
-    if not connection.is_connected or connection.should_reconnect():
-        return False
-    try:
-        return not await connection.can_read()
-    except (RedisError, OSError):
-        return False
+def _expire(waiter: asyncio.Future[Any]) -> None:
+    if not waiter.done():
+        waiter.set_exception(RedisTimeoutError("Timeout reading from socket"))
