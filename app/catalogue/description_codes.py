@@ -3,7 +3,7 @@
 Training learns how the shop's vectors, titles and categories predict codes (`model.content`). An item's vector takes
 precedence over its title and categories. If a model has no such map, or knows nothing in an item's title, the codes
 come from the learned items that share the most of its categories. A vector is read from the store when codes are
-assigned, and not kept.
+assigned, and not kept. Items that are switched off, or past their dates, need no codes before they return.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DescriptionCodes:
     def _needing_codes(
         self, item_ids: Sequence[str], known: Mapping[str, CodeAssignment], overrides: ItemOverrides
     ) -> list[DescribedItem]:
-        """Return the items whose codes come from neither a model nor events."""
+        """Return the items that may be recommended, and whose codes come from neither a model nor events."""
 
         def is_learned(item_id: str) -> bool:
             assignment = known.get(item_id)

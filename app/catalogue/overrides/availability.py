@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from math import inf
 from typing import cast
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from app.catalogue.expressions.columns import NumberColumn
 from app.catalogue.overrides.item_values import ItemValues
 from model.inference import bitmap
+from storage.records import ItemEntry
 
 FROM, UNTIL = "available_from", "available_until"
 
@@ -66,3 +68,9 @@ class Availability:
                 self._begin_us = max(self._begin_us, dates[is_past].max(initial=LIMITS.min))
                 self._end_us = min(self._end_us, dates[is_ahead].min(initial=LIMITS.max))
         return is_outside
+
+
+def is_over(entry: ItemEntry) -> bool:
+    """Return whether an item with these overrides cannot be recommended before they change."""
+    until = entry.properties.get(UNTIL)
+    return entry.available is False or (isinstance(until, datetime) and until <= datetime.now(UTC))

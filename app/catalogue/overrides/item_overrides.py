@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
+from app.catalogue.overrides.availability import is_over
 from app.catalogue.overrides.catalogue_values import CatalogueValues
 from storage.records import NO_PROPERTIES, HeldProperties, ItemChanges, ItemEntry
 
@@ -98,8 +99,9 @@ class ItemOverrides:
             yield item_ids
 
     def described(self, item_ids: Sequence[str]) -> list[DescribedItem]:
-        """Return the current descriptions of the items that have overrides; thread-safe."""
-        entries = [entry for item_id in item_ids if (entry := self.entry(item_id)) is not None]
+        """Return the descriptions of the items with overrides that may be recommended, now or later; thread-safe."""
+        found = [entry for item_id in item_ids if (entry := self.entry(item_id)) is not None]
+        entries = [entry for entry in found if not is_over(entry)]
         return [DescribedItem(one.item_id, one.title or "", one.categories or ()) for one in entries]
 
     def _is_current(self, values: CatalogueValues) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +103,28 @@ def test_other_words_give_other_codes_and_unknown_ones_none(client: Client) -> N
     put(client, available=True)
     put(client, title="Green thing")
     assert codes_of(client) == first
+
+
+def test_for_another_model_items_that_are_over_get_codes_only_when_they_return(shop: Path, client: Client) -> None:
+    gone: dict[str, dict[str, Any]] = {
+        "sold": {"available": False},
+        "expired": {"available_until": "2026-01-31T12:00:00Z"},
+    }
+    for name in ("on-sale", "to-come", *gone):
+        put(client, name, title="Green thing")
+    put(client, "to-come", available_from="2999-01-31T12:00:00Z", available_until="2999-02-28T12:00:00Z")
+    for name, words in gone.items():
+        put(client, name, **words)
+        assert name not in everything(client)
+        assert client.get(f"/v1/items/{name}/similar").status_code == 200  # the page of a listing outlives its sale
+    write_shop(shop.parent / "after", seed=9)
+    assert client.post("/v1/admin/generations/after/activate").status_code == 200
+    for _ in range(3):
+        finish_background_work(client)
+    assert client.service.switcher.current.cold_items.keys() == {"on-sale", "to-come"}
+    for name, words in gone.items():
+        put(client, name, **{**words, "available": True, "available_until": None})
+        assert name in everything(client)
 
 
 def test_events_tell_more_than_a_title(client: Client) -> None:
